@@ -146,7 +146,7 @@ def peak_mib(data: Path, limit: int, folder: Path) -> dict[str, Any]:
     )
     files = [str(data / name) for name in MEMORY]
     args = ["gate", "label", "--data", *files, "--out", str(folder / str(limit)), "--json"]
-    args += ["--limit", str(limit), "--prompt-tokens", "12", "--new-tokens", "4"]
+    args += ["--limit", str(limit), "--prompt-tokens", "12", "--max-new-tokens", "4"]
     done = subprocess.run([sys.executable, "-c", code, *args], check=True, capture_output=True, text=True)
     told, peak = done.stdout.strip().splitlines()[-2:]
     found = json.loads(told)

@@ -271,7 +271,7 @@ def main() -> None:
         "--target", source, "--device", device, "--dtype", dtype, "--data", str(prompts), "--limit", str(done),
         "-t", f"{chosen.temperature:g}", "--loss-temperature", "1", "--held-out", "0.02",
         "--tokens", str(chosen.tokens),
-        "--new-tokens", str(settings.new_tokens), "--prompt-tokens", str(settings.prompt_tokens),
+        "--max-new-tokens", str(settings.new_tokens), "--prompt-tokens", str(settings.prompt_tokens),
         "--precision", dtype, "--epochs", sized("6", "1"),
         "--checkpoint", sized("200", "5"),
     ]  # fmt: skip

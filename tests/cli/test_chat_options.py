@@ -119,7 +119,18 @@ def test_bad_chat_options_are_one_line(
 def test_labels_in_chat_form(run: Run, talking: tuple[str, ...], tmp_path: Path) -> None:
     file, out = tmp_path / "questions.jsonl", tmp_path / "labels"
     file.write_text('{"question": "ab", "answer": "cd"}\n{"messages": [{"role": "user", "content": "ef"}]}\n')
-    args = ("gate", "label", "--data", str(file), "--out", str(out), *talking, "--new-tokens", "4", "--chat")
+    args = (
+        "gate",
+        "label",
+        "--data",
+        str(file),
+        "--out",
+        str(out),
+        *talking,
+        "--max-new-tokens",
+        "4",
+        "--chat",
+    )
     status, printed, err = run(*args, "--classes", "target, draft", "--json")
     assert status == 0, err
     assert json.loads(printed)["prompts"] == 2

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.cli.tiny import Places, Run
+from typer.main import get_command
 
 import sprinter
+from sprinter.cli import running
+from sprinter.cli.app import app
 
 CHECKS = [
     "versions", "devices", "threads", "cpu", "cache", "pair", "target", "draft", "passes", "code", "gate", "self-test",
@@ -111,3 +116,39 @@ def test_demo_as_json(run: Run, places: Places) -> None:
 def test_demo_needs_a_gate(run: Run, places: Places) -> None:
     status, _, err = run("demo", *places.pair)
     assert status == 2 and "needs a gate" in err and err.count("\n") == 1
+
+
+def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from _leaves(child, (*path, name))
+
+
+COMMANDS = dict(_leaves(get_command(app)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_names_every_option_in_80_columns(
+    run: Run, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(*path, "--help")
+    options = [one for one in COMMANDS[path].params if one.param_type_name == "option" and not one.hidden]
+    names = {name for one in options for name in (*one.opts, *one.secondary_opts)}
+    assert status == 0 and max(map(len, out.splitlines())) <= 80 and "…" not in out
+    assert names - set(out.replace(",", " ").split()) == set()
+
+
+def test_one_option_has_one_name_in_all_commands() -> None:
+    names = {name for command in COMMANDS.values() for one in command.params for name in one.opts}
+    assert "--max-new-tokens" in names and "--new-tokens" not in names
+
+
+@pytest.mark.parametrize("args", [
+    ("generate", "x", "--stop", "--target", "--target", "a", "--stop", "--target"),  # values of another option
+    ("generate", "--", "--target", "--target"),
+    ("generate", "x", "-n", "4", "--temperature", "0", "--temperature", "1", "--target", "a"),
+    ("gate", "label", "--head", "a", "--head", "b"),
+])  # fmt: skip
+def test_only_what_names_one_thing_may_not_be_given_twice(args: tuple[str, ...]) -> None:
+    running._check_repeated(get_command(app), args)

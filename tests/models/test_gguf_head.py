@@ -112,3 +112,13 @@ def test_it_reads_what_the_package_reads(tmp_path: Path) -> None:
     own = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count"}
     assert head.metadata == {k: field.contents() for k, field in reader.fields.items() if k not in own}
     assert head.types == {one.tensor_type.name for one in reader.tensors if len(one.shape) > 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"), [("adapter", "llama-export-lora"), ("mmproj", "a file of type mmproj")]
+)
+def test_files_that_hold_no_model_are_refused(tmp_path: Path, kind: str, line: str) -> None:
+    key = text("general.type") + struct.pack("<I", 8) + text(kind)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key)
+    with pytest.raises(UserError, match=line):
+        gguf_head(tmp_path / "a.gguf")

@@ -59,3 +59,32 @@ def test_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert models_folder() == folder
     monkeypatch.setenv("SPRINTER_MODELS", "")
     assert models_folder() == Path.home() / ".cache" / "sprinter-models"
+
+
+def test_it_says_which_file_stands_for_a_hub_id(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "Little-Coder-1.5B.Q4_K_M.gguf").touch()
+    for _ in range(2):
+        find(HUB, "target")
+    assert caplog.messages == [f"{HUB}: using {folder / 'Little-Coder-1.5B.Q4_K_M.gguf'}"]
+
+
+def test_a_name_that_any_model_may_have_is_not_taken_for_it(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "model-q4_k_m.gguf").touch()
+    asked = "Org/Little-Coder-1.5B-GGUF/model-q4_k_m.gguf"
+    with pytest.raises(UserError, match="no hub"):
+        find(asked, "target")
+    (line,) = caplog.messages
+    assert line.startswith(f"{asked}: not using {folder / 'model-q4_k_m.gguf'}") and "give its path" in line
+
+
+def test_a_file_in_the_folder_of_its_repository_comes_first(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = folder / HUB
+    own.parent.mkdir(parents=True)
+    for file in (own, folder / own.name):
+        file.touch()
+    assert find(HUB, "target").at == own
+    assert caplog.messages == []

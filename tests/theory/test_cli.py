@@ -11,7 +11,7 @@ from tests.cli.conftest import places, run
 from tests.cli.tiny import Places, Run
 
 __all__ = ["places", "run"]  # fixtures
-SMALL = ("--texts", "3", "--new-tokens", "10")
+SMALL = ("--texts", "3", "--max-new-tokens", "10")
 SIMULATE = (
     "theory",
     "simulate",
@@ -144,7 +144,7 @@ def test_predict_from_labels(run: Run, places: Places, tmp_path: Path) -> None:
     )
     labels = tmp_path / "labels"
     status, _, err = run(
-        "gate", "label", *places.pair, "--data", str(texts), "--out", str(labels), "--new-tokens", "6"
+        "gate", "label", *places.pair, "--data", str(texts), "--out", str(labels), "--max-new-tokens", "6"
     )
     assert status == 0, err
     args = (
@@ -169,7 +169,17 @@ def test_predict_from_labels(run: Run, places: Places, tmp_path: Path) -> None:
 
 
 def test_pareto(run: Run, places: Places, tmp_path: Path) -> None:
-    args = ("theory", "pareto", *places.gated, "--texts", "2", "--new-tokens", "4", "--out", str(tmp_path))
+    args = (
+        "theory",
+        "pareto",
+        *places.gated,
+        "--texts",
+        "2",
+        "--max-new-tokens",
+        "4",
+        "--out",
+        str(tmp_path),
+    )
     status, out, err = run(*args, "--json")
     assert status == 0 and "replaying" in err
     value = json.loads(out)
@@ -193,7 +203,7 @@ def test_pareto(run: Run, places: Places, tmp_path: Path) -> None:
     (("flops", "--tokens", "9", "-m", "speculative"), "--tokens 9 has no effect with --method"),
     (("flops", "--gamma", "9", "-m", "speculative"), "--gamma 9 has no effect with --method"),
     (("predict", "--labels", "x", "--prompts", "y"), "--prompts y has no effect with --labels"),
-    (("predict", "--labels", "x", "-n", "5"), "--new-tokens 5 has no effect with --labels"),
+    (("predict", "--labels", "x", "-n", "5"), "--max-new-tokens 5 has no effect with --labels"),
     (("predict", "--labels", "x", "--texts", "5"), "--texts 5 has no effect with --labels"),
     (("predict", "--max-drift", "0", "--no-best"), "--max-drift 0.0 has no effect with --no-best"),
     (("simulate", "--runs", "2"), "runs=2"),

@@ -277,7 +277,7 @@ def test_a_full_disk_while_training(
 
 # --- the command line ------------------------------------------------------------------------------------------------
 COMMON = (
-    "--new-tokens",
+    "--max-new-tokens",
     "10",
     "--prompt-tokens",
     "16",

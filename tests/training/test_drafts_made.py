@@ -287,7 +287,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
 
 
 COMMON = [
-    "--new-tokens",
+    "--max-new-tokens",
     "10",
     "--prompt-tokens",
     "16",

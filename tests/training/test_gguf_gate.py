@@ -59,7 +59,7 @@ def trained(files: Path, runner: str) -> Path:
         "--runner",
         runner,
     ]
-    label = ["gate", "label", "--data", str(texts), "--out", str(labels), "--new-tokens", "8", "--json"]
+    label = ["gate", "label", "--data", str(texts), "--out", str(labels), "--max-new-tokens", "8", "--json"]
     assert main([*label, *models]) == 0
     assert (
         main(["gate", "train", "--labels", str(labels), "--out", str(gate), "--epochs", "3", "--json"]) == 0

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from sprinter.training.label_run import LabelProgress
 from sprinter.training.records import INFO, read_info, read_records, shard_paths
 
 SRC = Path(__file__).resolve().parents[2] / "src"
-OPTIONS = ["--new-tokens", "6", "--prompt-tokens", "20", "--batch-size", "4"]
+OPTIONS = ["--max-new-tokens", "6", "--prompt-tokens", "20", "--batch-size", "4"]
 
 FORKER = """
 import os, sys
@@ -112,7 +113,8 @@ def test_the_command(pair: list[str], data: Path, tmp_path: Path, capsys: pytest
     place = str(tmp_path / "out")
     args = ["--data", str(more), str(more), "--field", "body.text", "--out", place, *pair, *OPTIONS]
     status, out, err = run(capsys, *args, "--json")
-    assert (status, err, out.count("\n")) == (0, "", 1)
+    assert (status, out.count("\n")) == (0, 1)
+    assert re.fullmatch(r"labelling: 100%, 2 prompts, 12 positions, \d+ tokens/s\n", err)
     told = json.loads(out)
     assert told["positions"] == 12 and told["prompts"] == 2 and told["shards"] == 1
     assert told["skipped"] == {"too_long": 0, "too_short": 2, "empty": 0} and told["tokens"] > 12
@@ -132,7 +134,7 @@ def test_wrapped_text_says_how_it_was_split(
     paragraphs = ["\n".join(words(6, 10 * i + j) for j in range(6)) for i in range(2)]
     wrapped.write_text("\n\n".join(paragraphs) + "\n")
     args = ["--data", str(wrapped), "--out", str(tmp_path / "o"), *pair, *OPTIONS, "--prompt-tokens", "8"]
-    args += ["--new-tokens", "24"]
+    args += ["--max-new-tokens", "24"]
     status, _, err = run(capsys, *args)
     assert status == 2 and "none of 12 texts" in err and "must go on for 24 tokens after its prompt" in err
     assert (
@@ -140,14 +142,11 @@ def test_wrapped_text_says_how_it_was_split(
         in err
     )
     status, out, err = run(capsys, *args, "--split", "blank-lines", "--json")
-    assert (
-        (status, err) == (0, "")
-        and json.loads(out)["prompts"] == 2
-        and json.loads(out)["split"] == "blank-lines"
-    )
+    told = json.loads(out)
+    assert (status, told["prompts"], told["split"]) == (0, 2, "blank-lines")
     wrapped.write_text(wrapped.read_text() + words(60) + "\n")  # one line is long enough
     status, out, err = run(capsys, *args, "--restart")
-    assert status == 0 and "1 prompts" in out and err.count("\n") == 1
+    assert status == 0 and "1 prompts" in out and err.count("\n") == 2
     assert "12 of 13 texts were too short" in err and "--split blank-lines" in err and "30 at least" in err
 
 
@@ -161,8 +160,8 @@ MISTAKES = [
     (["--data", "{tmp}/a.csv", "--out", "{tmp}/o"], ["is of no known kind", ".jsonl"]),
     (["--data", "{data}", "--out", "{data}"], ["is a file", "give a directory"]),
     (["--data", "{data}", "--out", "{tmp}/o", "--prompt-share", "2"], ["--prompt-share 2.0", "[0, 1]"]),
-    (["--data", "{data}", "--out", "{tmp}/o", "--new-tokens", "99999"], ["--new-tokens 99999", "give 16383"]),
-    (["--data", "{data}", "--out", "{tmp}/o", "--new-tokens", "500"], ["none of 120 texts", "fewer new_tokens"]),
+    (["--data", "{data}", "--out", "{tmp}/o", "--max-new-tokens", "99999"], ["--max-new-tokens 99999", "give 16383"]),
+    (["--data", "{data}", "--out", "{tmp}/o", "--max-new-tokens", "500"], ["none of 120 texts", "fewer new_tokens"]),
     (["--data", "{data}", "--out", "{tmp}/o", "--engine", "spark"], ["--engine", "'local', 'ray'"]),
     (["--data", "{data}", "--out", "{tmp}/o", "--draft", "{other}"], ["vocabularies differ", "own family"]),
 ]  # fmt: skip
@@ -178,7 +177,7 @@ def test_mistakes_end_with_status_2_and_one_line(
     other = Path(pair[1]).parent / "other"
     for args, said in MISTAKES:
         filled = [arg.format(data=data, tmp=tmp_path, other=other) for arg in args]
-        models = [*pair[:2], *filled[-2:]] if "--draft" in filled else pair
+        models = pair[:2] if "--draft" in filled else pair
         status, out, err = run(capsys, *filled, *models, "--json")
         assert (status, out) == (2, ""), args
         assert err.startswith("sprinter: error: ") and err.count("\n") == 1, err
@@ -195,13 +194,53 @@ def test_gate_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_bar_shows_speed_and_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    with gate_label._bar(shown=True) as show:
-        assert show is not None
+    with gate_label._bar() as show:
         show(LabelProgress(share=0.25, prompts=3, positions=60, tokens=500, seconds=2.0))
     assert (
         "25%" in stream.getvalue()
         and "250 tokens/s" in stream.getvalue()
         and "60 positions" in stream.getvalue()
     )
-    with gate_label._bar(shown=False) as show:
-        assert show is None
+
+
+def test_progress_into_a_file_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    show = gate_label._lines()
+    for i in range(1, 21):
+        show(LabelProgress(i / 20, 4 * i, 24 * i, 300 * i, 6.0 * i))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "labelling: 5%, 4 prompts, 24 positions, 50 tokens/s"
+    assert lines[1] == "labelling: 25%, 20 prompts, 120 positions, 50 tokens/s, about 1.5 min left"
+    assert [line.split(":")[1].split(",")[0] for line in lines] == [
+        " 5%",
+        " 25%",
+        " 45%",
+        " 65%",
+        " 85%",
+        " 100%",
+    ]
+    assert "left" not in lines[-1]
+
+
+def test_shards_are_small_where_none_are_asked_for(
+    pair: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels of earlier runs are continued in steps of their own size."""
+    args = [
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "out"),
+        *pair,
+        "--max-new-tokens",
+        "6",
+        "--limit",
+        "20",
+        "--json",
+    ]
+    status, out, _ = run(capsys, *args)
+    assert (status, json.loads(out)["shards"]) == (0, 2)
+    status, out, _ = run(capsys, *args, "--restart", "--batch-size", "5")
+    assert (status, json.loads(out)["shards"]) == (0, 4)
+    (tmp_path / "out" / "shard-000003.safetensors").unlink()
+    status, out, _ = run(capsys, *args)
+    assert (status, json.loads(out)["shards"], json.loads(out)["resumed_shards"]) == (0, 4, 3)

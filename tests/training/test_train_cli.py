@@ -213,3 +213,39 @@ def test_a_mistake_is_one_line_and_status_2(
     assert err.startswith("sprinter: error: ") and err.count("\n") == 1
     assert [word for word in words if word not in err] == [], err
     assert not (tmp_path / "g").exists()
+
+
+@pytest.mark.parametrize(("drift", "line"), [
+    ("1", "chosen for a drift of 1, trusts every token of the held-out prompts (expected drift 0."),
+    ("0", "chosen for a drift of 0, trusts no token of the held-out prompts; ask for more (--drift)"),
+])  # fmt: skip
+def test_a_threshold_that_decides_nothing_is_not_recorded(
+    capsys: pytest.CaptureFixture[str], labels: str, tmp_path: Path, drift: str, line: str
+) -> None:
+    """What to ask for instead is in the table of thresholds; a tau that was given is recorded as it is."""
+    args = ("train", "--labels", labels, "--out", str(tmp_path / "g"), *QUICK)
+    status, out, err = run(capsys, *args, "--drift", drift)
+    assert status == 2 and "What decoding at τ is expected to cost" in out
+    assert "no gate was saved: tau=" in err and line in err and "give the tau itself (--tau)" in err
+    assert not (tmp_path / "g").exists()
+    status, out, _ = run(capsys, *args, "--tau", {"1": "0", "0": "1"}[drift])
+    assert status == 0 and "note: the gate trusts " in out and (tmp_path / "g" / "config.json").is_file()
+
+
+def test_an_evaluation_on_few_prompts_says_so(
+    capsys: pytest.CaptureFixture[str], labels: str, tmp_path: Path
+) -> None:
+    status, out, _ = run(capsys, "train", "--labels", labels, "--out", str(tmp_path / "g"), *QUICK)
+    held_out = json.loads((tmp_path / "g" / "config.json").read_text())["training"]["split"]["test"][
+        "prompts"
+    ]
+    assert 0 < held_out < 20
+    caveat = f"AU-ROC and rates rest on {held_out} prompts only: label more, until 20 or more are held out"
+    assert status == 0 and f"note: {caveat}" in out and caveat in (tmp_path / "g" / "README.md").read_text()
+    many = str(write_labels(tmp_path / "many", make_records(60, 8), data=(
+        {"name": "other", "sha256": "c" * 64, "texts": 60},
+    )))  # fmt: skip
+    status, out, _ = run(capsys, "roc", "--labels", many, "--gate", str(tmp_path / "g"))
+    assert status == 0 and "rest on" not in out
+    status, out, _ = run(capsys, "roc", "--labels", labels, "--gate", str(tmp_path / "g"), "--json")
+    assert json.loads(out)["caveat"] == caveat

@@ -37,7 +37,7 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("end-to-end")
     file = folder / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
-    status = main(["gate", "label", "--data", str(file), "--out", str(folder / "labels"), "--new-tokens",
+    status = main(["gate", "label", "--data", str(file), "--out", str(folder / "labels"), "--max-new-tokens",
                    str(NEW_TOKENS), "--json"])  # fmt: skip
     assert status == 0
     return folder / "labels"

@@ -152,7 +152,7 @@ def test_drafters_are_trained_on_a_gpu(kind: str, target: Path, data: Path, tmp_
     words = ["distill", "--layers", "1"] if kind == "draft" else ["train", "--kind", kind, "--no-keep-states"]
     words += ["--target", str(target), "--device", "cuda", "--dtype", "bfloat16", "--data", str(data)]
     words += [
-        "--new-tokens",
+        "--max-new-tokens",
         "10",
         "--prompt-tokens",
         "16",

@@ -87,7 +87,9 @@ class Harness:
         self.skipped: dict[str, dict[str, int]] = {suite.name: {} for suite in suites}
         self._kept = {suite.name: self._usable(suite) for suite in suites}
         if not any(self._kept.values()):
-            raise UserError("no prompt of these suites fits the pair's context: give others, or --new-tokens")
+            raise UserError(
+                "no prompt of these suites fits the pair's context: give others, or --max-new-tokens"
+            )
 
     @property
     def asked(self) -> dict[str, int]:

@@ -88,7 +88,10 @@ def run(
     new_tokens: Annotated[
         int | None,
         typer.Option(
-            "--new-tokens", "-n", help="Tokens per turn; 0: up to the context limit.", show_default="by suite"
+            "--max-new-tokens",
+            "-n",
+            help="Tokens per turn; 0: up to the context limit.",
+            show_default="by suite",
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Number of runs of each prompt.")] = 1,

@@ -58,7 +58,9 @@ SystemOption = Annotated[
     str | None, typer.Option(help="System message before all prompts, with --chat.", show_default=False)
 ]
 LimitOption = Annotated[int | None, typer.Option(help="Maximum number of texts.", show_default="all")]
-NewTokensOption = Annotated[int, typer.Option(help="Maximum length of the target's answers.")]
+NewTokensOption = Annotated[
+    int, typer.Option("--max-new-tokens", help="Maximum length of the target's answers.")
+]
 PromptTokensOption = Annotated[int, typer.Option(help="Maximum prompt length.")]
 TemperatureOption = Annotated[
     float, typer.Option("--temperature", "-t", help="The target writes at it: that of later use.")

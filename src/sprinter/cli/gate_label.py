@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from sprinter.training.label_run import LabelProgress, LabelReport
 
 __all__ = ["command"]
+
+_EVERY_S = 20  # between progress lines if standard error is not a terminal
 
 
 @loads(without=("draft_vocabulary", "gate", "head", "compile", "profile"))  # labelling makes its own runners
@@ -75,7 +79,7 @@ def command(
             "skipped."
         ),
     ] = 128,
-    new_tokens: Annotated[int, typer.Option(help="Labelled positions per text.")] = 20,
+    new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Labelled positions per text.")] = 20,
     classes_per_prompt: Annotated[
         int, typer.Option(help="Prefix classes per prompt: 1: the next one of them; 4: all of them.")
     ] = 1,
@@ -83,7 +87,13 @@ def command(
         float, typer.Option("--temperature", "-t", help="Of the completions; labels have their own.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Texts per step; each step is a shard.")] = 128,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Texts per step; each step is a shard, and an interrupted run loses one step.",
+            show_default="that of the labels in --out, else 16, on a GPU 128",
+        ),
+    ] = None,
     engine: Annotated[Literal["local", "ray"], typer.Option(help="Where the steps run.")] = "local",
     workers: WorkersOption = None,
     ray_address: RayAddressOption = None,
@@ -94,7 +104,7 @@ def command(
 
     To continue a run that was interrupted, give the same command again.
     """
-    from sprinter.training.label_step import LabelSettings
+    from sprinter.training.label_step import CPU_BATCH, LabelSettings
 
     settings = LabelSettings(
         seed,
@@ -103,7 +113,7 @@ def command(
         prompt_tokens,
         new_tokens,
         classes_per_prompt,
-        batch_size,
+        CPU_BATCH if batch_size is None else batch_size,
         limit,
         field,
         split,
@@ -113,9 +123,11 @@ def command(
     )
     check_ray(engine, loading)
     pair = load(loading)
-    from sprinter.training.label_run import label
+    from sprinter.training.label_run import label, usual_batch
 
-    with _bar(shown=sys.stderr.isatty()) as progress:
+    if batch_size is None:
+        settings = replace(settings, batch_size=usual_batch(pair.models, Path(out), restart))
+    with _bar() if sys.stderr.isatty() else contextlib.nullcontext(_lines()) as progress:
         report = label(
             pair, [*data, *(more or ())], out, settings, engine=engine, workers=workers,
             ray_address=ray_address, restart=restart, progress=progress,
@@ -153,12 +165,34 @@ def _line(report: LabelReport, out: str) -> str:
     return "; ".join(parts)
 
 
+def _lines() -> Callable[[LabelProgress], None]:
+    """Progress where standard error is no terminal: a line after the first shard, every 20 seconds, and at the end."""
+    first: list[LabelProgress] = []
+    said = 0.0
+
+    def show(done: LabelProgress) -> None:
+        nonlocal said
+        if not first:
+            first.append(done)
+        if done is not first[0] and done.share < 1 and done.seconds - said < _EVERY_S:
+            return
+        said, grown = done.seconds, done.share - first[0].share
+        left = ""
+        if grown > 0 and done.share < 1:
+            rest = (done.seconds - first[0].seconds) * (1 - done.share) / grown
+            left = f", about {rest / 60:.1f} min left"
+        print(
+            f"labelling: {done.share:.0%}, {done.prompts} prompts, {done.positions} positions, "
+            f"{done.tokens / done.seconds:.0f} tokens/s{left}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+    return show
+
+
 @contextlib.contextmanager
-def _bar(shown: bool) -> Iterator[Callable[[LabelProgress], None] | None]:
-    """A progress bar with tokens/s and the remaining time on a terminal; else None."""
-    if not shown:
-        yield None
-        return
+def _bar() -> Iterator[Callable[[LabelProgress], None]]:
+    """A progress bar with tokens/s and the remaining time, for a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

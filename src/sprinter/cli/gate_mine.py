@@ -48,7 +48,7 @@ def command(
         str | None, typer.Option(help="System message before all prompts, with --chat.", show_default=False)
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of prompts.", show_default="all")] = None,
-    new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer.")] = 256,
+    new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Maximum length of an answer.")] = 256,
     method: Annotated[
         str, typer.Option("--method", "-m", help="Lossless method that writes the answers.")
     ] = "autoregressive",
@@ -91,7 +91,7 @@ def command(
     if len(mined.same):
         print(f"{counts}: {facts['tokens']} tokens tried, {facts['harmless']:.1%} harmless; saved in {out}")
     else:
-        print(f"{counts}, no token to try: give more prompts, or more --new-tokens")
+        print(f"{counts}, no token to try: give more prompts, or more --max-new-tokens")
 
 
 def _examples(data: list[str], field: str | None, chat: bool, system: str | None) -> list[Example]:

@@ -157,7 +157,12 @@ def command(
     with _display(settings.epochs) as show:
         trained = train(positions, settings, show)
     report = judge(trained.head, positions.select(positions.parts(seed) == 2), repeats)
-    facts = save_trained(trained, report, positions, out)
+    try:
+        facts = save_trained(trained, report, positions, out)
+    except UserError:
+        if not json:
+            print_areas(report)  # shows what to ask for instead
+        raise
     seconds = round(time.perf_counter() - began, 2)
     if json:
         print_json({"out": str(out), "head": head, "size": trained.head.size, "time_s": seconds, **facts})
@@ -176,6 +181,7 @@ def _train_on_mined(
     mined: list[Path], head: str, out: Path, recall: float | None, seed: int, repeats: int, json: bool
 ) -> None:
     from sprinter.training.harm import fit_harm, save_harm
+    from sprinter.training.roc import few_prompts
 
     began = time.perf_counter()
     harm, found = fit_harm(mined, head, recall=0.9 if recall is None else recall, seed=seed, repeats=repeats)
@@ -191,6 +197,8 @@ def _train_on_mined(
         f"at {harm.head.config.tau:.3f}: {harm.recall:.1%} of the harmful tokens below, "
         f"{harm.harmless:.1%} of the harmless ones stay\nsaved in {out}"
     )
+    if (caveat := few_prompts(counts["prompts"])) is not None:
+        console().print(f"note: {caveat}")
 
 
 def print_areas(report: Report) -> None:
@@ -211,6 +219,8 @@ def print_areas(report: Report) -> None:
         f"label {report.label}: mean {report.mean_label:.3f}, mean score {report.mean_score:.3f}, "
         f"R² {report.r2:.3f}, calibration error {report.calibration_error:.3f}"
     )
+    if report.caveat is not None:
+        console().print(f"note: {report.caveat}")
     if report.setting is not None:
         _print_dial(report, report.setting)
 

@@ -35,30 +35,24 @@ def generate(
     loading: Loading = Loading(),
     chat: Annotated[
         bool,
-        typer.Option(
-            "--chat",
-            help="The prompt is a message of a user; the chat template is applied.",
-            rich_help_panel=_CHAT,
-        ),
+        typer.Option("--chat", help="The prompt is a message of a user; the chat template is applied."),
     ] = False,
     system: Annotated[
         str | None,
-        typer.Option(help="System message before a chat.", show_default=False, rich_help_panel=_CHAT),
+        typer.Option(help="System message before a chat.", show_default=False),
     ] = None,
     messages: Annotated[
         Path | None,
         typer.Option(
             help='JSON file with a conversation, [{"role": ..., "content": ...}, ...], as the prompt.',
             show_default=False,
-            rich_help_panel=_CHAT,
         ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             help="File of prompts: .txt, one per line, or .jsonl (also with messages). "
-            "Prints one JSON object per line.",
-            rich_help_panel=_MANY,
+            "Prints one JSON object per line."
         ),
     ] = None,
     field: Annotated[
@@ -66,7 +60,6 @@ def generate(
         typer.Option(
             help="Field of a .jsonl file that holds the prompt.",
             show_default="text, prompt, question, turns or content",
-            rich_help_panel=_MANY,
         ),
     ] = None,
     out: Annotated[
@@ -74,18 +67,13 @@ def generate(
         typer.Option(
             help="Append the lines to this file; the same command again continues an interrupted run.",
             show_default="standard output",
-            rich_help_panel=_MANY,
         ),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Texts generated at the same time.", show_default=str(ROWS), rich_help_panel=_MANY
-        ),
+        typer.Option(min=1, help="Texts generated at the same time.", show_default=str(ROWS)),
     ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Delete the contents of --out first.", rich_help_panel=_MANY)
-    ] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete the contents of --out first.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
     """Generate a text; show the origin of each token and the statistics.

@@ -16,14 +16,16 @@ _SWITCHES = {
     "allow_anonymous=True": "--allow-anonymous",
 }  # fmt: skip
 _OTHERS = (
-    "prompt_share", "prompt_tokens", "new_tokens", "classes_per_prompt", "batch_size", "limit", "field", "split",
+    "prompt_share", "prompt_tokens", "classes_per_prompt", "batch_size", "limit", "field", "split",
     "engine", "workers", "ray_address", "width", "layers", "mix", "repeats", "warmup", "judge_price", "host",
     "port", "api_keys", "vocabulary", "held_out", "on_policy", "warm_up",
 )  # fmt: skip
 """Options of single commands that appear in messages of the library."""
-_FLAGS = {
-    name: f"--{name.replace('_', '-')}" for name in (*(one.name for one in fields(Loading)), *_OTHERS)
-} | FLAGS
+_FLAGS = (
+    {name: f"--{name.replace('_', '-')}" for name in (*(one.name for one in fields(Loading)), *_OTHERS)}
+    | {"new_tokens": "--max-new-tokens"}
+    | FLAGS
+)
 _KEYWORD = re.compile(rf"(?<![\w(.=-])({'|'.join(_FLAGS)})=(?=\S)")
 
 

@@ -26,23 +26,17 @@ __all__ = [
     "TrustRemoteCodeOption",
 ]
 
-_MODELS = "Models"  # panel on the help page
-
 TargetOption = Annotated[
     str | None,
-    typer.Option(
-        help="Directory, hub id or GGUF file of the target.",
-        show_default="built-in pair",
-        rich_help_panel=_MODELS,
-    ),
+    typer.Option(help="Directory, hub id or GGUF file of the target.", show_default="built-in pair"),
 ]
 DraftOption = Annotated[
     str | None,
-    typer.Option(help="Directory, hub id or GGUF file of the draft.", rich_help_panel=_MODELS),
+    typer.Option(help="Directory, hub id or GGUF file of the draft."),
 ]
 GateOption = Annotated[
     str | None,
-    typer.Option(help="Directory or hub id of a gate made for this draft.", rich_help_panel=_MODELS),
+    typer.Option(help="Directory or hub id of a gate made for this draft."),
 ]
 HeadsOption = Annotated[
     list[str] | None,
@@ -50,49 +44,41 @@ HeadsOption = Annotated[
         help="Directory or hub id of a head for specdec++, disco, judge or diversed, or of heads that draft; "
         "may be repeated.",
         show_default=False,
-        rich_help_panel=_MODELS,
     ),
 ]
 ProfileOption = Annotated[
     str | None,
     typer.Option(
-        help="Profile of this pair by 'sprinter tune': the fastest setting within --budget, or exact.",
-        rich_help_panel=_MODELS,
+        help="Profile of this pair by 'sprinter tune': the fastest setting within --budget, or exact."
     ),
 ]
-TokenizerOption = Annotated[
-    str | None, typer.Option(help="Tokenizer, if not the target's own.", rich_help_panel=_MODELS)
-]
+TokenizerOption = Annotated[str | None, typer.Option(help="Tokenizer, if not the target's own.")]
 RevisionOption = Annotated[
     str | None,
-    typer.Option(help="Branch, tag or commit of the target on the hub.", rich_help_panel=_MODELS),
+    typer.Option(help="Branch, tag or commit of the target on the hub."),
 ]
 DraftRevisionOption = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of the draft on the hub.", rich_help_panel=_MODELS)
+    str | None, typer.Option(help="Branch, tag or commit of the draft on the hub.")
 ]
 DraftVocabularyOption = Annotated[
     str | None,
     typer.Option(
         help="Tokens that the draft, or heads, may write: a number, or a file by 'sprinter draft vocabulary'.",
         show_default="all",
-        rich_help_panel=_MODELS,
     ),
 ]
 TrustRemoteCodeOption = Annotated[
     bool,
-    typer.Option(
-        "--trust-remote-code", help="Run model code that comes with a checkpoint.", rich_help_panel=_MODELS
-    ),
+    typer.Option("--trust-remote-code", help="Run model code that comes with a checkpoint."),
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is", rich_help_panel=_MODELS),
+    typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is"),
 ]
 DeviceMapOption = Annotated[
     str | None,
     typer.Option(
-        help="auto, balanced, ...: spread large models over devices (accelerate), instead of --device.",
-        rich_help_panel=_MODELS,
+        help="auto, balanced, ...: spread large models over devices (accelerate), instead of --device."
     ),
 ]
 DtypeOption = Annotated[
@@ -100,14 +86,11 @@ DtypeOption = Annotated[
     typer.Option(
         help="float32, bfloat16, ...; int8; on a CPU int4 or gguf; with --runner llamacpp float32, float16 or q8_0.",
         show_default="by device",
-        rich_help_panel=_MODELS,
     ),
 ]
 DraftDtypeOption = Annotated[
     str | None,
-    typer.Option(
-        help="Of the draft, where it is to differ.", show_default="as --dtype", rich_help_panel=_MODELS
-    ),
+    typer.Option(help="Of the draft, where it is to differ.", show_default="as --dtype"),
 ]
 CompileOption = Annotated[
     bool | None,
@@ -115,20 +98,16 @@ CompileOption = Annotated[
         "--compile/--no-compile",
         help="Capture short forward passes; on a CPU they are compiled once (minutes) and kept on disk.",
         show_default="where it is free",
-        rich_help_panel=_MODELS,
     ),
 ]
 RunnerOption = Annotated[
     Literal["auto", "torch", "llamacpp"],
     typer.Option(
         help="auto: for GGUF files what 'doctor --probe' found to be fastest here, before that llama.cpp. "
-        "torch: PyTorch, GGUF files are dequantised. llamacpp: other models are converted once, and cached.",
-        rich_help_panel=_MODELS,
+        "torch: PyTorch, GGUF files are dequantised. llamacpp: other models are converted once, and cached."
     ),
 ]
 DraftRunnerOption = Annotated[
     Literal["auto", "torch", "llamacpp"] | None,
-    typer.Option(
-        help="Of the draft, where it is to differ.", show_default="as --runner", rich_help_panel=_MODELS
-    ),
+    typer.Option(help="Of the draft, where it is to differ.", show_default="as --runner"),
 ]

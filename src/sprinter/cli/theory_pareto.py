@@ -21,7 +21,9 @@ def command(
         Path | None, typer.Option(help="Text file, one prompt a line.", show_default="12 built-in ones")
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Texts by each model.")] = 24,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens per text.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens per text.")
+    ] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same points.")] = 0,
     out: Annotated[
@@ -43,10 +45,15 @@ def command(
         ProgressLine(),
     )
     pair = load(loading)
-    recordings = record(pair, lines, new_tokens, sampling, seed, progress)
+    recordings = record(pair, lines, max_new_tokens, sampling, seed, progress)
     data = pareto(recordings, seed=seed, progress=lambda name: progress("replaying", 0, 0))
     progress.close()
-    data["settings"] = {"texts": texts, "new_tokens": new_tokens, "temperature": temperature, "seed": seed}
+    data["settings"] = {
+        "texts": texts,
+        "new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+    }
     files: list[Path] = []
     if out is not None:
         files.append(write_json(out / "pareto.json", data))

@@ -59,7 +59,9 @@ def command(
         Path | None, typer.Option(help="Text file, one prompt a line.", show_default="12 built-in ones")
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Texts by each model.")] = 24,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens per text.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens per text.")
+    ] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
     options: GenerationKeywords = AT_DEFAULTS,
     seed: Annotated[int, typer.Option(help="The same seed gives the same predictions.")] = 0,
@@ -72,7 +74,7 @@ def command(
     from sprinter.theory.replay import check_replayable
 
     if labels is not None:
-        unused = {"prompts": prompts, "new_tokens": new_tokens, "texts": texts}
+        unused = {"prompts": prompts, "max_new_tokens": max_new_tokens, "texts": texts}
         refuse_unused(command, unused, "with --labels, which take the place of a probe: leave it out")
     if not best:
         refuse_unused(command, {"max_drift": max_drift}, "with --no-best: leave one of them out")
@@ -91,7 +93,7 @@ def command(
     if labels is not None:
         recordings = _from_labels(labels, pair, sampling)
     else:
-        recordings = record(pair, lines, new_tokens, sampling, seed, progress)
+        recordings = record(pair, lines, max_new_tokens, sampling, seed, progress)
     rows, stage = [], f"predicting {len(methods)} methods"
     for done, one in enumerate(methods):
         progress(stage, done, len(methods))

@@ -64,7 +64,8 @@ def tune(
     loading: Loading = Loading(),
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, at most.")] = 64,
     new_tokens: Annotated[
-        int | None, typer.Option("--new-tokens", "-n", min=1, help="Tokens per text.", show_default="by data")
+        int | None,
+        typer.Option("--max-new-tokens", "-n", min=1, help="Tokens per text.", show_default="by data"),
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
     options: GenerationKeywords = AT_DEFAULTS,

@@ -100,9 +100,11 @@ def load_pair(
     words = options.pop("draft_vocabulary", None) if draft is None and heads else None
     if words is not None:
         check_cut(options)
-    models = load_models(target, draft, **options)
-    loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
+    loaded = (
+        load_gate(gate) if isinstance(gate, str | Path) else gate
+    )  # before the models, which may take minutes
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]
+    models = load_models(target, draft, **options)
     return Pair(models, loaded, others, cache, tuned, words)
 
 

@@ -14,7 +14,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from sprinter.errors import UserError
 from sprinter.models.capture.graphs import GraphUnits
@@ -40,6 +45,7 @@ __all__ = [
     "cache_slots",
     "capture_kind",
     "check_capture",
+    "check_config",
     "holds_leaves",
     "longest_text",
     "make_runner",
@@ -64,6 +70,9 @@ _OWN_MASKS = {
 
 _ATTENTION = frozenset({"full_attention", "sliding_attention"})
 _CROPPABLE = _ATTENTION | {"chunked_attention"}
+
+_INSTEAD = "give a decoder with attention in all layers"
+_SEES_LATER = "its tokens attend to later ones, as in an encoder"
 
 _OLDEST_COMPILER = (2, 9)
 """Oldest torch whose compiler supports our kernels; everything else works with older versions."""
@@ -117,11 +126,25 @@ def longest_text(model: PreTrainedModel | GgufModel) -> int | None:
     Raises:
         UserError: no runner can serve the model.
     """
-    # Called when a model is loaded. Most models have no switch, and then no runner has to be tried yet.
-    if isinstance(model, GgufModel) or find_switch(model) is None:
+    if isinstance(model, GgufModel):
         return None
     choice = _choose(model)
     return choice.switch.at if choice.switch and choice.limit else None
+
+
+def check_config(config: PreTrainedConfig, name: str) -> None:
+    """Refuse a model whose config shows that no runner can serve it, before its weights are read.
+
+    Args:
+        config: the model's.
+        name: what it is called in the message.
+
+    Raises:
+        UserError: says why.
+    """
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if why := _why_unservable(kind, config):
+        raise UserError(f"{name} cannot be served: {why}; {_INSTEAD}")
 
 
 def pads_rows(model: PreTrainedModel | GgufModel) -> bool:
@@ -302,10 +325,8 @@ def _choose(model: PreTrainedModel) -> _RunnerChoice:
 
 def _decide(model: PreTrainedModel) -> _RunnerChoice:
     config = model.config.get_text_config(decoder=True)
-    if why := _why_unservable(model, config):
-        raise UserError(
-            f"{_name(model)} cannot be served: {why}; give a decoder with attention in all layers"
-        )
+    if why := _why_unservable(type(model), model.config):
+        raise UserError(f"{_name(model)} cannot be served: {why}; {_INSTEAD}")
     switch = find_switch(model)
     if why := _why_not_row(model, config):
         return _tried_crop(model, why, switch)
@@ -313,6 +334,8 @@ def _decide(model: PreTrainedModel) -> _RunnerChoice:
     slides = any(window is not None for window in windows.values())
     reason = "attention over a sliding window" if slides else "attention over the whole past"
     if config.model_type not in _TESTED:
+        if _sees_later(model):
+            raise UserError(f"{_name(model)} cannot be served: {_SEES_LATER}; {_INSTEAD}")
         if why := _why_wrong(lambda: RowRunner(model, 2, 16, windows), model):
             return _tried_crop(model, f"tried on a few tokens, the row runner {why}", switch)
         reason = f"{reason}; tried on a few tokens"
@@ -336,15 +359,33 @@ def _limit(model: PreTrainedModel, windows: Windows, switch: Switch | None) -> s
     return why and f"tried on a few tokens, the row runner {why}"
 
 
-def _why_unservable(model: PreTrainedModel, config: Any) -> str | None:
-    """Why this model's cache cannot be rewound; None: it can."""
-    if model.config.is_encoder_decoder:
+def _why_unservable(kind: Any, config: PreTrainedConfig) -> str | None:
+    """Why a model of this class cannot be decoded with a cache that is rewound; None: it can."""
+    if config.is_encoder_decoder:
         return "it is an encoder-decoder model"
-    if getattr(model, "_is_stateful", False):
+    if getattr(kind, "_is_stateful", False):
         return "it holds a recurrent state, which cannot be rewound"
-    if others := sorted(set(getattr(config, "layer_types", None) or ()) - _CROPPABLE):
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
+    if masked and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return f"{_SEES_LATER} (is_decoder is not set in its config)"
+    types = getattr(config.get_text_config(decoder=True), "layer_types", None)
+    if others := sorted(set(types or ()) - _CROPPABLE):
         return f"it has layers of type {', '.join(others)}, whose state cannot be rewound"
     return None
+
+
+@torch.inference_mode()
+def _sees_later(model: PreTrainedModel) -> bool:
+    """Whether the logits at a position depend on later tokens, as those of encoders do; tried on a few tokens."""
+    text = torch.tensor([[3, 10, 17, 24, 31, 38]], device=model.device) % head_sizes(model)[0]
+    try:
+        long, short = (
+            model(input_ids=ids, use_cache=False, return_dict=True).logits[0, :3]
+            for ids in (text, text[:, :3])
+        )
+    except Exception:  # the trial of a runner says what is wrong
+        return False
+    return _distance(long, short) > _bound(long)
 
 
 def _why_not_row(model: PreTrainedModel, config: Any) -> str | None:
@@ -408,8 +449,16 @@ def _why_wrong(make: Any, model: PreTrainedModel, beyond: int | None = None) -> 
         off = max(_distance(last[row, len(text) - at - 1], expected) for row, at in enumerate(first))
     except Exception as error:  # a model may raise anything when given a cache that it does not know
         return f"fails ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
-    bound = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.1
-    return None if off <= bound else f"differs from the uncached pass (by {off:.2g} of the logits' spread)"
+    return (
+        None
+        if off <= _bound(expected)
+        else f"differs from the uncached pass (by {off:.2g} of the logits' spread)"
+    )
+
+
+def _bound(logits: Tensor) -> float:
+    """Largest ``_distance`` that rounding explains."""
+    return 1e-3 if logits.dtype in (torch.float32, torch.float64) else 0.1
 
 
 def _distance(logits: Tensor, expected: Tensor) -> float:

@@ -19,6 +19,7 @@ from sprinter.models.gguf.library import installed
 from sprinter.models.gguf.write import write_gguf
 from sprinter.models.pair import dtype_name, load_models
 from sprinter.models.source import Provenance, Source, find
+from sprinter.models.tokenizers import common_tokenizer
 
 __all__ = ["RUNNERS", "convert_gguf", "for_runner"]
 
@@ -102,6 +103,8 @@ def for_runner(
                 raise UserError(
                     f"{name}= is for models that transformers runs: leave it out, or use runner torch"
                 )
+    if draft is not None and "llamacpp" in (runner, drafting):
+        _check_tokens(target, draft, given)
     own, kind = given.get("draft_dtype"), given.get("dtype", "auto")
     if draft is not None and drafting == "llamacpp":
         if given.get("draft_vocabulary") is not None:
@@ -119,6 +122,16 @@ def for_runner(
         target = _converted(target, "target", given.pop("revision", None), kind)
         given.pop("dtype", None)
     return target, draft, given | ({"dequantise": True} if runner == "torch" else {})
+
+
+def _check_tokens(target: Source, draft: Source, options: Mapping[str, Any]) -> None:
+    """Refuse different vocabularies before a model is converted, which takes minutes."""
+    origins = (
+        find(target, "target", options.get("revision")),
+        find(draft, "draft", options.get("draft_revision")),
+    )
+    if all(isinstance(one.at, Path) for one in origins):
+        common_tokenizer(options.get("tokenizer"), *origins, bool(options.get("trust_remote_code")))
 
 
 def _by_llamacpp(source: Source, runner: str) -> bool:

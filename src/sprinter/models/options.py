@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.devices import device_of, dtype_name, dtype_of
@@ -31,6 +32,7 @@ class LoadOptions:
     trust_remote_code: bool
     compile: bool | None
     device_name: str
+    dtype_name: str
     extra: Mapping[str, Any]
     dequantise: bool
     quantised: str | None = None
@@ -77,7 +79,7 @@ def load_options(
     stored = bool(compile) and name == "auto" and where.type == "cpu" and device_map is None
     return LoadOptions(
         where, _float_of(quantised, dtype, where), device_map, trust_remote_code, compile, device,
-        {name: value for name, value in given.items() if value is not None}, dequantise or quantised is not None,
+        name, {name: value for name, value in given.items() if value is not None}, dequantise or quantised is not None,
         quantised, stored, vocabulary,
     )  # fmt: skip
 
@@ -91,6 +93,8 @@ def _float_of(quantised: str | None, dtype: str | torch.dtype, where: torch.devi
 
 def check_options(origin: Provenance, options: LoadOptions) -> None:
     """Refuse options for loading with transformers that do not apply to a model in memory or to a GGUF file."""
+    if isinstance(origin.at, PreTrainedModel):
+        _check_in_memory(origin.at, origin.name, options)
     given = dict(options.extra)
     if options.quantised == GGUF and origin.gguf is None and isinstance(origin.at, Path):
         raise UserError(f"dtype gguf is for GGUF files, and {origin.name} is none: use int4 or int8")
@@ -108,3 +112,26 @@ def check_options(origin: Provenance, options: LoadOptions) -> None:
             raise UserError(
                 f"{name}= is for models that transformers loads, and {origin.name} is {kind}: leave {name} out"
             )
+
+
+def _check_in_memory(model: PreTrainedModel, name: str, options: LoadOptions) -> None:
+    """Refuse a device or a dtype other than the model's own: a user's model is not changed."""
+    own, asked = dtype_name(model.dtype), options.dtype_name
+    if asked not in ("auto", own):
+        fix = (
+            "save it and give its directory" if options.quantised else f"call model.to(torch.{asked}) before"
+        )
+        raise UserError(
+            f"dtype={asked} is for models that are loaded, and {name} is in memory, in {own}: {fix}, or leave dtype "
+            "out (draft_dtype is the draft's alone)"
+        )
+    where, wanted = model.device, options.device
+    if options.device_name != "auto" and (
+        wanted.type != where.type or (wanted.index is not None and wanted.index != where.index)
+    ):
+        raise UserError(
+            f"device={options.device_name} is for models that are loaded, and {name} is in memory, on {where}: call "
+            f"model.to('{options.device_name}') before, or leave device out"
+        )
+    if options.device_map is not None and "quantization_config" not in options.extra:
+        raise UserError(f"device_map is for models that are loaded, and {name} is in memory: leave it out")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
-from sprinter.models.choose import check_capture, longest_text, runner_kind
+from sprinter.models.choose import check_capture, check_config, longest_text, runner_kind
 from sprinter.models.cut import CUT_TYPE, CutHead, check_cut, check_map, cut_output, keeping, known_words
 from sprinter.models.devices import dtype_name
 from sprinter.models.ends import eos_ids_of
@@ -32,8 +32,8 @@ from sprinter.models.quantised.rounded import round_linears
 from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
-from sprinter.models.tokenizers import find_tokenizer, own_vocabulary
-from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
+from sprinter.models.tokenizers import common_tokenizer
+from sprinter.models.vocabulary import Vocabulary, check_rows
 
 __all__ = [
     "LoadedModel", "LoadedPair", "Source", "builtin_heads", "builtin_paths", "check_finite",
@@ -183,7 +183,7 @@ def load_models(
 
     Only safetensors and GGUF files are read. llama.cpp runs GGUF files and ignores ``dtype`` for them, unless they are
     dequantised; a GGUF file and a transformers model can form a pair if their tokenizers agree. Models in memory are
-    used as they are: ``device``, ``dtype`` and ``device_map`` do not apply to them.
+    used as they are: a ``device`` or ``dtype`` other than theirs is refused, and so is a ``device_map``.
 
     Args:
         target: directory, hub id, GGUF file or model.
@@ -240,26 +240,17 @@ def load_models(
         )  # fmt: skip
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
-    check_options(target_origin, options)
-    if draft_origin is not None:
-        check_options(draft_origin, drafting)
-    speaker = find_tokenizer(tokenizer, target_origin, trust_remote_code)
+    for which, origin, own in (("target", target_origin, options), ("draft", draft_origin, drafting)):
+        if origin is not None:
+            check_options(origin, own)
+            if (config := origin.config(trust_remote_code)) is not None:
+                check_config(config, f"the {which} {origin.name}")
+    speaker, tokens = common_tokenizer(tokenizer, target_origin, draft_origin, trust_remote_code)
     words = speaker.get_vocab()
     loaded = _load(target_origin, "target", options, speaker, words)
-    drafted = None if draft_origin is None else own_vocabulary(draft_origin, trust_remote_code)
-    if tokenizer is None and draft_origin is not None and drafted is not None:
-        check_same_vocabulary(words, drafted, target_origin.name, draft_origin.name)
-    drafter = None if draft_origin is None else _load(draft_origin, "draft", drafting, speaker, words)
-    if drafter is not None and drafted is None and loaded.vocab_size != drafter.vocab_size:
-        raise UserError(
-            f"the target has {loaded.vocab_size} token ids and the draft {drafter.vocab_size}, and the draft comes "
-            "without a tokenizer that would show that they agree: add it to the draft's directory"
-        )
-    tokens = None
-    if tokenizer is not None:
-        own = {"target": own_vocabulary(target_origin, trust_remote_code), "draft": drafted}
-        tokens = common_tokens(words, own)
+    if tokens is not None:
         _check_ends(loaded, tokens)
+    drafter = None if draft_origin is None else _load(draft_origin, "draft", drafting, speaker, words)
     forget_heads()
     return LoadedPair(loaded, drafter, speaker, tokens)
 
@@ -294,8 +285,6 @@ def _load(
         model.to(options.device)  # type: ignore[arg-type]
     else:
         return _load_gguf(origin, origin.gguf, which, options, words)
-    if model.config.is_encoder_decoder:
-        raise UserError(f"the {which} {origin.name} is an encoder-decoder model: give a decoder-only model")
     model.train(False)
     if isinstance(head := model.get_output_embeddings(), CutHead):  # type: ignore[no-untyped-call]
         check_map(head.ids, max(words.values(), default=-1) + 1)
@@ -405,9 +394,9 @@ def _served(model: PreTrainedModel, which: str, name: str, context: int) -> int:
     return longest
 
 
-def _check_ends(target: LoadedModel, tokens: int | None) -> None:
+def _check_ends(target: LoadedModel, tokens: int) -> None:
     """Refuse a common vocabulary without an EOS token; log a warning if it lacks some of them."""
-    lost = [id for id in target.eos_ids if tokens is not None and id >= tokens]
+    lost = [id for id in target.eos_ids if id >= tokens]
     if lost and len(lost) == len(target.eos_ids):
         raise UserError(
             f"the target ends texts with token {lost[0]}, and the models have only the first {tokens} tokens "

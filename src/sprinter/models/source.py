@@ -7,16 +7,18 @@ From then on it is a directory like any other, so that all checks are made in on
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sprinter.errors import UserError, first_line
 
@@ -26,12 +28,15 @@ Source = str | Path | PreTrainedModel
 """A model: directory, hub id, GGUF file (local, or as org/name/file.gguf in the models folder or on the hub), or a
 loaded model."""
 
+_log = logging.getLogger("sprinter")
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _HUB_FILE = re.compile(r"(\w[\w.-]*/[\w.-]+)/(.+\.gguf)")
 _FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
-)  # fmt: skip
+_VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_TOKENIZER_FILES = (*_VOCABULARY_FILES, "tokenizer_config.json")
+
+_ADAPTER = "adapter_config.json"
+"""What PEFT calls an adapter's config; transformers without PEFT reads the base weights beside it, and only those."""
 
 _ADVICE = {
     "GatedRepoError": "is gated: ask for access on its page, then run `hf auth login`",
@@ -70,8 +75,24 @@ class Provenance:
     @property
     def tokenizer_dir(self) -> Path | None:
         """Directory of its tokenizer, None if it has none (transformers would create an empty one)."""
-        at = Path(self.at.name_or_path or "/nowhere") if isinstance(self.at, PreTrainedModel) else self.at
+        at = _folder_of(self.at) if isinstance(self.at, PreTrainedModel) else self.at
         return at if any((at / name).is_file() for name in _TOKENIZER_FILES) else None
+
+    def config(self, trust: bool) -> PreTrainedConfig | None:
+        """Its config; None for a GGUF file, and if it cannot be read (the loading of the model then says why).
+
+        Args:
+            trust: run code that comes with a checkpoint.
+        """
+        if isinstance(self.at, PreTrainedModel):
+            return self.at.config
+        if self.gguf is not None:
+            return None
+        try:
+            config = AutoConfig.from_pretrained(self.at, trust_remote_code=trust)
+        except Exception:  # code of a checkpoint may raise anything
+            return None
+        return config if isinstance(config, PreTrainedConfig) else None
 
 
 def find(source: Source, which: str, revision: str | None = None) -> Provenance:
@@ -89,6 +110,11 @@ def find(source: Source, which: str, revision: str | None = None) -> Provenance:
         raise UserError(
             f"the {which} is a model that torch.compile made, whose passes cannot be captured: give the model itself, "
             "and compile=True"
+        )
+    if isinstance(source, nn.Module) and _has_adapters(source):
+        raise UserError(
+            f"the {which} ({type(source).__name__}) holds PEFT adapters, which are served only once they are merged: "
+            "give what merge_and_unload() of its PeftModel returns"
         )
     if isinstance(source, PreTrainedModel):
         return Provenance(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
@@ -115,7 +141,7 @@ def find(source: Source, which: str, revision: str | None = None) -> Provenance:
         return Provenance(path, str(source))
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source):
         raise UserError(f"the {which} directory {source} does not exist: check the path")
-    _check_config(_fetched(source, which, revision, ["config.json"]), source, which)
+    _check_config(_fetched(source, which, revision, ["config.json", _ADAPTER]), source, which)
     path = _fetched(source, which, revision, _FETCHED)
     _check_weights(path, source, which)
     return Provenance(path, source, path.name)
@@ -127,7 +153,7 @@ def _find_gguf(path: Path, name: str, which: str, revision: str | None) -> Prove
     on_hub = _HUB_FILE.fullmatch(name)
     if on_hub is None:
         raise UserError(f"the {which} file {name} does not exist: check the path")
-    if revision is None and (kept := _kept(path.name)) is not None:
+    if revision is None and (kept := _kept(on_hub[1], on_hub[2])) is not None:
         return Provenance(kept, name)
     try:
         path = Path(hf_hub_download(on_hub[1], on_hub[2], revision=revision))
@@ -142,14 +168,51 @@ def models_folder() -> Path:
     return Path(os.environ.get("SPRINTER_MODELS") or "~/.cache/sprinter-models").expanduser()
 
 
-def _kept(name: str) -> Path | None:
-    """A file of this name in the models folder. Converters differ in case, and in what separates parts of a name."""
+def _kept(repository: str, file: str) -> Path | None:
+    """A repository's file in the models folder: at its own path, or by its name alone if that names the model.
 
-    def plain(name: str) -> str:
-        return re.sub(r"[-._]+", "-", name.lower())
+    Converters differ in case, and in what separates parts of a name. A file name such as ``model-q4_k_m.gguf``, which
+    does not hold the repository's name, may be any model's.
+    """
+    folder, name = models_folder(), Path(file).name
+    if (own := folder / repository / file).is_file():
+        return own
+    model = _plain(repository.partition("/")[2]).removesuffix("-gguf")
+    files = sorted(folder.glob("*.gguf"), key=lambda one: (one.name != name, one.name))
+    found = next((one for one in files if _plain(one.name) == _plain(name)), None)
+    if found is not None and _tell_once(f"{repository}/{file}", found, model in _plain(name)):
+        return found
+    return None
 
-    files = sorted(models_folder().glob("*.gguf"), key=lambda file: (file.name != name, file.name))
-    return next((file for file in files if plain(file.name) == plain(name)), None)
+
+@cache
+def _tell_once(asked: str, found: Path, named: bool) -> bool:
+    """Say which local file stands for a hub id, or that one of the same name does not; returns ``named``."""
+    if named:
+        _log.warning("%s: using %s", asked, found)
+    else:
+        _log.warning(
+            "%s: not using %s, whose name does not say that it is of this repository; to use it, give its path",
+            asked, found,
+        )  # fmt: skip
+    return named
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-._]+", "-", name.lower())
+
+
+def _has_adapters(model: nn.Module) -> bool:
+    return any(type(part).__module__.partition(".")[0] == "peft" for part in model.modules())
+
+
+def _folder_of(model: PreTrainedModel) -> Path:
+    """The directory that a model in memory was loaded from, of a hub id its snapshot in the hub's cache."""
+    name, nowhere = model.name_or_path, Path("/nowhere")
+    if not name or Path(name).is_dir() or not _HUB_ID.fullmatch(name):
+        return Path(name) if name else nowhere
+    found = (try_to_load_from_cache(name, file, revision=_commit(model)) for file in _VOCABULARY_FILES)
+    return next((Path(file).parent for file in found if isinstance(file, str)), nowhere)
 
 
 def _commit(model: PreTrainedModel) -> str | None:
@@ -169,7 +232,12 @@ def _fetched(name: str, which: str, revision: str | None, patterns: Sequence[str
 
 
 def _check_config(directory: Path, name: str, which: str) -> None:
-    """Refuse anything but a decoder model, judged by its raw ``config.json``."""
+    """Refuse anything but a decoder model, judged by its raw ``config.json``; and an adapter, with or without base."""
+    if (directory / _ADAPTER).is_file():
+        raise UserError(
+            f"the {which} {name} is a PEFT adapter ({_ADAPTER}), which is served only once it is merged: give new_dir "
+            "of AutoPeftModelForCausalLM.from_pretrained(dir).merge_and_unload().save_pretrained(new_dir)"
+        )
     file = directory / "config.json"
     if not file.is_file():
         raise UserError(f"the {which} {name} has no config.json: give a Hugging Face model directory")

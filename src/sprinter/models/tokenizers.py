@@ -2,20 +2,76 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
+from sprinter.models.gguf.output_head import gguf_head
 from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
 from sprinter.models.source import Provenance, load_error
-from sprinter.models.vocabulary import Vocabulary
+from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
 
-__all__ = ["find_tokenizer", "own_vocabulary"]
+__all__ = ["common_tokenizer", "own_vocabulary"]
+
+_log = logging.getLogger("sprinter")
 
 
-def find_tokenizer(
+def common_tokenizer(
+    given: str | Path | PreTrainedTokenizerBase | None,
+    target: Provenance,
+    draft: Provenance | None,
+    trust: bool,
+) -> tuple[PreTrainedTokenizerBase, int | None]:
+    """The pair's tokenizer, and the number of leading token ids that both models share with it; None: all.
+
+    Reads tokenizers and configs, of GGUF files their metadata, but no weights: loading them may take minutes.
+
+    Raises:
+        UserError: no tokenizer, or models that do not agree with it or with each other.
+    """
+    speaker = _find_tokenizer(given, target, trust)
+    words, tokens = speaker.get_vocab(), None
+    drafted = None if draft is None else own_vocabulary(draft, trust)
+    if given is not None:
+        tokens = common_tokens(words, {"target": own_vocabulary(target, trust), "draft": drafted})
+    elif draft is not None and drafted is not None:
+        check_same_vocabulary(words, drafted, target.name, draft.name)
+    models = {"target": target} if draft is None else {"target": target, "draft": draft}
+    rows = {which: size for which, one in models.items() if (size := _rows(one, trust)) is not None}
+    for which, size in rows.items():
+        check_rows(words, size, which)
+    if draft is not None and drafted is None and draft.at is not target.at:
+        _check_unnamed(draft, rows)
+    return speaker, tokens
+
+
+def _rows(origin: Provenance, trust: bool) -> int | None:
+    """Number of a model's embedding rows; None if it is not known before its weights are read."""
+    if origin.gguf is not None:
+        embedding = gguf_head(origin.gguf).tensors.get("token_embd.weight")
+        return None if embedding is None else embedding.shape[0]
+    config = origin.config(trust)
+    return None if config is None else getattr(config.get_text_config(decoder=True), "vocab_size", None)
+
+
+def _check_unnamed(draft: Provenance, rows: Mapping[str, int]) -> None:
+    """A draft that comes without a tokenizer: only the number of its tokens can be compared."""
+    if len(set(rows.values())) > 1:
+        raise UserError(
+            f"the target has {rows['target']} token ids and the draft {rows['draft']}, and the draft comes without a "
+            "tokenizer that would show that they agree: give the draft's directory, with its tokenizer"
+        )
+    _log.warning(
+        "the draft %s comes without a tokenizer: that its tokens are the target's is taken for granted",
+        draft.name,
+    )
+
+
+def _find_tokenizer(
     given: str | Path | PreTrainedTokenizerBase | None, target: Provenance, trust: bool
 ) -> PreTrainedTokenizerBase:
     """The pair's tokenizer: the one that was given, else the target's own."""

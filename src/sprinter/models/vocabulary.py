@@ -22,7 +22,10 @@ def check_same_vocabulary(target: Vocabulary, draft: Vocabulary, target_name: st
     at = _first_difference(target, draft)
     if at is None:
         return
-    fix = "choose a draft of the target's own family"
+    fix = (
+        "choose a draft of the target's own family, make one (`sprinter draft distill`), or give no draft "
+        "(method=lookup drafts without one)"
+    )
     if shorter := [name for name, own in ((target_name, target), (draft_name, draft)) if _ends(own, at)]:
         fix = (
             f"give tokenizer={shorter[0]} (--tokenizer), then tokens that one of them lacks are never written"

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sprinter.errors import UserError
 from sprinter.heads.artifact import save_head
 from sprinter.kinds import HEAD_KINDS
 from sprinter.training.dataset import PARTS, Positions
 from sprinter.training.roc import Report
+from sprinter.training.threshold import TauSetting
 from sprinter.training.train import Trained
 
 __all__ = ["CardWords", "facts_of", "model_card", "save_trained"]
@@ -47,13 +49,33 @@ def save_trained(
 
     Returns:
         The training facts as they are stored in config.json.
+
+    Raises:
+        UserError: the τ that was chosen for a gate's drift trusts every held-out token, or none.
     """
+    if trained.settings.drift is not None and report.setting is not None:
+        _check_default(trained.settings.drift, report.setting)
     facts = facts_of(trained, report, positions)
     if report.setting is not None:
         expected = report.setting
         trained.head.config = replace(trained.head.config, drift=expected.drift, trusted=expected.trusted)
     save_head(trained.head, directory, model_card(trained, report, facts, words), {"training": facts})
     return facts
+
+
+def _check_default(drift: float, found: TauSetting) -> None:
+    """Refuse a chosen τ at which the gate decides nothing: as a default it would be the draft's text, or no speed."""
+    if found.tau == 0 or found.trusted == 1:
+        raise UserError(
+            f"no gate was saved: tau={found.tau:g}, chosen for a drift of {drift:g}, trusts every token of the "
+            f"held-out prompts (expected drift {found.drift:.3f}); ask for less (--drift), or give the tau itself "
+            "(--tau)"
+        )
+    if found.trusted == 0:
+        raise UserError(
+            f"no gate was saved: tau={found.tau:g}, chosen for a drift of {drift:g}, trusts no token of the held-out "
+            "prompts; ask for more (--drift), label more prompts, or give the tau itself (--tau)"
+        )
 
 
 def facts_of(trained: Trained, report: Report, positions: Positions) -> dict[str, Any]:
@@ -107,6 +129,7 @@ def model_card(
         f"rejections weigh {trained.weight:g}; seed {trained.settings.seed} |",
         "",
         f"Judged on {report.positions:,} positions of {report.prompts:,} {words.judged}. "
+        f"{'' if report.caveat is None else f'{report.caveat}. '}"
         f"Mean label {report.mean_label:.3f}, mean score {report.mean_score:.3f}, R² {report.r2:.3f}.", "",
         *_dial(report), *_areas(report), "", *_rates(report), "", *_table(report), "",
     ]  # fmt: skip

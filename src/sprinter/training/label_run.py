@@ -21,7 +21,15 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedPair
 from sprinter.training.examples import Example, ExampleEncoder, read_examples
-from sprinter.training.label_step import LabelEngine, Labeller, LabelSettings, LabelStep, steps
+from sprinter.training.label_step import (
+    CPU_BATCH,
+    GPU_BATCH,
+    LabelEngine,
+    Labeller,
+    LabelSettings,
+    LabelStep,
+    steps,
+)
 from sprinter.training.prompts import (
     SPLITS,
     PromptRule,
@@ -32,10 +40,10 @@ from sprinter.training.prompts import (
 )
 from sprinter.training.ray_engine import RayEngine
 from sprinter.training.ray_pool import ray_workers
-from sprinter.training.records import FEW, KINDS, LabelInfo, dataset_hash
+from sprinter.training.records import FEW, INFO, KINDS, LabelInfo, dataset_hash, read_info
 from sprinter.training.shards import ShardStore
 
-__all__ = ["LabelProgress", "LabelReport", "LabelSettings", "label"]
+__all__ = ["LabelProgress", "LabelReport", "LabelSettings", "label", "usual_batch"]
 
 _LATER = {"split": "lines", "chat": False, "system": None, "classes": None}
 _FORMAT = 1  # version of the records' format; part of the settings hash
@@ -132,6 +140,19 @@ def label(
     shelf.write_info(info)
     seconds, notes = time.perf_counter() - began, _notes(info, any(map(is_plain, sources)))
     return LabelReport(info, shelf.total("tokens") - tokens_before, seconds, resumed, notes)
+
+
+def usual_batch(models: LoadedPair, out: Path, restart: bool) -> int:
+    """Texts per step where none are asked for: those of the labels that are continued, else by device.
+
+    Raises:
+        UserError: the labels in ``out`` are damaged.
+    """
+    if not restart and (out / INFO).is_file():
+        return int(read_info(out).settings["batch_size"])
+    model = models.target.model
+    on_cpu = not model.on_gpu if isinstance(model, GgufModel) else model.device.type == "cpu"
+    return CPU_BATCH if on_cpu else GPU_BATCH
 
 
 class _Missing:

@@ -21,8 +21,10 @@ from sprinter.training.records import KINDS, Records
 from sprinter.training.scoring import make_records
 from sprinter.training.shards import shard_bytes
 
-__all__ = ["LabelEngine", "LabelSettings", "LabelStep", "Labeller", "steps"]
+__all__ = ["CPU_BATCH", "GPU_BATCH", "LabelEngine", "LabelSettings", "LabelStep", "Labeller", "steps"]
 
+CPU_BATCH, GPU_BATCH = 16, 128
+"""Usual texts per step: a step is what an interrupted run loses, and on a CPU 128 texts may take many minutes."""
 
 _LOGITS_BYTES = 2 << 30  # of both models' logits that a labeller holds at once, in float32
 
@@ -56,7 +58,7 @@ class LabelSettings:
     prompt_tokens: int = 128
     new_tokens: int = 20
     classes_per_prompt: int = 1
-    batch_size: int = 128
+    batch_size: int = GPU_BATCH
     limit: int | None = None
     field: str | None = None
     split: str = "lines"

@@ -44,7 +44,10 @@ from sprinter.training.records import LAMBDAS, TEMPERATURES, read_info
 from sprinter.training.threshold import TauSetting, choose, setting
 from sprinter.training.train import score
 
-__all__ = ["Report", "Truth", "judge", "judge_directory", "unseen"]
+__all__ = ["ENOUGH", "Report", "Truth", "few_prompts", "judge", "judge_directory", "unseen"]
+
+ENOUGH = 20
+"""Prompts of an evaluation below which its numbers come with a warning; a tenth of the labelled prompts is held out."""
 
 _TAUS = torch.linspace(0, 1, 51, dtype=torch.float64)
 _DRIFTS = (0.02, 0.05, 0.1, 0.2)
@@ -111,6 +114,11 @@ class Report:
     drift: Interval | None = None
     dial: tuple[TauSetting, ...] = ()
 
+    @property
+    def caveat(self) -> str | None:
+        """Warning about an evaluation on few prompts; None: there are enough."""
+        return few_prompts(self.prompts)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         plain = (
@@ -122,6 +130,7 @@ class Report:
             "r2",
             "mean_label",
             "mean_score",
+            "caveat",
         )
         return {
             **{name: getattr(self, name) for name in plain},
@@ -146,6 +155,14 @@ class Report:
             for name, truth in self.truths.items()
         }
         return whole
+
+
+def few_prompts(count: int) -> str | None:
+    """Warning about areas and rates that rest on so many prompts; None from ``ENOUGH`` on."""
+    if count >= ENOUGH:
+        return None
+    plural = "" if count == 1 else "s"
+    return f"AU-ROC and rates rest on {count} prompt{plural} only: label more, until {ENOUGH} or more are held out"
 
 
 def judge_directory(

@@ -138,7 +138,7 @@ def _fitting(pair: Pair, suite: Suite, new_tokens: int) -> Suite:
         if usable_prompts(pair, replace(suite, samples=(sample,)), new_tokens)
     )
     if not kept:
-        raise UserError("no prompt fits the pair's context: give others, or a smaller --new-tokens")
+        raise UserError("no prompt fits the pair's context: give others, or a smaller --max-new-tokens")
     return replace(suite, samples=kept)
 
 

@@ -67,7 +67,8 @@ def gguf_head(path: Path) -> GgufHead:
     it is loaded.
 
     Raises:
-        UserError: the file is damaged, truncated or a part of a model, or the package ``gguf`` is not installed.
+        UserError: the file is damaged, truncated, a part of a model or no model, or the package ``gguf`` is not
+            installed.
     """
     gguf_package()
     try:
@@ -76,6 +77,13 @@ def gguf_head(path: Path) -> GgufHead:
     except (OSError, ValueError, error) as cause:  # mmap refuses an empty file
         raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again") from cause
     check_whole(path, int(head.metadata.get("split.count", 0)))
+    if (kind := head.metadata.get("general.type", "model")) == "adapter":
+        raise UserError(
+            f"{path} is an adapter, which is served only once it is merged: llama.cpp's `llama-export-lora` writes it "
+            "and its base into one file"
+        )
+    if kind != "model":
+        raise UserError(f"{path} is a file of type {kind}, not a language model: give the model's own file")
     return head
 
 

@@ -151,7 +151,7 @@ def _long_enough(texts: Texts) -> Texts:
     if not found.part(False):
         raise UserError(
             "the texts are too short: heads learn from the third token of a text on, so give longer prompts, or more "
-            "than one token of answer (--new-tokens)"
+            "than one token of answer (--max-new-tokens)"
         )
     return found
 
