@@ -8,7 +8,7 @@ import pytest
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
-from sprinter.engine.ending import Detokenizer
+from sprinter.engine.ending import Detokenizer, continued_text
 from sprinter.errors import UserError
 from sprinter.models.gguf import tokenizer as module
 from sprinter.models.gguf.output_head import check_whole
@@ -135,6 +135,13 @@ def test_characters_of_several_bytes_are_streamed_whole(read: Any, metadata: dic
     parts = [stream.push(id) for id in tokenizer(text, add_special_tokens=False).input_ids]
     assert "".join(parts) + stream.flush() == text
     assert "木" in parts and all("\ufffd" not in part for part in parts)
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_continuation_keeps_its_space(read: Any, prefix: bool) -> None:
+    tokenizer = read(sentencepiece(add_space_prefix=prefix))
+    prompt, new = tokenizer("abc").input_ids, tokenizer.convert_tokens_to_ids(["▁ab", "c", "▁c"])
+    assert continued_text(tokenizer, prompt, new) == " abc c"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from sprinter.bench.journal import Memory, key_of
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
 from sprinter.bench.suites import turn_ids, turn_prompt
+from sprinter.engine.ending import continued_text
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 
@@ -154,12 +155,16 @@ class Harness:
             _check(answer, limit)
             talk.prompts.append(ids)
             talk.answers.append(answer)
-            talk.texts.append(self._text(answer.ids))
+            talk.texts.append(self._text(answer.ids, () if self._answers(place.suite) else ids))
         return talk
 
-    def _text(self, ids: Sequence[int]) -> str:
+    def _answers(self, suite: Suite) -> bool:
+        """Whether prompts are conversations to answer, and not texts to continue."""
+        return suite.chat and getattr(self._pair.tokenizer, "chat_template", None) is not None
+
+    def _text(self, ids: Sequence[int], prompt: Sequence[int]) -> str:
         tokenizer = self._pair.tokenizer
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True)) if tokenizer else ""
+        return "" if tokenizer is None else continued_text(tokenizer, prompt, ids)
 
     def _limit(self, suite: Suite, prompt: int) -> int | None:
         """Maximum number of new tokens for a prompt of this length; None if it does not fit."""

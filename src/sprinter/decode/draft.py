@@ -228,6 +228,7 @@ class Token:
     Attributes:
         drift: TV(π, p) at its position, None until the target has scored it.
         text: the text that this token completes: the tokens' texts join to the text of the generation.
+        text_offset: number of characters that the tokens before it have written, stop strings included.
         logprob: ln p(x) of the target's raw law (temperature 1, logits as the model gives them), if log-probabilities
             were asked for; None until the target has scored its position. At least -87.3 (float32's smallest number).
         draft_logprob: as ``logprob``, of the draft model; None where it drafted nothing.
@@ -248,6 +249,7 @@ class Token:
     top_logprobs: list[TopToken] | None = None
     gate_score: float | None = None
     ratio: float | None = None
+    text_offset: int = 0
 
     @property
     def distance(self) -> float | None:

@@ -2,8 +2,9 @@
 
 The text of a generation excludes the prompt, the EOS or stop token that ended it, special tokens, and the stop string
 with everything after it; its tokens include all of these but the prompt. The ``text`` of a token is the text that it
-completes, so that the tokens' texts, streamed or not, join to the text of the generation. Stop rules, which end drafts,
-are in ``decode.stop``.
+completes, so that the tokens' texts, streamed or not, join to the text of the generation. A text that continues its
+prompt is decoded behind it: decode(prompt + new) = decode(prompt) + text. Stop rules, which end drafts, are in
+``decode.stop``.
 """
 
 from __future__ import annotations
@@ -11,12 +12,25 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 
-__all__ = ["Detokenizer", "Ending", "Spelling", "TextWriter", "cut_at_stop", "special_ids"]
+__all__ = [
+    "Detokenizer",
+    "Ending",
+    "Spelling",
+    "TextWriter",
+    "continued_text",
+    "cut_at_stop",
+    "prompt_end",
+    "special_ids",
+]
+
+_UNKNOWN = "\ufffd"
+"""The replacement character, which stands for bytes that are no character, or not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +40,7 @@ class Spelling:
     Attributes:
         silent: tokens without text: special tokens, EOS and stop tokens.
         stop: stop strings; they may also match the written form of silent tokens.
+        before: last tokens of the prompt that the text continues, by ``prompt_end``; empty: it is a text by itself.
 
     Raises:
         UserError: a stop string that is empty or not text.
@@ -34,6 +49,7 @@ class Spelling:
     tokenizer: PreTrainedTokenizerBase
     silent: frozenset[int]
     stop: tuple[str, ...] = ()
+    before: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if any(not isinstance(word, str) or not word for word in self.stop):
@@ -42,6 +58,10 @@ class Spelling:
     def written(self, id: int) -> str:
         """The written form of a silent token, for example ``<|im_end|>``; "" for other tokens."""
         return str(self.tokenizer.decode([id])) if id in self.silent else ""
+
+    def detokenizer(self) -> Detokenizer:
+        """Create a detokenizer of the text."""
+        return Detokenizer(self.tokenizer, self.silent, self.before)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -103,17 +123,18 @@ class TextWriter:
 
     Attributes:
         found: whether a stop string has ended the text; no text follows it.
+        written: number of characters of the tokens so far, whatever is held back.
     """
 
-    __slots__ = ("_detokenizer", "_full", "_kept", "_shown", "_spelling", "found")
+    __slots__ = ("_detokenizer", "_full", "_kept", "_shown", "_spelling", "found", "written")
 
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling
-        self._detokenizer = Detokenizer(spelling.tokenizer, spelling.silent)
+        self._detokenizer = spelling.detokenizer()
         self._kept = ""  # text that is held back
         # The end of the text with silent tokens written out; for each character, "1" if it is in the text, else "0".
         self._full = self._shown = ""
-        self.found = False
+        self.found, self.written = False, 0
 
     def copy(self) -> TextWriter:
         """An independent writer in the same state."""
@@ -126,6 +147,7 @@ class TextWriter:
         if self.found:
             return ""
         text = self._detokenizer.push(id)
+        self.written += len(text)
         return self._search(text, self._spelling.written(id)) if self._spelling.stop else text
 
     def finish(self) -> str:
@@ -170,7 +192,36 @@ def _beginning(text: str, stop: Sequence[str]) -> int:
 _CONTEXT = 16
 """Maximum number of earlier tokens that are decoded again with each new token."""
 _PATIENCE = 8
-"""Number of tokens after which bytes that form no character are emitted as is; a character has at most four bytes."""
+"""Number of tokens after which bytes that form no character are emitted as is."""
+_CHARACTER = 4
+"""Maximum number of bytes, and so of tokens, of a character."""
+
+
+def prompt_end(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], special: frozenset[int]
+) -> tuple[int, ...]:
+    """The last tokens of a prompt that a text behind it must be decoded with; without special tokens, which have no
+    text. They begin with a whole character: where bytes are tokens, others do not show what they are."""
+    longest = _CONTEXT + _CHARACTER - 1
+    visible = tuple(islice((id for id in reversed(prompt) if id not in special), longest))[::-1]
+    ends = [visible[-length:] for length in range(_CONTEXT, len(visible) + 1)] or [visible]
+    return next((end for end in ends if not _whole(tokenizer, end)[1].startswith(_UNKNOWN)), ends[0])
+
+
+def _whole(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[int, str]:
+    """The number of tokens before an unfinished character, and their text; all tokens if it is no character."""
+    for count in range(len(ids), max(0, len(ids) - _CHARACTER), -1):
+        text = _decode(tokenizer, ids[:count])
+        if not text.endswith(_UNKNOWN):
+            return count, text
+    return (len(ids), _decode(tokenizer, ids)) if len(ids) >= _CHARACTER else (0, "")
+
+
+def continued_text(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """The text of tokens that continue a prompt."""
+    special = special_ids(tokenizer)
+    detokenizer = Detokenizer(tokenizer, special, prompt_end(tokenizer, prompt, special))
+    return "".join([*map(detokenizer.push, ids), detokenizer.flush()])
 
 
 class Detokenizer:
@@ -181,47 +232,66 @@ class Detokenizer:
     Args:
         tokenizer: any transformers tokenizer.
         silent: tokens without text; None: the special tokens.
+        before: tokens that the first one follows, by ``prompt_end``. A character that they begin and a later token ends
+            is in the later one's text.
     """
 
-    __slots__ = ("_ids", "_known", "_read", "_silent", "_tokenizer")
+    __slots__ = ("_ids", "_known", "_open", "_read", "_silent", "_tokenizer")
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, silent: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        silent: frozenset[int] | None = None,
+        before: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._silent = special_ids(tokenizer) if silent is None else silent
-        self._ids: tuple[int, ...] = ()  # context, then tokens whose text is not returned in full
+        self._ids = tuple(before)  # context, then tokens whose text is not returned in full
         # numbers of these tokens, and of characters of their text, that were returned
-        self._read = self._known = 0
+        self._read, text = _whole(tokenizer, self._ids)
+        self._known = len(text.rstrip(_UNKNOWN))
+        # replacement characters behind them that the prompt's own text shows
+        self._open = len(_decode(tokenizer, self._ids)) - self._known
 
     def push(self, id: int) -> str:
         """Add a token; returns the text that it completes."""
         if id in self._silent:
             return ""
         self._ids += (id,)
-        whole = self._decode()
-        sure = len(whole.rstrip("\ufffd"))  # the rest may become a character
+        whole = _decode(self._tokenizer, self._ids)
+        sure = len(whole.rstrip(_UNKNOWN))  # the rest may become a character
         if sure < len(whole) and len(self._ids) - self._read > _PATIENCE:
             sure = len(whole) - 1
-        piece = whole[self._known : sure]
-        self._known = max(self._known, sure)
+        piece = self._take(whole, sure)
         if sure == len(whole):
             if len(self._ids) > _CONTEXT:
                 self._ids = self._ids[self._read :]
-                self._known = len(self._decode())
+                self._known = len(_decode(self._tokenizer, self._ids))
             self._read = len(self._ids)
         elif len(self._ids) - self._read > _PATIENCE:
             self._ids, self._read = self._ids[-_PATIENCE // 2 :], 0
-            self._known = len(self._decode().removesuffix("\ufffd"))
+            self._known = len(_decode(self._tokenizer, self._ids).removesuffix(_UNKNOWN))
         return piece
 
     def flush(self) -> str:
         """End the text; returns the rest, with an unfinished character."""
-        piece = self._decode()[self._known :]
+        whole = _decode(self._tokenizer, self._ids)
+        piece = self._take(whole, len(whole))
         self._ids, self._read, self._known = (), 0, 0
         return piece
 
-    def _decode(self) -> str:
-        text = self._tokenizer.decode(
-            list(self._ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+    def _take(self, whole: str, end: int) -> str:
+        """The text up to a character, without what was returned before."""
+        begin = self._known
+        if end > begin:
+            while self._open and whole.startswith(_UNKNOWN, begin):
+                begin, self._open = begin + 1, self._open - 1
+            self._open = 0
+        self._known = max(begin, end)
+        return whole[begin:end]
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    text = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str)
+    return text

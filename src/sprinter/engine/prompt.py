@@ -33,6 +33,11 @@ class EncodedPrompt:
     messages: list[dict[str, Any]] | None = None
     ends: tuple[int, ...] = ()
 
+    @property
+    def continued(self) -> bool:
+        """Whether a text continues the prompt's; else it is a text by itself: the answer to a conversation."""
+        return not self.messages or self.messages[-1]["role"] == "assistant"
+
 
 PromptInput = str | Sequence[int] | Sequence[ChatMessage] | BatchEncoding | EncodedPrompt
 """One prompt: text, token ids, chat messages, what a tokenizer returns, or what ``encode_prompt`` returned before."""

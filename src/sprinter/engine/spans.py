@@ -45,7 +45,7 @@ class SpanReader:
         self._span, self._wanted = SPANS[only.removeprefix(OUTSIDE)], not only.startswith(OUTSIDE)
         self._spelling, self._prompt_len = spelling, len(prompt)
         written = self._written(prompt)
-        start = _End(Detokenizer(spelling.tokenizer, spelling.silent)).read(written, self._span)
+        start = _End(spelling.detokenizer()).read(written, self._span)
         self._places = [start]  # place i is after i tokens of the text
 
     def __call__(self, text: Sequence[int]) -> bool:

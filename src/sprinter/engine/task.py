@@ -17,13 +17,13 @@ from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import DraftSwitch, Paced, PassShare, Replayed, Tracker
 from sprinter.engine.driver import RowDriver
-from sprinter.engine.ending import Ending, Spelling, TextWriter
+from sprinter.engine.ending import Ending, Spelling, TextWriter, prompt_end
 from sprinter.engine.generation import Generation
 from sprinter.engine.jobs import Jobs, Models
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.parts import Parts
-from sprinter.engine.prompt import PromptInput, encode_prompt
+from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
 from sprinter.engine.spans import SpanReader
 from sprinter.errors import UserError
 from sprinter.models.choose import pads_rows, runner_kind, tree_limit
@@ -101,7 +101,7 @@ class Task:
         self.spare = _spare(method)
         self._check(new)
         ends = (*parts.models.target.eos_ids, *stops)
-        self._spelling = _spelling(parts, options.stop, ends)
+        self._spelling = _spelling(parts, options.stop, ends, self._prompt)
         if method.only is not None and self._spelling is None and not method.lossless():
             raise UserError(f"only={method.only} needs a tokenizer, and this pair has none: leave it out")
         self._adjustments = _adjustments(self.request, parts, ends)
@@ -389,17 +389,22 @@ def _check_states(method: Method, target: LoadedModel, layers: Sequence[int]) ->
 
 
 def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:
-    """Fill in ``text`` of each token; ``last``: whether the last token gets the rest of the text."""
+    """Fill in the text of each token, and where it is; ``last``: whether the last one gets the rest of the text."""
     for token in tokens:
+        token.text_offset = writer.written
         token.text = writer.push(token.id)
     if last and tokens:
         tokens[-1].text += writer.finish()
 
 
-def _spelling(parts: Parts, stop: Sequence[str], ends: Sequence[int]) -> Spelling | None:
+def _spelling(
+    parts: Parts, stop: Sequence[str], ends: Sequence[int], prompt: EncodedPrompt
+) -> Spelling | None:
     """The spelling of a request; None without a tokenizer. ``ends``: ids of EOS and stop tokens."""
-    if parts.models.tokenizer is not None:
-        return Spelling(parts.models.tokenizer, parts.special.union(ends), tuple(stop))
+    tokenizer = parts.models.tokenizer
+    if tokenizer is not None:
+        before = prompt_end(tokenizer, prompt.ids, parts.special) if prompt.continued else ()
+        return Spelling(tokenizer, parts.special.union(ends), tuple(stop), before)
     if stop:
         raise UserError("stop strings need a tokenizer, and this pair has none: give stop=[]")
     return None

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from sprinter.engine.generation import Generation
 from sprinter.serve.asked import TextRequest
 from sprinter.serve.choices import AnswerChoice
 from sprinter.serve.logprobs import (
     LawfulToken,
+    TokenNames,
     chat_logprobs,
     completion_logprobs,
     of_prompt,
@@ -31,14 +30,14 @@ class ServerAnswer:
     """The frame of an answer, the same in all of its events.
 
     Attributes:
-        id: of the request. created: time in seconds since 1970. model: its name. tokenizer: of the pair.
+        id: of the request. created: time in seconds since 1970. model: its name. names: of tokens.
     """
 
     asked: TextRequest
     id: str
     created: int
     model: str
-    tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
+    names: TokenNames = field(repr=False)
 
     def frame(self, choices: list[dict[str, Any]], *, event: bool = False) -> dict[str, Any]:
         """The object around choices."""
@@ -62,9 +61,9 @@ class ServerAnswer:
 
     def _choice(self, choice: AnswerChoice) -> dict[str, Any]:
         out = choice.out
-        text, tokens = ("", []) if out is None else (out.text, of_tokens(out.tokens))
-        if self.asked.echo:
-            text, tokens = self.echoed(choice) + text, [*self.prompt_tokens(choice), *tokens]
+        prompt, before = (self.echoed(choice), self.prompt_tokens(choice)) if self.asked.echo else ("", [])
+        text = prompt if out is None else prompt + out.text
+        tokens = [*before, *of_tokens([] if out is None else out.tokens, len(prompt))]
         found: dict[str, Any] = {"index": choice.index, "logprobs": self.logprobs(tokens)}
         if self.asked.chat:
             found["message"] = {"role": "assistant", "content": text, "refusal": None}
@@ -86,15 +85,15 @@ class ServerAnswer:
 
     def prompt_tokens(self, choice: AnswerChoice) -> list[LawfulToken]:
         """The prompt's tokens."""
-        return of_prompt(choice.prompt.ids, choice.scored, self.tokenizer)
+        return of_prompt(choice.prompt, choice.scored, self.names.tokenizer)
 
-    def logprobs(self, tokens: Sequence[LawfulToken], offset: int = 0) -> dict[str, Any] | None:
+    def logprobs(self, tokens: Sequence[LawfulToken]) -> dict[str, Any] | None:
         """The object ``logprobs`` of a choice; None if it was not asked for."""
         if self.asked.logprobs is None:
             return None
         if self.asked.chat:
-            return chat_logprobs(tokens, self.tokenizer)
-        return completion_logprobs(tokens, self.tokenizer, offset)
+            return chat_logprobs(tokens, self.names)
+        return completion_logprobs(tokens, self.names)
 
 
 def finish_of(out: Generation | None) -> str:

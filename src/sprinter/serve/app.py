@@ -28,6 +28,7 @@ from sprinter.serve.choices import (
 )
 from sprinter.serve.events import Events
 from sprinter.serve.guard import RequestGuard, note_of
+from sprinter.serve.logprobs import names_of
 from sprinter.serve.logs import error_fields, text_fields
 from sprinter.serve.page import add_page
 from sprinter.serve.refusals import Refusal, of_error, of_fields
@@ -215,7 +216,7 @@ async def _serve(service: Service, request: Request, body: CompletionRequest | C
     pair = service.pair  # 503 while it is loaded
     service.check_model(body.model)
     asked = asked_of(body, service.settings)
-    answer = ServerAnswer(asked, note.id, service.now(), service.model, pair.tokenizer)
+    answer = ServerAnswer(asked, note.id, service.now(), service.model, names_of(pair.tokenizer))
 
     texts: list[AnswerChoice] = []
 

@@ -74,9 +74,8 @@ class EventWriter:
         while choice.stream is not None and (tokens := await choice.stream.read()):
             text = "".join(token.text for token in tokens)
             if text or asked.tokens or asked.logprobs is not None:
-                logprobs = answer.logprobs(of_tokens(tokens), offset)
+                logprobs = answer.logprobs(of_tokens(tokens, offset))
                 await self._event(choice, self._part(text, logprobs), self._tokens(tokens, unscored))
-            offset += len(text)
         await self._end(choice, unscored)
 
     async def _end(self, choice: AnswerChoice, unscored: Unscored) -> None:
