@@ -36,15 +36,16 @@ T = TypeVar("T")
 RESULTS = scratch("results") if SMOKE else ROOT / "benchmarks" / "results"
 PROMPT_WORDS = 200
 NEW_TOKENS = sized(64, 8)
-COMMIT = present_environment()["commit"]
-"""Of the code that runs: read before the script writes results, which change the working tree."""
+STARTED = {key: value for key, value in present_environment().items() if key in ("commit", "dirty", "load")}
+"""Commit of the code that runs, and the load before it does: read at the script's start."""
 TEMPERATURES = sized((1.0, 0.7, 0.0), (1.0, 0.0))
 GAMMAS = sized((1, 2, 3, 4, 5, 6), (1, 2))
 
 
 def environment() -> dict[str, Any]:
-    """Machine, threads, versions and the commit at the script's start."""
-    return {**present_environment(), "commit": COMMIT}
+    """Machine, threads, versions; commit and load at the script's start, and the load now."""
+    now = present_environment()
+    return {**now, **STARTED, "load_at_end": now["load"]}
 
 
 def heldout_prompts(data: Path, count: int, skip: int = 0, longest: int = PROMPT_WORDS) -> list[str]:

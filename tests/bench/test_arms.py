@@ -88,7 +88,7 @@ def test_a_spec_gives_an_arm_that_can_be_made_again(
     [
         ("transfomers:plain", "unknown arm 'transfomers:plain': did you mean 'transformers:plain'?"),
         ("speculativ", "unknown arm 'speculativ': did you mean 'speculative'?"),
-        ("transformers:plain(tokens=1)", "arm 'transformers:plain' takes no parameters, and got 'tokens'"),
+        ("transformers:plain(tokens=1)", "unknown parameter of transformers:plain 'tokens': known: dtype"),
         ("transformers:lookup(token=1)", "did you mean 'tokens'?"),
         ("transformers:lookup(tokens=0)", "tokens=0 is out of range: give a whole number >= 1"),
         ("transformers:assisted(schedule=heuristics)", "did you mean 'heuristic'?"),
@@ -263,6 +263,14 @@ def test_transformers_leaves_the_models_as_they_were(pair: sprinter.Pair) -> Non
     assert all(model.generation_config is config for model, config in zip(models, configs, strict=True))
     assert [config.to_dict() for config in configs] == before
     assert not any(model._forward_hooks for model in models)
+
+
+def test_transformers_loads_the_files_in_another_type(pair: sprinter.Pair) -> None:
+    arm: Any = started("transformers:assisted(dtype=bfloat16)", pair)
+    kept, own = arm._pair.models, pair.models
+    assert str(kept.target.model.dtype) == str(kept.draft.model.dtype) == "torch.bfloat16"
+    assert str(own.target.model.dtype) == "torch.float32"
+    assert len(arm.answer(ask(pair, new_tokens=4)).ids) == 4
 
 
 def test_a_checkpoint_s_own_generation_settings_change_nothing(

@@ -54,6 +54,48 @@ def test_times_of_another_machine_are_not_mixed_in(
     assert status == 2 and "another machine" in err
 
 
+def test_options_from_a_file_give_way_to_those_of_the_command_line(
+    run: Run, places: Places, prompts: str
+) -> None:
+    Path("config.toml").write_text(
+        'suite = ["p.jsonl"]\narm = ["autoregressive", "lookup"]\nnew-tokens = 3\ntemperature = [0.0]\n'
+        'analysis = false\nlikelihood = false\nout = "elsewhere"\n'
+    )
+    command = ["bench", "--config", "config.toml", *places.pair, "-a", "autoregressive", "-o", "out"]
+    assert run(*command).status == 0 and not Path("elsewhere").exists()
+    results = json.loads(Path("out/results.json").read_text())
+    assert [arm["name"] for arm in results["arms"]] == ["autoregressive"]
+    assert results["settings"]["temperatures"] == [0.0] and results["settings"]["new_tokens"] == 3
+    assert len(results["rows"]) == 2 and "perplexity" not in results["rows"][0]["quality"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("suites = 1", "did you mean 'suite'?"),
+        ("suite = [", "give a TOML file"),
+        (None, "cannot read --config"),
+    ],
+)
+def test_a_file_of_options_that_cannot_be_read(
+    run: Run, prompts: str, text: str | None, message: str
+) -> None:
+    if text is not None:
+        Path("config.toml").write_text(text)
+    status, _, err = run("bench", "--config", "config.toml")
+    assert status == 2 and message in err and len(err.splitlines()) == 1
+
+
+def test_a_run_names_its_sessions(run: Run, places: Places, prompts: str) -> None:
+    for arms in (["-a", "autoregressive"], ["-a", "autoregressive", "-a", "lookup"]):
+        assert run(*options(places, *arms)).status == 0
+    results = json.loads(Path("out/results.json").read_text())
+    first, second = results["sessions"]
+    assert results["run"] == json.loads(Path("out/run.json").read_text())["id"]
+    assert first["ended"] and first["environment"]["isa"] == second["environment"]["isa"]
+    assert first["load_at_end"] is not None and all(row["load"] is not None for row in results["rows"])
+
+
 MISTAKES = [
     ("limit of another script", ["-s", "p.jsonl:²"], ["p.jsonl:²"]),
     ("two signs", ["-s", "p.jsonl:--3"], ["p.jsonl:--3"]),

@@ -1,4 +1,4 @@
-"""Environment of a run: machine, versions, commit."""
+"""Environment of a run: machine with its instruction sets and load, versions, commit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,25 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.pair import LoadedModel
 from sprinter.models.quantised.layers import parameter_count
 
-__all__ = ["environment", "pair_facts"]
+__all__ = ["environment", "instruction_sets", "load_average", "pair_facts"]
+
+_TOLD = re.compile(r"avx2|avx512f|\w*vnni|\w*bf16|amx_\w+|asimd\w*|sve2?|i8mm")
+"""Instruction sets that decide how fast a kernel is, as the system names them."""
 
 
 def environment(repository: Path | None = None) -> dict[str, Any]:
-    """Machine, threads, versions and commit.
+    """Machine, instruction sets, load, threads, versions and commit.
 
     Args:
-        repository: git repository whose commit is recorded, with "+" appended if tracked files differ; None: the one
-            that contains this package, if there is one.
+        repository: git repository whose commit is recorded, "dirty" if tracked files differ from it or ``src`` has
+            untracked ones; None: the one that contains this package, if there is one.
     """
     gpu = torch.cuda.is_available()
+    folder = repository or Path(__file__).resolve().parent
     return {
         "cpu": cpu_name(),
+        "isa": instruction_sets(),
+        "load": load_average(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if gpu else None,
@@ -43,8 +50,25 @@ def environment(repository: Path | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "sprinter": sprinter.__version__,
-        "commit": _commit(repository or Path(__file__).resolve().parent),
+        "commit": (commit := _line("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")),
+        "dirty": commit and _dirty(folder),
     }
+
+
+def instruction_sets() -> list[str]:
+    """Instruction sets of the processor that matter to kernels, sorted; empty if the system does not tell."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    flags = next((line.split(":")[1] for line in lines if line.startswith(("flags", "Features"))), "")
+    return sorted({flag for flag in flags.split() if _TOLD.fullmatch(flag)})
+
+
+def load_average() -> float | None:
+    """Mean number of runnable processes over the last minute; None if the system does not tell."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
 
 
 def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
@@ -85,20 +109,11 @@ def _model_facts(model: LoadedModel) -> dict[str, Any]:
     }
 
 
-def _commit(folder: Path) -> str | None:
-    commit = _line("git", "-C", str(folder), "rev-parse", "--short", "HEAD")
-    changed = commit and _line(
-        "git",
-        "-C",
-        str(folder),
-        "status",
-        "--porcelain",
-        "-uno",
-        "--",
-        ":/",
-        ":(top,exclude)benchmarks/results",
-    )
-    return f"{commit}+" if changed else commit
+def _dirty(folder: Path) -> bool:
+    """Whether the working tree differs from its commit; published results are no part of what runs."""
+    status = ("git", "-C", str(folder), "status", "--porcelain")
+    changed = _line(*status, "-uno", "--", ":/", ":(top,exclude)benchmarks/results")
+    return bool(changed or _line(*status, "--", ":(top)src"))
 
 
 def _line(*command: str) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sprinter.bench.arm import Arm, ArmAnswer, Ask
+from sprinter.bench.environment import load_average
 from sprinter.bench.journal import Memory, key_of
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
@@ -259,6 +260,7 @@ def row_of(arm: Arm, place: _Slot, talk: Talk, lossless: bool | None) -> dict[st
         "model_id": arm.name,
         "choices": [choice],
         "tstamp": time.time(),
+        "load": load_average(),
         "suite": place.suite.name,
         "temperature": place.temperature,
         "repeat": place.repeat,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,6 +46,8 @@ class Journal(Memory):
         directory: created if it does not exist.
         run: what the rows depend on (pair, suites, settings, machine), JSON values.
         arms: name -> spec. A later call may add arms, and only those are asked then; a name cannot have two specs.
+        session: how and where this call asks (command, environment); ``run.json`` lists the sessions of a run, so that
+            one that was resumed elsewhere, by another command or commit, can be told from one that was not.
         restart: delete the rows in the directory.
 
     Raises:
@@ -56,6 +60,7 @@ class Journal(Memory):
         run: dict[str, Any],
         *,
         arms: Mapping[str, str] | None = None,
+        session: Mapping[str, Any] | None = None,
         restart: bool = False,
     ) -> None:
         super().__init__()
@@ -71,12 +76,14 @@ class Journal(Memory):
                     QUALITY,
                 ):  # not a judge's replies: they cost money and are stored by question
                     (directory / name).unlink(missing_ok=True)
-            known = self._check(run)
+            there = self._check(run)
+            known = dict(there.get("arms", {}))
             self._same_specs(known, arms or {})
             self.rows = self._read()
-            write_atomic(
-                directory / RUN, json.dumps({**run, "arms": {**known, **(arms or {})}}, indent=1) + "\n"
-            )
+            self.run_id = str(there.get("id") or _new_id(session or {}))
+            self.sessions = [*there.get("sessions", []), *([dict(session)] if session else [])]
+            self._facts = {"id": self.run_id, **run, "arms": {**known, **(arms or {})}}
+            self._write_run()
             # This drops a last line that was truncated when the run was killed.
             write_atomic(directory / ROWS, "".join(map(_line, self.rows)))
             self._file = open(directory / ROWS, "a", encoding="utf-8")  # noqa: SIM115
@@ -105,6 +112,25 @@ class Journal(Memory):
         """Close the file; may be called twice."""
         self._file.close()
 
+    def end_session(self, facts: Mapping[str, Any]) -> None:
+        """Store what is known at the end of this session (the load, the time).
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        self.sessions[-1].update(facts)
+        try:
+            self._write_run()
+        except OSError as error:
+            raise UserError(
+                f"cannot write '{self.directory / RUN}' ({error.strerror}): free some space and run it again"
+            ) from None
+
+    def _write_run(self) -> None:
+        write_atomic(
+            self.directory / RUN, json.dumps({**self._facts, "sessions": self.sessions}, indent=1) + "\n"
+        )
+
     def _read(self) -> list[dict[str, Any]]:
         try:
             rows = read_json_lines(self.directory / ROWS)
@@ -115,8 +141,8 @@ class Journal(Memory):
                 f"'{self.directory / ROWS}' is damaged: give another directory, or --restart to start over"
             ) from None
 
-    def _check(self, run: dict[str, Any]) -> dict[str, str]:
-        """Return the arms of the run in the directory; raise a UserError if it is another run."""
+    def _check(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Return ``run.json`` of the directory; raise a UserError if it is another run."""
         path = self.directory / RUN
         if not path.is_file():
             if (self.directory / ROWS).exists():
@@ -124,7 +150,7 @@ class Journal(Memory):
             return {}
         try:
             there = dict(json.loads(path.read_text(encoding="utf-8")))
-            arms = dict(there.get("arms", {}))
+            dict(there.get("arms", {}))
         except (ValueError, TypeError):
             raise UserError(f"'{path}' is damaged: give another directory, or --restart") from None
         for name, value in json.loads(json.dumps(run)).items():
@@ -133,7 +159,7 @@ class Journal(Memory):
                     f"'{self.directory}' holds a run with another {name}: give another directory, or --restart to "
                     "delete it and start over"
                 )
-        return arms
+        return there
 
     def _same_specs(self, known: Mapping[str, str], arms: Mapping[str, str]) -> None:
         for name, spec in arms.items():
@@ -142,6 +168,12 @@ class Journal(Memory):
                     f"'{self.directory}' holds answers of another arm called '{name}' ({known[name]}, now {spec}): "
                     "give it another name (SPEC as NAME) or another directory"
                 )
+
+
+def _new_id(session: Mapping[str, Any]) -> str:
+    """Name of a new run: UTC time, commit, four hex digits by chance."""
+    commit = session.get("environment", {}).get("commit") or "unknown"
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{commit}-{secrets.token_hex(2)}"
 
 
 Key = tuple[str, str, float, str, int]

@@ -3,6 +3,8 @@
 ``results.json`` is one object:
 
     schema       "sprinter-bench/1"
+    run          id of the run: UTC time, commit, four hex digits
+    sessions     one per call that asked: {"command", "environment", "began", "ended", "load_at_end"}
     created      UTC time, ISO 8601; ``seconds``: the run's total time; ``command``: its command line
     environment  machine, versions, commit (``sprinter.bench.environment``)
     pair         {"target" | "draft" | "gate" ...: {"name", "sha256", "parameters", "dtype"}}
@@ -13,7 +15,7 @@
     rows         one per arm, suite, temperature, sample and repeat, as in the lines of ``rows.jsonl``:
                  {"question_id", "category", "model_id": arm, "choices": [{"index": 0, "turns": [text],
                  "decoding_steps": [n], "new_tokens": [n], "wall_time": [s], "accept_lengths": [n, ...]}], "tstamp",
-                 "suite", "temperature", "repeat", "lossless", "prompt_tokens": [n], "ttft_s": [s],
+                 "load", "suite", "temperature", "repeat", "lossless", "prompt_tokens": [n], "ttft_s": [s],
                  "arrivals_ms": [[...]], "target_calls": [n], "draft_steps": [n], "origins": {origin: n},
                  "drift_sum": x, "drift_tokens": n, "token_ids": [[...]], "quality": {...}}
     summary      one per arm, suite ("all": over all) and temperature; ``Interval``s are [value, low, high], with low

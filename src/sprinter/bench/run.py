@@ -13,7 +13,7 @@ from typing import Any
 from sprinter.bench.analysis import analyse
 from sprinter.bench.arm import Arm
 from sprinter.bench.arms.engine import EngineArm
-from sprinter.bench.environment import environment, pair_facts
+from sprinter.bench.environment import environment, load_average, pair_facts
 from sprinter.bench.grading import Grading, JudgeSettings
 from sprinter.bench.harness import Harness, OnBenchProgress
 from sprinter.bench.journal import Journal
@@ -81,7 +81,7 @@ def run_bench(
     grading = Grading(pair, suites, extras.quality, extras.judge) if extras.quality else None
     asked = {key: value for key, value in settings.facts().items() if key not in _MAY_CHANGE}
     where = environment()
-    machine = {key: where[key] for key in ("cpu", "gpu", "threads")}
+    machine = {key: where[key] for key in ("cpu", "isa", "gpu", "threads")}
     machine["device"] = pair.models.target.model.device.type
     run = {
         "pair": facts,
@@ -93,13 +93,15 @@ def run_bench(
         if isinstance(arm, EngineArm):
             arm.fit(pair)
     specs = {arm.name: arm.spec for arm in arms}
-    with Journal(out, run, arms=specs, restart=restart) as journal:
+    session = {"command": extras.command, "environment": where, "began": _now()}
+    with Journal(out, run, arms=specs, session=session, restart=restart) as journal:
         harness = Harness(pair, arms, suites, settings, journal, progress)
         try:
             harness.run()
             arm_facts = [_arm_facts(arm, harness.failed) for arm in arms]
         finally:
             harness.close()
+            journal.end_session({"ended": _now(), "load_at_end": load_average()})
     names = [arm.name for arm in arms]
     rows = [
         row
@@ -113,7 +115,9 @@ def run_bench(
     judged = grading.grade(rows, settings.bases, out, progress) if grading else None
     results: dict[str, Any] = {
         "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run": journal.run_id,
+        "sessions": journal.sessions,
+        "created": _now(),
         "command": extras.command,
         "environment": where,
         "pair": facts,
@@ -142,6 +146,10 @@ def run_bench(
             f"cannot write '{out / 'report.html'}' ({error.strerror}): free some space and run it again"
         ) from None
     return results
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _arm_facts(arm: Arm, failed: dict[str, str]) -> dict[str, Any]:

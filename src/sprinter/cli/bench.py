@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from sprinter.cli.bench_pages import BenchProgressBar, print_summary
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
+from sprinter.decode.registry import did_you_mean
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
 
@@ -28,6 +30,24 @@ for name, module in (("compare", bench_compare), ("report", bench_report), ("lis
     bench.command(name)(module.command)
 
 Words = list[str] | None
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the options in a TOML file as this command's defaults."""
+    if path is None:
+        return None
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read --config '{path}' ({error}): give a TOML file of options") from None
+    names = {flag.removeprefix("--"): one.name for one in context.command.params for flag in one.opts}
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in names or key == "config":
+            raise did_you_mean("option", key, sorted(name for name in names if not name.startswith("-")))
+        found[str(names[key])] = value
+    context.default_map = {**(context.default_map or {}), **found}
+    return path
 
 
 @bench.callback(invoke_without_command=True)
@@ -80,6 +100,15 @@ def run(
         str | None, typer.Option(help="System message of prompts in chat form.", show_default=False)
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for results.")] = Path("bench-results"),
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            is_eager=True,
+            callback=_read_config,
+            show_default=False,
+            help="TOML file of these options, by their long names; those of the command line take their place.",
+        ),
+    ] = None,
     loading: Loading = Loading(),
     temperature: Annotated[
         list[float] | None,
@@ -104,6 +133,12 @@ def run(
     ] = None,
     quality: Annotated[
         bool, typer.Option(help="ROUGE, perplexity under the target, exact match, ...")
+    ] = True,
+    likelihood: Annotated[
+        bool,
+        typer.Option(
+            help="Score the answers under the target, which takes a forward pass each: perplexity, judge."
+        ),
     ] = True,
     run_code: Annotated[
         bool, typer.Option(help="HumanEval: run generated code, in a subprocess with limits.")
@@ -164,7 +199,7 @@ def run(
     tuned = () if loading.profile is None else ("auto",)
     arms = parse_arms(arm or (*tuned, *_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
     _known(base or (), [each.name for each in arms])
-    measures = QualitySettings(run_code=run_code) if quality else None
+    measures = QualitySettings(run_code=run_code, likelihood=likelihood) if quality else None
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
     pair = load(loading)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +22,17 @@ from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
 from sprinter.models.gguf.library import loading
 from sprinter.models.gguf.load import GgufModel
+from sprinter.models.source import find
 
 __all__ = ["LlamaLookup", "LlamaPlain"]
+
+
+def _file(pair: Pair) -> Path | None:
+    """The target's GGUF file, run by llama.cpp or by PyTorch; None if it has none."""
+    target = pair.models.target
+    if isinstance(target.model, GgufModel):
+        return Path(target.model.path)
+    return find(target.id, "target").gguf if target.stored else None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -36,21 +46,23 @@ class LlamaPlain:
     _eos_ids: tuple[int, ...] = field(default=(), init=False, repr=False)
 
     def start(self, pair: Pair) -> None:
-        """Load the target's file a second time.
+        """Load the target's file a second time, whatever runs it for the other arms.
 
         Raises:
             UserError: the target is not a GGUF file.
         """
-        target = pair.models.target
-        if not isinstance(target.model, GgufModel):
+        target, path = pair.models.target, _file(pair)
+        if path is None:
             raise UserError(f"{self.name} runs GGUF files, and the target {target.id} is none: give one")
         llama_cpp = import_module("llama_cpp")
         threads = torch.get_num_threads()
-        cache = 0 if target.model.cache_dtype == torch.float32 else 1  # GGML_TYPE_F32, GGML_TYPE_F16
-        on_gpu = target.model.on_gpu
-        with loading(on_gpu, bool(target.model.repacking.on)):  # ``Llama`` has no such argument
+        own = target.model if isinstance(target.model, GgufModel) else None
+        cache = 0 if own and own.cache_dtype == torch.float32 else 1  # GGML_TYPE_F32, GGML_TYPE_F16
+        on_gpu = bool(own and own.on_gpu)
+        repack = own is None or bool(own.repacking.on)  # as llama.cpp does by itself, or as it runs the pair
+        with loading(on_gpu, repack):  # ``Llama`` has no such argument
             self._llama = llama_cpp.Llama(
-                str(target.model.path), n_ctx=pair.models.context, n_threads=threads, n_threads_batch=threads,
+                str(path), n_ctx=pair.models.context, n_threads=threads, n_threads_batch=threads,
                 n_gpu_layers=-1 if on_gpu else 0, type_k=cache, type_v=cache, flash_attn=on_gpu,
                 draft_model=self._drafter(), verbose=False,
             )  # fmt: skip

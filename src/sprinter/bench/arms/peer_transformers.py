@@ -27,7 +27,7 @@ from sprinter.bench.arms.engine import settle
 from sprinter.bench.arms.registry import LookupSettings
 from sprinter.decode.checks import at_least
 from sprinter.decode.registry import did_you_mean
-from sprinter.engine.pair import Pair
+from sprinter.engine.pair import Pair, load_pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
 
@@ -54,9 +54,15 @@ class _Listener(BaseStreamer):
 
 @dataclass(eq=False, kw_only=True)
 class TransformersPlain:
-    """transformers' ``generate`` with the target alone."""
+    """transformers' ``generate`` with the target alone.
+
+    Args:
+        dtype: load the pair's files a second time with weights of this type ("bfloat16"), as transformers would run
+            them; None: the pair's own modules.
+    """
 
     engine = "transformers"
+    dtype: str | None = None
     name: str = field(default="", init=False)
     spec: str = field(default="", init=False)
     _pair: Pair | None = field(default=None, init=False, repr=False)
@@ -66,8 +72,12 @@ class TransformersPlain:
         """Prepare the pair.
 
         Raises:
-            UserError: the pair has a GGUF file.
+            UserError: llama.cpp runs the pair, or its files cannot be loaded with this ``dtype``.
         """
+        if self.dtype is not None:
+            draft = pair.models.draft
+            names = (pair.models.target.id, None if draft is None else draft.id)
+            pair = load_pair(*names, runner="torch", dtype=self.dtype, compile=False)
         for model in (pair.models.target, pair.models.draft):
             if model is not None:
                 model.module(self.name)

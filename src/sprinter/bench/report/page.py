@@ -118,7 +118,10 @@ def _facts(run: Digest) -> list[tuple[str, str]]:
         ("command", results.get("command")),
         ("made", results.get("created")),
         ("took", duration(results.get("seconds"))),
-        ("commit", environment.get("commit")),
+        (
+            "commit",
+            f"{environment.get('commit')}{' with uncommitted changes' if environment.get('dirty') else ''}",
+        ),
         ("machine", environment.get("gpu") or environment.get("cpu")),
         ("temperatures", ", ".join(f"{t:g}" for t in run.temperatures)),
         ("new tokens", settings.get("new_tokens") or "the suites' own"),
