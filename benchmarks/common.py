@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import gc
+import io
 import json
 import shlex
 import shutil
@@ -35,6 +37,8 @@ sys.path.insert(1, str(ROOT / "scripts"))  # some benchmarks read what the pair 
 T = TypeVar("T")
 RESULTS = scratch("results") if SMOKE else ROOT / "benchmarks" / "results"
 PROMPT_WORDS = 200
+LONGEST = 45
+"""Lines of a table that a page shows; a longer one is CSV."""
 NEW_TOKENS = sized(64, 8)
 STARTED = {key: value for key, value in present_environment().items() if key in ("commit", "dirty", "load")}
 """Commit of the code that runs, and the load before it does: read at the script's start."""
@@ -247,16 +251,12 @@ def option_parser(doc: str | None, data: bool = True) -> argparse.ArgumentParser
     return parser
 
 
-def arguments(doc: str | None, tuning_prompts: int, again: bool = False) -> argparse.Namespace:
+def arguments(doc: str | None, tuning_prompts: int) -> argparse.Namespace:
     """The command line of a script that tunes on some prompts and measures on others."""
     parser = option_parser(doc)
     parser.add_argument("--prompts", type=int, default=sized(60, 2))
     parser.add_argument("--tuning-prompts", type=int, default=sized(tuning_prompts, 1))
     parser.add_argument("--repeats", type=int, default=1)
-    if again:
-        parser.add_argument(
-            "--again", nargs="+", default=[], metavar="ARM", help="measure only these arms anew"
-        )
     return parser.parse_args()
 
 
@@ -264,7 +264,7 @@ def save(name: str, table: str, began: float, prompts: int, **facts: Any) -> Non
     """Results and where they were made; called after each part, so that nothing measured is lost."""
     results = {
         "benchmark": name,
-        "command": command(name),
+        "command": command(),
         "environment": environment(),
         "prompts": prompts,
         "new_tokens": NEW_TOKENS,
@@ -274,49 +274,41 @@ def save(name: str, table: str, began: float, prompts: int, **facts: Any) -> Non
     write_results(name, results, table)
 
 
-def command(name: str) -> str:
-    """The command line, without the folders and files that lie elsewhere on another machine."""
-    words = sys.argv[1:]
-    folders = (
-        "--data",
-        "--out",
-        "--before",
-        "--after",
-        "--labels",
-        "--prompts-file",
-        "--draft-folder",
-        "--draft-vocabulary",
-    )
-    named = tuple(f"{folder}=" for folder in folders)
-    kept = [
-        Path(word).name if Path(word).is_absolute() else word  # a gate or heads that lie elsewhere
-        for i, word in enumerate(words)
-        if word not in folders and not word.startswith(named) and (i == 0 or words[i - 1] not in folders)
-    ]
-    return f"python benchmarks/{name}.py {shlex.join(kept)}".strip()
+def command(words: Sequence[str] = sys.argv) -> str:
+    """The command line, byte for byte; what is published names no absolute path (``scripts/records.py``)."""
+    return shlex.join(["python", *words])
 
 
 def write_results(name: str, results: dict[str, Any], table: str) -> None:
-    """``benchmarks/results/NAME.json`` and ``NAME.md``; the last line on stdout is the JSON object.
+    """``benchmarks/results/NAME.json``, and its table beside it; the last line on stdout is the JSON object.
 
-    With ``--smoke`` they go into a temporary directory and the JSON says ``"smoke": true``.
+    One call of a script is one run: nothing of an earlier one stays. A table of more than ``LONGEST`` lines is
+    ``NAME.csv``, another ``NAME.md``. With ``--smoke`` they go into a temporary directory and the JSON says
+    ``"smoke": true``.
     """
     results = {**results, "smoke": True} if SMOKE else results
     path = RESULTS / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix, text in ((".json", json.dumps(results, indent=1) + "\n"), (".md", table + "\n")):
-        write_atomic(path.with_name(path.name + suffix), text)
+    long = len(table.splitlines()) > LONGEST
+    texts = {".json": json.dumps(results, indent=1) + "\n", ".csv" if long else ".md": as_csv(table) if long else table}
+    path.with_name(path.name + (".md" if long else ".csv")).unlink(missing_ok=True)
+    for suffix, text in texts.items():
+        write_atomic(path.with_name(path.name + suffix), text.rstrip("\n") + "\n")
     print(table, file=sys.stderr)
     print(json.dumps(results))
 
 
-def kept_results(name: str) -> dict[str, Any]:
-    """What was measured before, for a benchmark whose parts are measured one by one."""
-    path = RESULTS / f"{name}.json"
-    known: dict[str, Any] = (
-        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"benchmark": name}
-    )
-    return known
+def as_csv(markdown: str) -> str:
+    """The tables of a page as CSV: each with a line of its own heads; the first column is what stands above it."""
+    text, title = io.StringIO(), ""
+    writer, lines = csv.writer(text, lineterminator="\n"), markdown.splitlines()
+    for before, line in zip(["", *lines], lines, strict=False):
+        if not line.startswith("|"):
+            title = title if line.startswith("- ") or not line else line.strip("#* ")
+        elif not line.startswith("| ---"):
+            found = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+            writer.writerow(["table" if not before.startswith("|") else title, *found])
+    return text.getvalue()
 
 
 def document(name: str) -> Path:
@@ -337,9 +329,9 @@ def print_written(name: str, *paths: Path) -> None:
     print(json.dumps({"benchmark": name, "written": written, **({"smoke": True} if SMOKE else {})}))
 
 
-def note_run(results: dict[str, Any], name: str, part: str, began: float) -> None:
+def note_run(results: dict[str, Any], part: str, began: float) -> None:
     """How and where a part was measured."""
-    done = {"command": command(name), "seconds": round(time.time() - began, 1)}
+    done = {"command": command(), "seconds": round(time.time() - began, 1)}
     results.setdefault("runs", {})[part] = {**done, "environment": environment()}
 
 

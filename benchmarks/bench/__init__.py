@@ -1,4 +1,4 @@
-"""``sprinter bench``: its table on three suites, and how far its verdicts can be trusted.
+"""``sprinter bench`` itself: how far its verdicts can be trusted.
 
-Both scripts use the bench's own harness.
+``noise.py`` runs the same arm twice, and one that was made slower, through the bench's own harness.
 """

@@ -32,12 +32,10 @@ from benchmarks.common import (
     grid,
     heldout_prompts,
     in_turn,
-    kept_results,
     note_run,
     option_parser,
     write_results,
 )  # fmt: skip
-from benchmarks.engine.uncompiled import compile_nothing
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.arm import Ask
 from sprinter.bench.arms.peer_vllm import VllmPlain
@@ -349,13 +347,11 @@ def main() -> None:
     parser.add_argument("--no-vllm", action="store_true", default=SMOKE, help="leave vLLM out")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if SMOKE:
-        compile_nothing()
     pairs = {dtype: load(dtype, options.compile or None) for dtype in DTYPES}
     pair, half = pairs["float32"], pairs["bfloat16"]
     assert pair.tokenizer is not None
     prompts = [pair.tokenizer(text)["input_ids"] for text in heldout_prompts(options.data, options.prompts)]
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     makers: dict[str, Callable[[], Rows]] = {
         "speeds": lambda: speeds(pair, prompts, options, half),
         "policies": lambda: policies(pair, prompts, options.repeats),
@@ -364,7 +360,7 @@ def main() -> None:
     for part in options.parts:
         began = time.time()
         results[part] = makers[part]()
-        note_run(results, NAME, part, began)
+        note_run(results, part, began)
         write_results(NAME, results, table(results))
 
 

@@ -35,12 +35,10 @@ from benchmarks.common import (
     grid,
     heldout_prompts,
     in_turn,
-    kept_results,
     note_run,
     option_parser,
     write_results,
 )  # fmt: skip
-from benchmarks.engine.uncompiled import compile_nothing
 from benchmarks.enlarged import write_enlarged
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.arm import ArmAnswer, Ask
@@ -351,9 +349,7 @@ def main() -> None:
     if options.prompts < 2:
         parser.error("--prompts: give 2 or more: the dial is chosen on one half and reported on the other")
     torch.set_num_threads(1)
-    if SMOKE:
-        compile_nothing()
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     tokenizer = AutoTokenizer.from_pretrained(builtin_paths()["target"])
     texts = heldout_prompts(options.data, TUNING_PROMPTS + options.prompts)
     prompts = [tokenizer(text)["input_ids"] for text in texts]
@@ -371,11 +367,10 @@ def main() -> None:
                     for temperature in options.temperatures:
                         made = decoding(pairs, prompts, temperature, peers)
                         results.setdefault(name, {})[f"{temperature:g}"] = made
-                        note_run(
-                            results, NAME, name, began
+                        note_run(results, name, began
                         )  # what is kept is reported even if the rest is not reached
                         write_results(NAME, results, table(results))
-            note_run(results, NAME, name, began)
+            note_run(results, name, began)
             write_results(NAME, results, table(results))
 
 

@@ -34,13 +34,11 @@ from benchmarks.common import (
     cells,
     grid,
     heldout_prompts,
-    kept_results,
     note_run,
     option_parser,
     write_results,
 )  # fmt: skip
-from benchmarks.engine.uncompiled import compile_nothing
-from benchmarks.smoke import SMOKE, sized
+from benchmarks.smoke import sized
 from sprinter.bench.statistics import ratio_of_sums
 from sprinter.decode.meter import Meter
 from sprinter.engine.captured import CapturedDraftSteps
@@ -436,13 +434,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=sized(50, 1), help="texts a method of the part equality")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if SMOKE:
-        compile_nothing()
     pair = sprinter.load_pair(compile=True)
     assert pair.tokenizer is not None and pair.models.draft is not None
     prompts = [pair.tokenizer(text)["input_ids"] for text in heldout_prompts(options.data, PROMPTS)]
     models = {"target": pair.models.target.model, "draft": pair.models.draft.model}
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     makers: dict[str, Callable[[], Any]] = {
         "passes": lambda: all_passes(pair),
         "steps": lambda: steps(pair),
@@ -454,7 +450,7 @@ def main() -> None:
     for part in options.parts:
         began = time.time()
         results[part] = makers[part]()
-        note_run(results, NAME, part, began)
+        note_run(results, part, began)
         write_results(NAME, results, table(results))
 
 

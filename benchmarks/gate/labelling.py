@@ -184,7 +184,7 @@ def main() -> None:
         memory = [peak_mib(args.data, limit, folder) for limit in args.memory]
     results = {
         "benchmark": "gate/labelling",
-        "command": command("gate/labelling"),
+        "command": command(),
         "environment": environment(),
         "new_tokens": SETTINGS.new_tokens,
         "speed": speeds,

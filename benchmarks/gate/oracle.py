@@ -85,7 +85,7 @@ def main() -> None:
             found[name] = [share(scores, distance, drift) for drift in DRIFTS]
         rows[str(temperature)] = found
     results: dict[str, Any] = {
-        "benchmark": "gate/oracle", "command": command("gate/oracle"), "environment": environment(),
+        "benchmark": "gate/oracle", "command": command(), "environment": environment(),
         "positions": len(base), "prompts": len(torch.unique(base.group)), "new_tokens": 32, "drifts": DRIFTS,
         "trusted_share": rows, "seconds": round(time.time() - began, 1),
     }  # fmt: skip

@@ -297,7 +297,7 @@ def main() -> None:
     prompts = heldout_prompts(args.data, args.prompts, skip=sized(100, 2))
     results: dict[str, Any] = {
         "benchmark": f"gate/study_{args.name}",
-        "command": command("gate/study"),
+        "command": command(),
         "environment": environment(),
         "prompts": len(prompts),
         "new_tokens": NEW_TOKENS,

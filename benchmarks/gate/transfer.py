@@ -153,7 +153,7 @@ def main() -> None:
                 cells[gate][source][name] = cell(report, TRUTHS[gate], runs)
     results = {
         "benchmark": "gate/transfer",
-        "command": command("gate/transfer"),
+        "command": command(),
         "environment": environment(),
         "prompts": args.prompts,
         "new_tokens": NEW_TOKENS,

@@ -285,7 +285,7 @@ def main() -> None:
         told = chosen.out / kind / "draft.json"
         facts[kind] = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else None
     results = {
-        "benchmark": NAME, "command": command(NAME), **({"smoke": True} if SMOKE else {}), "environment": environment(),
+        "benchmark": NAME, "command": command(), **({"smoke": True} if SMOKE else {}), "environment": environment(),
         "seconds": round(time.perf_counter() - began, 1),
         "marks": {name: round(value, 1) for name, value in marks.items()},
         "prompts": {"given": len(given), "asked": len(asked), "answered": done},

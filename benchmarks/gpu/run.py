@@ -23,7 +23,6 @@ BEGAN = time.monotonic()  # before the slow imports: they count
 
 import argparse
 import json
-import shlex
 import shutil
 import signal
 import subprocess
@@ -37,7 +36,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 import torch
 from transformers.utils import logging
 
-from benchmarks.common import ROOT
+from benchmarks.common import ROOT, command
 from benchmarks.gpu.stage import FULL, SHARES, TINY, Clock, Run, TimeUp, first_line
 from benchmarks.gpu.tables import markdown, page
 from benchmarks.smoke import SMOKE, made_up_text, scratch
@@ -97,16 +96,6 @@ def check(args: argparse.Namespace) -> list[str]:
     if args.minutes <= 0:
         raise UserError(f"--minutes {args.minutes:g} is no time: give a positive number")
     return [name for name in SHARES if name in wanted]
-
-
-def recorded_command(argv: list[str]) -> str:
-    """The command without this machine's folders."""
-    words, given = [], ""
-    for word in argv:
-        given = word if word.startswith("--") else given
-        is_path = given in ("--text", "--out", "--results", "--pair") and word != given
-        words.append(Path(word).name if is_path else word)
-    return f"python benchmarks/gpu/run.py {shlex.join(words)}"
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
@@ -192,9 +181,8 @@ def main(argv: list[str]) -> int:
         device, sizes = torch.device(args.device), TINY if args.smoke else FULL
         compiles = args.device == "cuda" and not args.no_compile
         run = Run(args.out, results, device, sizes, args.smoke, compiles, clock, markdown)
-        head = {"benchmark": "gpu", "command": recorded_command(argv)} | (
-            {"smoke": True} if args.smoke else {}
-        )
+        head = {"benchmark": "gpu", "command": command(["benchmarks/gpu/run.py", *argv])}
+        head |= {"smoke": True} if args.smoke else {}
         run.told = {**head, "environment": machine(args), "stages": {}}
         failed = run_all(run, stages, args.text, args.pair)
         write_atomic(results / "page.md", page(run.told) + "\n")

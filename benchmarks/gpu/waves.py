@@ -138,7 +138,7 @@ def main() -> None:
         measured += [{"rows": rows, "arm": name, "ms": median(taken)} for name, taken in times.items()]
         print(measured[-2:], file=sys.stderr, flush=True)
     results = {
-        "benchmark": NAME, "command": command(NAME), **({"smoke": True} if SMOKE else {}), "environment": environment(),
+        "benchmark": NAME, "command": command(), **({"smoke": True} if SMOKE else {}), "environment": environment(),
         "seconds": round(time.perf_counter() - began, 1), "measured": measured,
     }  # fmt: skip
     chosen.out.mkdir(parents=True, exist_ok=True)

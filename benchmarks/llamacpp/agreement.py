@@ -147,7 +147,7 @@ def main() -> None:
         rows = [
             pool.submit(compare, path, text, args.tokens).result() for path in args.models or real_files()
         ]
-    results = {"benchmark": NAME, "command": command(NAME), "environment": environment(), "rows": rows}
+    results = {"benchmark": NAME, "command": command(), "environment": environment(), "rows": rows}
     write_results(NAME, results, table(rows))
 
 

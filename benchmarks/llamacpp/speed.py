@@ -197,7 +197,7 @@ def main() -> None:
                 results[key] |= {"parameters": pair.models.target.size}
                 facts = {"temperature": args.temperature, "results": results}
                 save(NAME, table(results), began, args.prompts, **facts)
-                publish(results, command(NAME))
+                publish(results, command())
 
 
 if __name__ == "__main__":

@@ -232,7 +232,7 @@ def main() -> None:
     set_verbosity_error()
     files = [text for path in sorted(args.data.iterdir()) if path.suffix != ".md" for text in contents(path)]
     rows = [compare(path, files, args.texts) for path in args.models or real_files()]
-    results = {"benchmark": NAME, "command": command(NAME), "environment": environment(), "rows": rows}
+    results = {"benchmark": NAME, "command": command(), "environment": environment(), "rows": rows}
     write_results(NAME, results, table(rows))
 
 

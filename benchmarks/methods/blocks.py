@@ -30,7 +30,6 @@ from benchmarks.common import (
     heldout_prompts,
     interleave,
     interval,
-    kept_results,
     method_arm,
     note_run,
     option_parser,
@@ -158,11 +157,11 @@ def main() -> None:
     )
     parser.add_argument("--prompts", type=int, default=sized(60, 2))
     args = parser.parse_args()
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     for part in args.parts:
         began = time.time()
         results[part] = enumerated() if part == "enumerated" else builtin(args.data, args.prompts)
-        note_run(results, NAME, part, began)
+        note_run(results, part, began)
         write_results(NAME, results, table(results))
 
 

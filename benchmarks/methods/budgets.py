@@ -30,14 +30,12 @@ from benchmarks.common import (
     cells,
     grid,
     interval,
-    kept_results,
     note_run,
     option_parser,
     read_off,
     write_results,
 )
-from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET
-from benchmarks.real.quality import questions
+from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET, questions
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.suites import load_suite
 from sprinter.decode.costs import PassCosts
@@ -237,7 +235,7 @@ def main() -> None:
         for name in sized(settings["suites"], ("lm1b",))
     ]
     asked = questions(pair, suites)
-    results, start = kept_results(NAME), time.time()
+    results, start = {"benchmark": NAME}, time.time()
     of = results.setdefault("pairs", {}).setdefault(chosen.pair, {})
     same = of.get("texts") == len(asked) and of.get("tokens") == new_tokens and not chosen.again
     arms: list[dict[str, Any]] = of["arms"] if same else []
@@ -288,7 +286,7 @@ def main() -> None:
                 flush=True,
             )
             of["compared"] = compared(arms)
-            note_run(results, NAME, chosen.pair, start)
+            note_run(results, chosen.pair, start)
             write_kept(results)
     of["compared"] = compared(arms)
     write_results(NAME, results, table(results))

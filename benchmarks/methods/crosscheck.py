@@ -290,7 +290,7 @@ def main() -> None:
     same = greedy(pair, peer, prompts[: args.greedy_prompts])
     results = {
         "benchmark": "methods/crosscheck",
-        "command": command("methods/crosscheck"),
+        "command": command(),
         "environment": environment(),
         "settings": {**peer.settings, "do_sample": True, "temperature": 1.0, "top_k": 0, "dtype": "float32"},
         "new_tokens": NEW_TOKENS,

@@ -29,13 +29,11 @@ from benchmarks.common import (
     grid,
     in_turn,
     interval,
-    kept_results,
     note_run,
     option_parser,
     write_results,
 )
-from benchmarks.real.arms import DRAFT, TARGET
-from benchmarks.real.quality import RUNNING_TEXT, questions
+from benchmarks.real.arms import DRAFT, RUNNING_TEXT, TARGET, questions
 from benchmarks.smoke import sized
 from sprinter.bench.arm import Ask
 from sprinter.bench.arms import parse_arm
@@ -189,13 +187,13 @@ def main() -> None:
     ]  # fmt: skip
     by_suite = [questions(pair, [suite])[: chosen.texts] for suite in suites]
     asked = [one for turn in zip(*by_suite, strict=True) for one in turn]
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     of = results.setdefault("pairs", {}).setdefault(chosen.pair, {"rows": []})
     for temperature in chosen.temperatures:
         began = time.time()
         rows = rows_of(measure(pair, chosen, asked, temperature), chosen.fixed, temperature)
         of["rows"] = [row for row in of["rows"] if row["temperature"] != temperature] + rows
-        note_run(results, NAME, f"{chosen.pair}, temperature {temperature:g}", began)
+        note_run(results, f"{chosen.pair}, temperature {temperature:g}", began)
         write_results(NAME, results, table(results))
 
 

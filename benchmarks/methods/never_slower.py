@@ -28,7 +28,6 @@ from benchmarks.common import (
     cells,
     grid,
     in_turn,
-    kept_results,
     note_run,
     option_parser,
     write_results,
@@ -159,7 +158,7 @@ def main() -> None:
         sample.turns[0]
         for sample in load_suite("wikipedia", chosen.data, limit=max(chosen.prompts, *chosen.rows, 1)).samples
     ]
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     # Other numbers of rows stay as they were measured.
     anew = [*([1] if chosen.prompts else []), *chosen.rows]
     drafts = {"random weights": bad} | ({"trained": good} if good.models.draft is not None else {})
@@ -192,7 +191,7 @@ def main() -> None:
     results |= {"benchmark": NAME, "measured": measured}
     part = chosen.pair if chosen.prompts else f"{chosen.pair}, {'+'.join(map(str, chosen.rows))} rows"
     some = "" if len(chosen.drafts) == len(DRAFTS) else f", {chosen.drafts[0]}"
-    note_run(results, NAME, part + some, began)
+    note_run(results, part + some, began)
     write_results(NAME, results, table(results))
 
 

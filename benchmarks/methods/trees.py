@@ -25,7 +25,6 @@ from benchmarks.common import (
     heldout_prompts,
     interleave,
     interval,
-    kept_results,
     method_arm,
     note_run,
     option_parser,
@@ -105,9 +104,9 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=sized(60, 2))
     args = parser.parse_args()
-    began, results = time.time(), kept_results(NAME)
+    began, results = time.time(), {"benchmark": NAME}
     results |= measured(args.data, args.prompts) | {"prompts": args.prompts}
-    note_run(results, NAME, "builtin", began)
+    note_run(results, "builtin", began)
     write_results(NAME, results, table(results))
 
 

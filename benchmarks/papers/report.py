@@ -138,39 +138,19 @@ def run_parts(name: str, doc: str, parts: Mapping[str, Part], new_tokens: int, *
     for option, default in counts.items():
         tiny = min(default, TINY.get(option, 2))
         parser.add_argument(f"--{option.replace('_', '-')}", type=int, default=sized(default, tiny))
-    parser.add_argument(
-        "--only", nargs="+", choices=list(parts), metavar="PART", help="measure these anew, keep the rest"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="keep parts that were measured with these counts"
-    )
     args = parser.parse_args()
     began, settings = time.time(), {option: getattr(args, option) for option in counts}
-    done, pair = _earlier(name, settings, args, parts), sprinter.load_pair(compile=False)
+    done: dict[str, Any] = {}
+    pair = sprinter.load_pair(compile=False)
     for part, work in parts.items():
-        if part not in done:
-            started = time.time()
-            try:
-                tables = work(pair, args)
-            except UserError as error:
-                sys.exit(f"error: {error}")
-            made = {"settings": settings, "commit": environment()["commit"]}
-            made |= {"seconds": round(time.time() - started, 1), "tables": [table.json() for table in tables]}
-            done[part] = made
-        _save(name, doc, {p: done[p] for p in parts if p in done}, new_tokens, began)
-
-
-def _earlier(
-    name: str, settings: Mapping[str, int], args: argparse.Namespace, parts: Mapping[str, Part]
-) -> dict[str, Any]:
-    """Parts of the last results that stay as they are."""
-    path = RESULTS / f"{name}.json"
-    if not (args.only or args.resume) or not path.is_file():
-        return {}
-    known = json.loads(path.read_text(encoding="utf-8"))["parts"]
-    if args.only:
-        return {part: known[part] for part in parts if part in known and part not in args.only}
-    return {part: known[part] for part in parts if part in known and known[part]["settings"] == settings}
+        started = time.time()
+        try:
+            tables = work(pair, args)
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        seconds = round(time.time() - started, 1)
+        done[part] = {"settings": settings, "seconds": seconds, "tables": [table.json() for table in tables]}
+        _save(name, doc, done, new_tokens, began)
 
 
 def about(doc: str) -> str:
@@ -182,7 +162,7 @@ def _save(name: str, doc: str, parts: Mapping[str, Any], new_tokens: int, began:
     tables = [table for part in parts.values() for table in part["tables"]]
     results = {
         "benchmark": name,
-        "command": command(name),
+        "command": command(),
         "environment": environment(),
         "new_tokens": new_tokens,
         "verdicts": {f"{t['title']} / {c['says']}": c["verdict"] for t in tables for c in t["claims"]},

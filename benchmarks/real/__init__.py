@@ -1,5 +1,5 @@
 """Measurements on real models.
 
-``quality.py`` compares methods on an instruct pair in chat, ``collect.py`` joins them to drift against quality,
-``speed.py`` times them beside other engines, ``arms.py`` lists the arms, ``equality.py`` compares greedy texts.
+``arms.py`` names the models, ``equality.py`` compares greedy texts, ``rows.py`` decodes many at once. Speed, drift and
+accuracy one text at a time are runs of ``sprinter bench`` (``benchmarks/configs``).
 """

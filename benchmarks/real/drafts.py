@@ -258,7 +258,7 @@ def main() -> None:
     ]
     results = {
         "benchmark": chosen.record,
-        "command": command(NAME),
+        "command": command(),
         "environment": environment(),
         "new_tokens": chosen.new_tokens,
         "dtypes": [chosen.dtype, chosen.draft_dtype],

@@ -157,7 +157,7 @@ def main() -> None:
     sums = torch.tensor([compared(learner, model, text) for text in texts]).sum(0).tolist()
     results = {
         "benchmark": NAME,
-        "command": command(NAME),
+        "command": command(),
         "environment": environment(),
         "speculators": version("speculators"),
         "steps": [

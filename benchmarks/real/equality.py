@@ -24,7 +24,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import sprinter
-from benchmarks.common import environment, grid, kept_results, note_run, option_parser, write_results
+from benchmarks.common import environment, grid, note_run, option_parser, write_results
 from benchmarks.real.arms import DRAFT, TARGET
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.suites import load_suite, turn_ids
@@ -153,19 +153,16 @@ def main() -> None:
     commit = str(environment()["commit"])
     state = f"{hash_of(chosen.heads)[:8]}-{commit}"
     settings = f"{kind}-{dtype}-{models}-{chosen.new_tokens}-{chosen.rows}-{state}"
-    kept = Texts(chosen.out / f"{settings}.json", known=not commit.endswith("+"))
+    kept = Texts(chosen.out / f"{settings}.json", known=not environment()["dirty"])
     texts = {method: kept.make(pair, method, prompts, chosen.new_tokens, chosen.rows) for method in methods}
     names = [Path(name).name for name in (chosen.target, chosen.draft) if name]
     part = f"{' with '.join(names) or 'built-in pair'}: {kind}, {dtype}, greedy, {len(prompts)} prompts, "
     part += f"up to {chosen.new_tokens} tokens"
-    results = kept_results(NAME)
-    known = results.setdefault("parts", {}).setdefault(part, [])
     rows = compare(texts)
     for row in rows:
         row["texts_at_a_time"] = chosen.rows
-    again = {row["method"] for row in rows}
-    results["parts"][part] = [*(row for row in known if row["method"] not in again), *rows]
-    note_run(results, NAME, f"{part}: {', '.join(chosen.methods)}" if chosen.methods else part, began)
+    results = {"benchmark": NAME, "parts": {part: rows}}
+    note_run(results, part, began)
     write_results(NAME, results, table(results["parts"]))
 
 

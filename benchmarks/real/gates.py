@@ -256,7 +256,7 @@ def main() -> None:
     groups |= {kind: np.flatnonzero([name == kind for name in names]) for kind in sorted({*names} - {ALL})}
     results = {
         "benchmark": "real/gates",
-        "command": command("real/gates"),
+        "command": command(),
         "environment": environment(),
         "target": info.target_id,
         "draft": info.draft_id,

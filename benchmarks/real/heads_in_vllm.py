@@ -24,7 +24,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 import numpy as np
 
 import sprinter
-from benchmarks.common import cells, grid, interval, kept_results, note_run, option_parser, write_results
+from benchmarks.common import cells, grid, interval, note_run, option_parser, write_results
 from benchmarks.real.arms import SMOLLM2, dequantised
 from benchmarks.real.weights import prompts_of
 from benchmarks.smoke import SMOKE, scratch, sized
@@ -141,9 +141,9 @@ def main() -> None:
             told["vLLM"] = theirs(arm, exported, prompts, chosen.new_tokens)
             told["vLLM, plain"] = theirs(VllmPlain(), exported, prompts, chosen.new_tokens)
             peer = f"vLLM {arm.versions()['vllm']}."
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     results |= {"rows": compared(told, "Sprinter"), "tokens": chosen.tokens, "peer": peer}
-    note_run(results, NAME, "heads", began)
+    note_run(results, "heads", began)
     write_results(NAME, results, table(results))
 
 

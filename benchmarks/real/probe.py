@@ -87,7 +87,7 @@ def main() -> None:
         print(f"{kind}: {positions} positions, {time.time() - began:.0f} s", file=sys.stderr)
     results = {
         "benchmark": "real/probe",
-        "command": command("real/probe"),
+        "command": command(),
         "environment": environment(),
         "target": pair.models.target.id,
         "weights": weights,

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 import torch
 
 import sprinter
-from benchmarks.common import cells, grid, kept_results, note_run, option_parser, write_results
+from benchmarks.common import cells, grid, note_run, option_parser, write_results
 from benchmarks.engine.batch import Arm, Ids, Work, batched, measure, vllm_batched
 from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET, dequantised
 from benchmarks.real.weights import prompts_of
@@ -143,11 +143,11 @@ def main() -> None:
                 arm = stack.enter_context(closing(VllmPlain(dtype=dtype, cache_gib=2.0)))
                 arms[f"vllm, {dtype}"] = vllm_batched(theirs, arm, NEW, greedy)
         rows = measured(arms, base, prompts, chosen.sizes, chosen.repeats)
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     results["benchmark"] = NAME
     part = f"{chosen.pair}, {torch.backends.cpu.get_cpu_capability()}"  # type: ignore[no-untyped-call]
     results.setdefault("pairs", {})[part] = rows
-    note_run(results, NAME, part, began)
+    note_run(results, part, began)
     write_results(NAME, results, table(results))
 
 

@@ -37,7 +37,6 @@ from benchmarks.common import (
     cells,
     grid,
     interleave,
-    kept_results,
     method_arm,
     note_run,
     option_parser,
@@ -439,10 +438,10 @@ def main() -> None:
     chosen, began = parser.parse_args(), time.time()
     if chosen.threads:
         torch.set_num_threads(chosen.threads)  # llama.cpp follows
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     if "law" in chosen.parts:
         results["law"] = law([chosen.target, chosen.draft], chosen.data, chosen.positions)
-        note_run(results, NAME, "law", began)
+        note_run(results, "law", began)
         write_results(NAME, results, table(results))
     if {"passes", "texts"} & set(chosen.parts):
         kinds = (
@@ -453,7 +452,7 @@ def main() -> None:
             began = time.time()
             capability = torch.backends.cpu.get_cpu_capability()  # type: ignore[no-untyped-call]
             results.setdefault("passes", {})[capability] = passes(pairs, chosen.repeats)
-            note_run(results, NAME, f"passes, {capability}", began)
+            note_run(results, f"passes, {capability}", began)
             write_results(NAME, results, table(results))
         if "texts" in chosen.parts:
             for temperature in chosen.temperatures:
@@ -461,22 +460,22 @@ def main() -> None:
                 known = [row for row in results.get("texts", []) if "temperature" in row]
                 kept = [row for row in known if row["temperature"] != temperature]
                 results["texts"] = kept + texts(pairs, chosen.data, chosen.prompts, temperature)
-                note_run(results, NAME, f"texts, temperature {temperature:g}", began)
+                note_run(results, f"texts, temperature {temperature:g}", began)
                 write_results(NAME, results, table(results))
         del pairs
     if "dial" in chosen.parts:
         began = time.time()
         pair = _load(chosen, {**OWN, **({"gate": chosen.gate} if chosen.gate else {})})
         results["dial"] = dial(pair, chosen.data, chosen.prompts)
-        note_run(results, NAME, "dial", began)
+        note_run(results, "dial", began)
     if "loads" in chosen.parts:
         began = time.time()
         results["loads"] = loads(chosen, sized(3, 1))
-        note_run(results, NAME, "loads", began)
+        note_run(results, "loads", began)
     if "rows" in chosen.parts:
         began = time.time()
         results["rows"] = ragged(_load(chosen, OWN), sized(5, 1))
-        note_run(results, NAME, "rows", began)
+        note_run(results, "rows", began)
     write_results(NAME, results, table(results))
 
 

@@ -26,7 +26,6 @@ import httpx2
 from benchmarks.common import (
     grid,
     heldout_prompts,
-    kept_results,
     note_run,
     option_parser,
     write_results,
@@ -199,7 +198,7 @@ def main() -> None:
     prompts = heldout_prompts(args.data, args.texts + OTHERS)
     mine, theirs = prompts[: args.texts], prompts[args.texts :]
     asked = requests(methods, mine, args.texts)
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     for dtype in dtypes:
         began, port = time.time(), free_port()
         line = sprinter_server(
@@ -211,7 +210,7 @@ def main() -> None:
             crowd = asyncio.run(in_crowd(server, asked, methods, theirs))
         rows = compare(asked, first, crowd)
         results.setdefault("crowd", {}).setdefault(args.pair, {})[dtype] = rows
-        note_run(results, NAME, f"{args.pair}, {dtype}", began)
+        note_run(results, f"{args.pair}, {dtype}", began)
         write_results(NAME, results, table(results))
 
 

@@ -153,7 +153,7 @@ def main() -> None:
     )  # fmt: skip
     rows = compare(ours, theirs)
     results = {
-        "benchmark": NAME, "command": command(NAME), "environment": environment(), "rows": rows,
+        "benchmark": NAME, "command": command(), "environment": environment(), "rows": rows,
         "seconds": round(time.time() - began, 1),
     }  # fmt: skip
     shown = [

@@ -166,7 +166,7 @@ def main() -> None:
     def write(rows: list[dict[str, Any]], repeats: int) -> None:
         results = {
             "benchmark": NAME,
-            "command": command(NAME),
+            "command": command(),
             "environment": environment(),
             "repeats": repeats,
             "new_tokens": NEW_TOKENS,

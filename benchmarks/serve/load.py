@@ -29,7 +29,6 @@ import numpy as np
 from benchmarks.common import (
     grid,
     heldout_prompts,
-    kept_results,
     note_run,
     option_parser,
     write_results,
@@ -221,14 +220,14 @@ def main() -> None:
     with started("sprinter", sprinter_server(port, *server_options), port, folder / "log") as server:
         clients = Clients(server, keys, methods, prompts)
         found = asyncio.run(measure(server, clients, keys, 60 * args.minutes))
-    results = kept_results(NAME)
+    results = {"benchmark": NAME}
     results.setdefault("load", {})[args.pair] = {
         "streams": args.streams,
         "rows": args.rows,
         "methods": methods,
         **found,
     }
-    note_run(results, NAME, args.pair, began)
+    note_run(results, args.pair, began)
     write_results(NAME, results, table(results))
 
 

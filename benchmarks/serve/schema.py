@@ -121,7 +121,7 @@ def main() -> None:
     ]
     results = {
         "benchmark": NAME,
-        "command": command(NAME),
+        "command": command(),
         "environment": environment(),
         "schemathesis": told["schemathesis_version"],
         "seed": args.seed,

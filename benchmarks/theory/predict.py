@@ -286,7 +286,7 @@ def main() -> None:
         for spec, t in ARMS
     ]
     results = {
-        "benchmark": "theory/predict", "command": command("theory/predict"), "environment": environment(),
+        "benchmark": "theory/predict", "command": command(), "environment": environment(),
         "prompts": len(measured_on), "probe": len(probed), "new_tokens": NEW_TOKENS, "rows": rows,
         "summary": summary(rows), "other_ways": other_ways(recordings, quick, rows),
         "independence": independence(recordings[1.0], held), "seconds": round(time.time() - began, 1),

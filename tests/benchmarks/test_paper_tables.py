@@ -66,34 +66,19 @@ def test_a_docstring_is_told_without_its_command_line() -> None:
     assert load("papers.report").about("One.\n\n    python x.py\n\nTwo.\n") == "One.\n\nTwo."
 
 
-def test_parts_are_measured_kept_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_measured_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report, common = load("papers.report"), load("common")
-    for module in (report, common):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(report.sprinter, "load_pair", lambda **_: None)
     monkeypatch.setattr(report, "environment", lambda: {"commit": "c"})
-    measured: list[str] = []
+    monkeypatch.setattr(sys, "argv", ["x.py", "--data", "d", "--prompts", "4"])
 
     def part(name: str) -> Any:
-        def work(pair: Any, args: Any) -> list[Any]:
-            measured.append(name)
-            return [report.Table(name, "", ("n",), [[str(args.prompts)]])]
+        return lambda pair, args: [report.Table(name, "", ("n",), [[str(args.prompts)]])]
 
-        return work
-
-    def run(*options: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", ["x.py", "--data", "d", *options])
-        measured.clear()
-        report.run_parts("x", "X.", {"one": part("one"), "two": part("two")}, 20, prompts=3)
-        return list(measured)
-
-    results = tmp_path / "x.json"
-    assert run() == ["one", "two"]
-    assert run("--resume") == []
-    assert run("--only", "two") == ["two"]
-    assert list(json.loads(results.read_text(encoding="utf-8"))["parts"]) == ["one", "two"]
-    assert run("--resume", "--prompts", "4") == ["one", "two"]
-    assert run() == ["one", "two"]
+    report.run_parts("x", "X.", {"one": part("one"), "two": part("two")}, 20, prompts=3)
+    told = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
+    assert list(told["parts"]) == ["one", "two"] and told["parts"]["two"]["tables"][0]["rows"] == [["4"]]
 
 
 def test_every_answer_meets_every_answer_and_near_ones_tie() -> None:
