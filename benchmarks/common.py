@@ -37,7 +37,7 @@ sys.path.insert(1, str(ROOT / "scripts"))  # some benchmarks read what the pair 
 T = TypeVar("T")
 RESULTS = scratch("results") if SMOKE else ROOT / "benchmarks" / "results"
 PROMPT_WORDS = 200
-LONGEST = 45
+LONGEST = 30
 """Lines of a table that a page shows; a longer one is CSV."""
 NEW_TOKENS = sized(64, 8)
 STARTED = {key: value for key, value in present_environment().items() if key in ("commit", "dirty", "load")}
@@ -290,7 +290,10 @@ def write_results(name: str, results: dict[str, Any], table: str) -> None:
     path = RESULTS / name
     path.parent.mkdir(parents=True, exist_ok=True)
     long = len(table.splitlines()) > LONGEST
-    texts = {".json": json.dumps(results, indent=1) + "\n", ".csv" if long else ".md": as_csv(table) if long else table}
+    texts = {
+        ".json": json.dumps(results, indent=1) + "\n",
+        ".csv" if long else ".md": as_csv(table) if long else table,
+    }
     path.with_name(path.name + (".md" if long else ".csv")).unlink(missing_ok=True)
     for suffix, text in texts.items():
         write_atomic(path.with_name(path.name + suffix), text.rstrip("\n") + "\n")

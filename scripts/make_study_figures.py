@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from figures_base import BLUE, GREEN, GREY, ORANGE, RED, STYLE, save
+from figures_base import BLUE, GREEN, GREY, INK, ORANGE, RED, STYLE, save
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = {  # gate -> (label, colour, marker)

@@ -44,7 +44,7 @@ class Topic:
 
 TOPICS = {
     "real": Topic(
-        "a pair of instruct models, and drafters made for a small one",
+        "a pair of instruct models: signals, equal texts, costs of passes, many rows",
         {
             "real/probe": "Overlap and signals by kind of text",
             "real/equality_float32": "Greedy texts of lossless methods against plain decoding, float32",
@@ -55,6 +55,11 @@ TOPICS = {
             "real/rows_smollm2_avx2": "Many rows at once, beside vLLM: SmolLM2, AVX2",
             "real/rows_smollm2_avx512": "Many rows at once, beside vLLM: SmolLM2, AVX-512",
             "real/rows_builtin_avx512": "Many rows at once, beside vLLM: the built-in pair, AVX-512",
+        },
+    ),
+    "drafts": Topic(
+        "drafters made for a small model and for the built-in target",
+        {
             "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
             "real/drafts_gpu": "Drafters that were trained on a GPU",
             "real/drafts_avx512": "A head of EAGLE with AVX-512",
@@ -65,7 +70,6 @@ TOPICS = {
     "methods": Topic(
         "methods on the built-in pair, and counts against transformers'",
         {
-            "methods/main_job": "The main job: speed, target calls and drift at three drifts",
             "methods/tuner": "The tuner against an exhaustive grid",
             "methods/crosscheck": "Against transformers' assisted decoding",
             "methods/trees": "Trees against chains",
@@ -221,7 +225,12 @@ def run_lines(name: str, run: Run) -> list[str]:
     if len(run.header["arms"]) <= SHOWN_ARMS:
         for temperature in run.temperatures:
             for suite in suites:
-                lines += ["", f"**{suite}, temperature {temperature:g}**", "", *records.table(run, temperature, suite)]
+                lines += [
+                    "",
+                    f"**{suite}, temperature {temperature:g}**",
+                    "",
+                    *records.table(run, temperature, suite),
+                ]
     return [*lines, "", f"All suites and temperatures: [CSV]({name}.csv)."]
 
 
@@ -270,8 +279,8 @@ def index_page() -> str:
 def tables(name: str, topic: Topic) -> str:
     """The tables of a topic."""
     lines = [
-        "Tables by `scripts/update_results.py` from `benchmarks/results/`; back to the [index](../results.md). Commands",
-        "of results without a load were recorded without their folders (`--data`, `--gate`, `--out`).",
+        "Tables by `scripts/update_results.py` from `benchmarks/results/`; back to the [index](../results.md).",
+        "Commands of results without a load were recorded without their folders (`--data`, `--gate`, `--out`).",
     ]
     for run_name, run in records.published(name).items():
         lines += run_lines(run_name, run)
@@ -295,7 +304,11 @@ def readme_block() -> str:
             lines.append(f"No run of [{name}](benchmarks/configs/{name}.toml) is published yet.")
             continue
         (temperature,) = runs[name].temperatures
-        lines += [*records.table(runs[name], temperature, runs[name].suites[0]), "", records.where(runs[name])]
+        lines += [
+            *records.table(runs[name], temperature, runs[name].suites[0]),
+            "",
+            records.where(runs[name]),
+        ]
     lines += ["", "All published runs: [results](docs/results.md)."]
     return "\n".join(lines).strip()
 

@@ -367,7 +367,8 @@ def main() -> None:
                     for temperature in options.temperatures:
                         made = decoding(pairs, prompts, temperature, peers)
                         results.setdefault(name, {})[f"{temperature:g}"] = made
-                        note_run(results, name, began
+                        note_run(
+                            results, name, began
                         )  # what is kept is reported even if the rest is not reached
                         write_results(NAME, results, table(results))
             note_run(results, name, began)

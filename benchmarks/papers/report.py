@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import sprinter
-from benchmarks.common import RESULTS, cells, command, environment, option_parser, write_results
+from benchmarks.common import cells, command, environment, option_parser, write_results
 from benchmarks.smoke import sized
 from sprinter.bench.statistics import BootstrapInterval
 from sprinter.errors import UserError
