@@ -1,4 +1,4 @@
 """llama.cpp as a runner: speed against llama-cpp-python's own loop, and tokenizers of GGUF files against its own.
 
-``tables.py`` makes table, figure and documentation page from the results.
+``tables.py`` makes the table of ``speed.py``.
 """

@@ -34,7 +34,6 @@ import sprinter
 from benchmarks.common import (
     Arm,
     best_gamma,
-    command,
     heldout_prompts,
     interleave,
     interval,
@@ -45,7 +44,7 @@ from benchmarks.common import (
     speed_ratio,
 )  # fmt: skip
 from benchmarks.enlarged import write_enlarged
-from benchmarks.llamacpp.tables import DRIFT, SIZES, predict, publish, table
+from benchmarks.llamacpp.tables import DRIFT, SIZES, predict, table
 from benchmarks.smoke import sized
 from sprinter.decode.spec import parse_method
 from sprinter.models.convert import convert_gguf
@@ -197,7 +196,6 @@ def main() -> None:
                 results[key] |= {"parameters": pair.models.target.size}
                 facts = {"temperature": args.temperature, "results": results}
                 save(NAME, table(results), began, args.prompts, **facts)
-                publish(results, command())
 
 
 if __name__ == "__main__":

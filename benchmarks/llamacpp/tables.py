@@ -1,40 +1,17 @@
-"""Tables, words and one figure from the results of speed.py.
-
-Run: python benchmarks/llamacpp/tables.py    (from benchmarks/results/llamacpp/speed.json)
-"""
+"""Tables and words from the results of speed.py."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
+from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RESULTS, ROOT, cells, document, option_parser, print_written
-from sprinter.files import write_atomic
-from sprinter.theory.figures import save as save_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from benchmarks.common import cells
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 DRIFT = 0.15
 """The bound within which a method is to gain."""
-BEGIN, END = "<!-- llamacpp:begin -->", "<!-- llamacpp:end -->"
-_STYLES = {
-    "sprinter": ("#0072B2", "o"),
-    "opt": ("#D55E00", "s"),
-    "fuzzy": ("#009E73", "^"),
-    "lookup": ("#CC79A7", "D"),
-    "speculative": ("#444444", "v"),
-}
 Results = Mapping[str, Any]
 
 
@@ -127,109 +104,3 @@ def _row(row: Results) -> str:
     told += [cells(row["drift"], 3), f"{row['predicted']:.2f}", f"{row['tokens_per_call']:.2f}"]
     told.append(", ".join(f"{ms[part]:.2f}" for part in ("draft_s", "gate_s", "target_s", "other_s")))
     return f"| `{row['arm']}` | {' | '.join(told)} |"
-
-
-def draw(results: Results) -> Figure:
-    """A row of two panels for each target: speed against drift, and what a pass over n tokens costs."""
-    from matplotlib.figure import Figure
-
-    targets: dict[str, dict[str, Any]] = {}
-    for key, part in results.items():
-        target, _, dtype = key.rpartition(", ")
-        targets.setdefault(target, {})[dtype] = part
-    figure = Figure(figsize=(8.3, 3.1 * len(targets) + 0.3), layout="constrained")
-    panels = figure.subplots(len(targets), 2, squeeze=False)
-    for (left, right), (target, parts) in zip(panels, targets.items(), strict=True):
-        dtype = "f16" if "f16" in parts else next(iter(parts))
-        _speeds(left, parts[dtype], f"{target}, {dtype}")
-        _passes(right, parts)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    return figure
-
-
-def _speeds(panel: Axes, part: Results, title: str) -> None:
-    rows = {row["arm"]: row for row in part["rows"]}
-    for name, (colour, mark) in _STYLES.items():
-        found = [row for arm, row in rows.items() if arm.partition("(")[0] == name]
-        found.sort(key=lambda row: row["drift"][0])
-        x, y = [row["drift"][0] for row in found], [row["over_plain"] for row in found]
-        error = [[value - low for value, low, _ in y], [high - value for value, _, high in y]]
-        joined = "-" if name == "sprinter" else ""
-        panel.errorbar(
-            x, [value for value, _, _ in y], error, color=colour, marker=mark, ms=4, lw=1.2, ls=joined, elinewidth=0.8,
-            label=name,
-        )  # fmt: skip
-    panel.axhline(1, color="#8A8A8A", lw=0.8)
-    panel.axvline(DRIFT, color="#8A8A8A", lw=0.8, ls=":")
-    own = rows["llamacpp:plain"]["over_plain"][0]
-    panel.axhline(own, color="#E69F00", lw=1.2, ls="--", label="llama-cpp-python")
-    panel.set(title=title, xlabel="mean drift", ylabel="speed over our plain decoding", ylim=(0, None))
-
-
-def _passes(panel: Axes, parts: Mapping[str, Results]) -> None:
-    for style, (dtype, part) in zip(("-", "--", ":"), parts.items(), strict=False):
-        for which, colour in (("target", "#0072B2"), ("draft", "#D55E00")):
-            costs = part["passes_ms"][which]
-            sizes = sorted(costs, key=int)
-            panel.plot([int(n) for n in sizes], [costs[n] for n in sizes], style, color=colour, marker=".", lw=1.2,
-                       label=f"{which}, {dtype}")  # fmt: skip
-            anew = part["passes_ms"][f"{which}, another size"]
-            panel.plot(
-                [int(n) for n in sizes], [anew[n] for n in sizes], style, color=colour, alpha=0.4, lw=1.2
-            )
-    panel.set(
-        title="what a pass costs (pale: after one of another size)",
-        xlabel="tokens in it",
-        ylabel="ms",
-        xticks=(1, 4, 8, 12, 16),
-        ylim=(0, None),
-    )
-    panel.legend()
-
-
-def publish(results: Results, command: str) -> tuple[Path, Path]:
-    """The picture, and between the marks of docs/llamacpp.md the picture and the best of each method."""
-    figure = save_figure(draw, dict(results), document("figures/llamacpp.png"))
-    page = document("llamacpp.md")
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    write_atomic(page, f"{before}{begin}\n{_summary(results, command)}\n{end}{after}")
-    return figure, page
-
-
-def _summary(results: Results, command: str) -> str:
-    lines = [
-        "![Speed against drift, and what a pass costs](figures/llamacpp.png)", "",
-        "| target, weights | our plain decoding over llama-cpp-python's | method | over plain | drift |",
-        "| --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
-    for key, part in results.items():
-        plain = next(row for row in part["rows"] if row["arm"] == "autoregressive")
-        first = f"{key} | {cells(plain['over_own_loop'])}"
-        for name, one in part["best"].items():
-            if name != "any":
-                told = f"`{one['arm']}` | {cells(one['over_plain'])} | {cells(one['drift'], 3)}"
-                lines.append(f"| {first} | {told} |")
-                first = " | "
-    lines += [
-        "",
-        f"`{command} --data DIR`: the fastest setting of each method within drift {DRIFT}, chosen on every other",
-        "prompt and measured on the rest (95 % intervals over prompts). All rows, what each pass costs and why each",
-        "method that loses does: `benchmarks/results/llamacpp/speed.md`.",
-    ]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    option_parser(__doc__, data=False).parse_args()
-    path = ROOT / "benchmarks" / "results" / "llamacpp" / "speed.json"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    made = RESULTS / "llamacpp" / "speed.md"
-    made.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(made, table(found["results"]) + "\n")
-    print_written("llamacpp/tables", made, *publish(found["results"], found["command"]))
-
-
-if __name__ == "__main__":
-    main()

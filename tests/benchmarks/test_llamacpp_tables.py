@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 COSTS = {"target": {"1": 1.0, "2": 1.4, "4": 2.0}, "draft": {"1": 0.1, "2": 0.12, "4": 0.2}}
 COSTS |= {
     f"{which}, another size": {n: ms + 0.3 for n, ms in costs.items()} for which, costs in COSTS.items()
@@ -82,24 +80,3 @@ def test_each_method_that_loses_is_told_why(tables: Any) -> None:
     )
     assert told[1].startswith("- `lookup` 0.70x") and "the passes alone give 0.69x; the rest is" in told[1]
     assert "| `llamacpp:plain` | 99 |" in text and "| target | 1.00 | 1.40 | 2.00 |" in text
-
-
-def test_the_page_is_filled_between_its_marks(
-    tables: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    page = tmp_path / "docs" / "llamacpp.md"
-    page.parent.mkdir()
-    page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n", encoding="utf-8")
-    monkeypatch.setattr("benchmarks.common.ROOT", tmp_path)
-    for _ in range(2):
-        tables.publish(measured(tables), "python benchmarks/llamacpp/speed.py")
-    text = page.read_text(encoding="utf-8")
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert text.count("figures/llamacpp.png") == 1 and text.count("`sprinter(tau=0.6)`") == 1
-    assert (page.parent / "figures" / "llamacpp.png").read_bytes()[1:4] == b"PNG"
-
-
-def test_the_page_has_its_marks(tables: Any) -> None:
-    text = (ROOT / "docs" / "llamacpp.md").read_text(encoding="utf-8")
-    assert text.count(tables.BEGIN) == text.count(tables.END) == 1
