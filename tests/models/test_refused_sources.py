@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.gguf_files import NO_GGUF, converted, saved_llama
 from tests.models.refused import refusal
 from tests.models.tiny import VOCAB, fresh, padded_gpt2, save, word_tokenizer
 from torch import nn
@@ -21,8 +22,8 @@ from transformers import (
 )
 
 import sprinter
+from sprinter.models import convert, source
 from sprinter.models import pair as pair_module
-from sprinter.models import source
 from sprinter.models.pair import load_models
 
 _SIZES = {
@@ -209,6 +210,30 @@ def test_different_vocabularies_are_refused_before_weights_are_read(
     assert f"the target has {VOCAB} token ids and the draft {VOCAB + 3}" in refusal(target, unnamed)
     long = word_tokenizer(VOCAB + 9)
     assert f"the target only {VOCAB} embedding rows" in refusal(target, tokenizer=long)
+
+
+def test_gguf_files_are_compared_by_their_metadata(
+    tmp_path: Path, no_weights: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    for name, word in (("target", "th"), ("draft", "ou")):
+        saved_llama(tmp_path / name, word=word)
+    monkeypatch.undo()  # a conversion reads weights
+    files = [converted(tmp_path / name) for name in ("target", "draft")]
+    monkeypatch.setattr("sprinter.models.tokenizers.gguf_tokenizer", None)
+    line = refusal(*files)
+    assert "'th' in the target and 'ou' in the draft" in line
+
+
+def test_different_vocabularies_are_refused_before_a_model_is_converted(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = save(tmp_path / "foreign", fresh("gpt2"), word_tokenizer(first="end"))
+    monkeypatch.setattr(convert, "installed", lambda: None)
+    monkeypatch.setattr(convert, "_converted", None)
+    for ways in (("llamacpp", None), ("torch", "llamacpp")):
+        with pytest.raises(sprinter.UserError, match="the two vocabularies differ"):
+            convert.for_runner(ways[0], target, foreign, {}, ways[1])
 
 
 def test_a_gate_that_is_not_there_is_refused_before_weights_are_read(target: Path, no_weights: None) -> None:
