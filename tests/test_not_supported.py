@@ -14,7 +14,8 @@ from transformers import BertConfig, MambaConfig, T5Config
 import sprinter
 from sprinter.engine.chat import render_chat
 from sprinter.errors import UserError
-from sprinter.models.choose import capture_kind, check_config, runner_kind
+from sprinter.models.checks import check_config
+from sprinter.models.choose import capture_kind, runner_kind
 from sprinter.models.pair import load_models
 from sprinter.models.source import find
 from sprinter.models.vocabulary import check_same_vocabulary

@@ -1,15 +1,28 @@
-"""Checks of a model's logits."""
+"""Checks of a model's logits, and of whether a model can be decoded with a cache that is rewound."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
+from typing import Any
 
+import torch
 from torch import Tensor
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
-from sprinter.errors import SprinterError
+from sprinter.errors import SprinterError, UserError
+from sprinter.models.runners.forward import head_sizes
 
-__all__ = ["check_finite", "find_fault"]
+__all__ = ["check_causal", "check_config", "check_finite", "distance", "find_fault", "rounding_bound"]
+
+_CROPPABLE = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_INSTEAD = "give a decoder with attention in all layers"
+_SEES_LATER = "its tokens attend to later ones, as in an encoder"
 
 
 def check_finite(logits: Tensor, which: str, position: int) -> None:
@@ -48,3 +61,65 @@ def find_fault(peaks: Sequence[float], which: str, position: int) -> SprinterErr
         f"the {which} model's logits are {what} at position {position + at}: "
         "try dtype=float32, and check the weights if that does not help"
     )
+
+
+def check_config(config: PreTrainedConfig, name: str, kind: Any = None) -> None:
+    """Refuse a model whose config shows that no runner can serve it, before its weights are read.
+
+    Args:
+        config: the model's.
+        name: what it is called in the message.
+        kind: its class; None: that of a causal language model with this config.
+
+    Raises:
+        UserError: says why.
+    """
+    if kind is None:
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if why := _why_unservable(kind, config):
+        raise UserError(f"{name} cannot be served: {why}; {_INSTEAD}")
+
+
+def _why_unservable(kind: Any, config: PreTrainedConfig) -> str | None:
+    """Why a model of this class cannot be decoded with a cache that is rewound; None: it can."""
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder model"
+    if getattr(kind, "_is_stateful", False):
+        return "it holds a recurrent state, which cannot be rewound"
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
+    if masked and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return f"{_SEES_LATER} (is_decoder is not set in its config)"
+    types = getattr(config.get_text_config(decoder=True), "layer_types", None)
+    if others := sorted(set(types or ()) - _CROPPABLE):
+        return f"it has layers of type {', '.join(others)}, whose state cannot be rewound"
+    return None
+
+
+@torch.inference_mode()
+def check_causal(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model whose logits at a position depend on later tokens, as those of encoders do; tried on a few tokens.
+
+    Raises:
+        UserError: they do.
+    """
+    text = torch.tensor([[3, 10, 17, 24, 31, 38]], device=model.device) % head_sizes(model)[0]
+    try:
+        long, short = (
+            model(input_ids=ids, use_cache=False, return_dict=True).logits[0, :3]
+            for ids in (text, text[:, :3])
+        )
+    except Exception:  # the trial of a runner says what is wrong
+        return
+    if distance(long, short) > rounding_bound(long):
+        raise UserError(f"{name} cannot be served: {_SEES_LATER}; {_INSTEAD}")
+
+
+def rounding_bound(logits: Tensor) -> float:
+    """Largest ``distance`` that rounding explains."""
+    return 1e-3 if logits.dtype in (torch.float32, torch.float64) else 0.1
+
+
+def distance(logits: Tensor, expected: Tensor) -> float:
+    """Largest difference, in units of the expected logits' standard deviation; NaN counts as infinite."""
+    difference = (logits.double() - expected.double()).abs().max() / (expected.double().std() + 1e-9)
+    return float(difference.nan_to_num(nan=float("inf")))

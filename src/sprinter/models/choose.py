@@ -14,18 +14,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.results import MOST_TOKENS, JoinedRunner, ResultUnits
 from sprinter.models.capture.runner import CapturedRunner, Units
 from sprinter.models.capture.units import CompiledUnits
+from sprinter.models.checks import check_causal, check_config, distance, rounding_bound
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.gguf.sequences import MOST
@@ -45,7 +41,6 @@ __all__ = [
     "cache_slots",
     "capture_kind",
     "check_capture",
-    "check_config",
     "holds_leaves",
     "longest_text",
     "make_runner",
@@ -69,10 +64,6 @@ _OWN_MASKS = {
 """Model types that do not accept a mask, and the reason."""
 
 _ATTENTION = frozenset({"full_attention", "sliding_attention"})
-_CROPPABLE = _ATTENTION | {"chunked_attention"}
-
-_INSTEAD = "give a decoder with attention in all layers"
-_SEES_LATER = "its tokens attend to later ones, as in an encoder"
 
 _OLDEST_COMPILER = (2, 9)
 """Oldest torch whose compiler supports our kernels; everything else works with older versions."""
@@ -130,21 +121,6 @@ def longest_text(model: PreTrainedModel | GgufModel) -> int | None:
         return None
     choice = _choose(model)
     return choice.switch.at if choice.switch and choice.limit else None
-
-
-def check_config(config: PreTrainedConfig, name: str) -> None:
-    """Refuse a model whose config shows that no runner can serve it, before its weights are read.
-
-    Args:
-        config: the model's.
-        name: what it is called in the message.
-
-    Raises:
-        UserError: says why.
-    """
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if why := _why_unservable(kind, config):
-        raise UserError(f"{name} cannot be served: {why}; {_INSTEAD}")
 
 
 def pads_rows(model: PreTrainedModel | GgufModel) -> bool:
@@ -325,8 +301,7 @@ def _choose(model: PreTrainedModel) -> _RunnerChoice:
 
 def _decide(model: PreTrainedModel) -> _RunnerChoice:
     config = model.config.get_text_config(decoder=True)
-    if why := _why_unservable(type(model), model.config):
-        raise UserError(f"{_name(model)} cannot be served: {why}; {_INSTEAD}")
+    check_config(model.config, _name(model), type(model))
     switch = find_switch(model)
     if why := _why_not_row(model, config):
         return _tried_crop(model, why, switch)
@@ -334,8 +309,7 @@ def _decide(model: PreTrainedModel) -> _RunnerChoice:
     slides = any(window is not None for window in windows.values())
     reason = "attention over a sliding window" if slides else "attention over the whole past"
     if config.model_type not in _TESTED:
-        if _sees_later(model):
-            raise UserError(f"{_name(model)} cannot be served: {_SEES_LATER}; {_INSTEAD}")
+        check_causal(model, _name(model))
         if why := _why_wrong(lambda: RowRunner(model, 2, 16, windows), model):
             return _tried_crop(model, f"tried on a few tokens, the row runner {why}", switch)
         reason = f"{reason}; tried on a few tokens"
@@ -357,35 +331,6 @@ def _limit(model: PreTrainedModel, windows: Windows, switch: Switch | None) -> s
         return "it changes again with every token"
     why = _why_wrong(lambda: FarRunner(model, 2, 16, windows, switch.at), model, switch.at)
     return why and f"tried on a few tokens, the row runner {why}"
-
-
-def _why_unservable(kind: Any, config: PreTrainedConfig) -> str | None:
-    """Why a model of this class cannot be decoded with a cache that is rewound; None: it can."""
-    if config.is_encoder_decoder:
-        return "it is an encoder-decoder model"
-    if getattr(kind, "_is_stateful", False):
-        return "it holds a recurrent state, which cannot be rewound"
-    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
-    if masked and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_decoder", False):
-        return f"{_SEES_LATER} (is_decoder is not set in its config)"
-    types = getattr(config.get_text_config(decoder=True), "layer_types", None)
-    if others := sorted(set(types or ()) - _CROPPABLE):
-        return f"it has layers of type {', '.join(others)}, whose state cannot be rewound"
-    return None
-
-
-@torch.inference_mode()
-def _sees_later(model: PreTrainedModel) -> bool:
-    """Whether the logits at a position depend on later tokens, as those of encoders do; tried on a few tokens."""
-    text = torch.tensor([[3, 10, 17, 24, 31, 38]], device=model.device) % head_sizes(model)[0]
-    try:
-        long, short = (
-            model(input_ids=ids, use_cache=False, return_dict=True).logits[0, :3]
-            for ids in (text, text[:, :3])
-        )
-    except Exception:  # the trial of a runner says what is wrong
-        return False
-    return _distance(long, short) > _bound(long)
 
 
 def _why_not_row(model: PreTrainedModel, config: Any) -> str | None:
@@ -446,25 +391,14 @@ def _why_wrong(make: Any, model: PreTrainedModel, beyond: int | None = None) -> 
                 places = {"position_ids": torch.tensor([[*range(len(text)), beyond]], device=runner.device)}
             logits = model(input_ids=ids, use_cache=False, return_dict=True, **places).logits
             expected = logits[0, len(text) - 1]
-        off = max(_distance(last[row, len(text) - at - 1], expected) for row, at in enumerate(first))
+        off = max(distance(last[row, len(text) - at - 1], expected) for row, at in enumerate(first))
     except Exception as error:  # a model may raise anything when given a cache that it does not know
         return f"fails ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
     return (
         None
-        if off <= _bound(expected)
+        if off <= rounding_bound(expected)
         else f"differs from the uncached pass (by {off:.2g} of the logits' spread)"
     )
-
-
-def _bound(logits: Tensor) -> float:
-    """Largest ``_distance`` that rounding explains."""
-    return 1e-3 if logits.dtype in (torch.float32, torch.float64) else 0.1
-
-
-def _distance(logits: Tensor, expected: Tensor) -> float:
-    """Largest difference, in units of the expected logits' standard deviation; NaN counts as infinite."""
-    difference = (logits.double() - expected.double()).abs().max() / (expected.double().std() + 1e-9)
-    return float(difference.nan_to_num(nan=float("inf")))
 
 
 def _name(model: PreTrainedModel | GgufModel) -> str:

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
-from sprinter.models.checks import check_finite
-from sprinter.models.choose import check_capture, check_config, longest_text, runner_kind
+from sprinter.models.checks import check_config, check_finite
+from sprinter.models.choose import check_capture, longest_text, runner_kind
 from sprinter.models.cut import CUT_TYPE, CutHead, check_cut, check_map, cut_output, keeping, known_words
 from sprinter.models.devices import dtype_name
 from sprinter.models.ends import eos_ids_of
