@@ -11,17 +11,22 @@ TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 STAMP  := $(VENV)/.sprinter-installed
 # A worker a core, four at most (each loads torch); a file's tests stay together, so that they share what they set up.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+# A second environment for tests of what users run beside: llama.cpp, real models, a browser. It outlives the clone and is
+# kept by the versions it holds; llama.cpp is built once.
+ENVS     := $(or $(SPRINTER_ENVS),$(HOME)/.cache/sprinter-envs)
+USERS    := $(ENVS)/users-$(shell { cat constraints.txt; sed -n '/optional-dependencies/,/project.scripts/p' pyproject.toml; } | sha256sum | cut -c 1-12)
 # Real models, for tests marked `real` (tests/real.py): where they are, and a script that fetches them, if it is at hand.
 MODELS   := $(or $(SPRINTER_MODELS),$(HOME)/.cache/sprinter-models)
 FETCH    := ../shared/models/fetch.sh
 REAL     ?= smollm2
-REAL_TESTS = SPRINTER_MODELS="$(MODELS)" REAL="$(REAL)" $(BIN)/python -m pytest -m real $$(grep -rl 'mark\.real' tests --include='test_*.py')
+
+comma    := ,
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all test-gpu test-gguf test-real real gguf-extra lint format types floors unit package constraints clean
+.PHONY: help install demo test test-all test-gpu test-gguf test-real test-page users lint format types floors unit package constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -48,7 +53,7 @@ test: $(STAMP) ## lint, types, floors, wheel and sdist, then tests with the cove
 	@log=$$(mktemp); $(MAKE) package >"$$log" 2>&1 & package=$$!; \
 	$(MAKE) lint types floors || { kill $$package; rm -f "$$log"; exit 1; }; \
 	wait $$package; packed=$$?; cat "$$log"; rm -f "$$log"; exit $$packed
-	@$(MAKE) unit real
+	@$(MAKE) unit
 	@echo "== all checks passed"
 
 lint: $(STAMP) ## ruff, check and format
@@ -66,7 +71,7 @@ floors: $(STAMP) ## import-linter: modules import only from lower floors
 
 unit: $(STAMP) ## pytest without the slow tests and those that need a GPU or real models, with the coverage floor
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" $(PARALLEL) --cov --cov-report=term-missing --durations=25 --durations-min=5
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" --skips cpu,llama,browser $(PARALLEL) --cov --cov-report=term-missing --durations=25 --durations-min=5
 
 test-all: $(STAMP) ## pytest, slow tests too (not those that need a GPU or real models)
 	@$(BIN)/python -m pytest -m "not gpu and not real" $(PARALLEL)
@@ -74,28 +79,33 @@ test-all: $(STAMP) ## pytest, slow tests too (not those that need a GPU or real 
 test-gpu: $(STAMP) ## pytest, those tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu
 
-test-gguf: $(STAMP) ## the extra gguf into .venv (builds llama.cpp, some minutes, once), then the tests that need it
-	@$(BIN)/python -c "import llama_cpp, gguf" 2>/dev/null || $(MAKE) gguf-extra
-	@$(BIN)/python -m pytest $$(grep -rl NO_LLAMA tests --include='test_*.py')
+test-gguf: users ## the tests of GGUF files and llama.cpp (built once, some minutes), in an environment of their own
+	@echo "== pytest with llama.cpp"
+	@$(USERS)/bin/python -m pytest -m "not slow and not gpu and not real" --skips gpu,cpu $(PARALLEL) \
+		$$(grep -rlE 'NO_LLAMA|NO_GGUF' tests --include='test_*.py')
 
-test-real: $(STAMP) ## the extra gguf and SmolLM2 (98 MB), then the tests on it; REAL=all: on all models (2 GB)
-	@$(BIN)/python -c "import llama_cpp, gguf" 2>/dev/null || $(MAKE) gguf-extra
-	@test ! -x $(FETCH) || for name in $(if $(filter all,$(REAL)),smollm2 qwen gemma,smollm2); do $(FETCH) $$name "$(MODELS)" || exit 1; done
-	@$(REAL_TESTS)
+test-real: users ## the tests on SmolLM2 (98 MB), also through llama.cpp; REAL=qwen or REAL=all: on more models (2 GB)
+	@test ! -x $(FETCH) || for name in $(if $(filter all,$(REAL)),smollm2 qwen gemma,$(REAL)); do \
+		$(FETCH) $$name "$(MODELS)" >/dev/null || exit 1; done
+	@echo "== pytest on $(REAL)"
+	@SPRINTER_MODELS="$(MODELS)" REAL="$(subst qwen,qwen$(comma)qwen-draft,$(REAL))" $(USERS)/bin/python -m pytest -m real \
+		--skips gpu,cpu,models --durations=5 $$(grep -rl 'mark\.real' tests --include='test_*.py')
 
-# Part of `make test`. Where neither file nor script is at hand there is nothing to do. llama.cpp is not built for it, which
-# takes minutes and a compiler: without it the tests that PyTorch can run are run. What cannot be fetched is skipped.
-real: $(STAMP)
-	@test -x $(FETCH) || test -f "$(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf" || exit 0; \
-	echo "== pytest on SmolLM2"; \
-	$(BIN)/python -c "import gguf" 2>/dev/null || $(PIP) install -c constraints.txt gguf || echo "gguf cannot be installed"; \
-	test ! -x $(FETCH) || $(FETCH) smollm2 "$(MODELS)" >/dev/null || echo "SmolLM2 cannot be fetched"; \
-	$(REAL_TESTS)
+test-page: users ## the tests of the server's page in Chromium, which Debian's package chromium brings
+	@echo "== pytest of the page"
+	@$(USERS)/bin/python -m pytest --skips "" tests/serve/test_page.py
 
-gguf-extra: $(STAMP)
-	@echo "== set-up: the extra gguf; there is no wheel of llama-cpp-python on PyPI, so it is built (some minutes)"
-	@$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['gguf'], sep='\n')" \
-		| $(PIP) install -c constraints.txt -r /dev/stdin
+# What it holds is named in its path, but for the package itself, which is this clone's.
+users: $(USERS)/.ready
+	@$(USERS)/bin/python -m pip --disable-pip-version-check -qq install --no-deps --no-build-isolation -e .
+
+$(USERS)/.ready:
+	@$(PYTHON) scripts/check_python.py
+	@echo "== set-up: an environment with llama.cpp (built, some minutes) and playwright in $(ENVS)"
+	@$(PYTHON) -m venv --clear $(USERS)
+	@$(USERS)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt torch==$(TORCH)
+	@$(USERS)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e '.[dev,gguf]' playwright
+	@touch $@
 
 package: $(STAMP) ## build sdist and wheel, try the wheel in an empty environment
 	@echo "== package"

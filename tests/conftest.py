@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+pytest_plugins = ["tests.skips"]
+
 TESTS = Path(__file__).parent
 # Modules that take long, such as those that enumerate laws: measuring coverage makes them much slower, and other tests
 # run their lines.
