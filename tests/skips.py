@@ -1,6 +1,7 @@
 """``pytest --skips gpu,cpu``: only these reasons may skip a test; a skip for another reason fails the run.
 
-So a test that a run is for cannot be left out in silence because something is not installed. ``conftest.py`` loads this.
+So a test that a run is for cannot be left out in silence because something is not installed; ``conftest.py`` loads
+this.
 """
 
 from __future__ import annotations
