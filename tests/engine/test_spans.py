@@ -161,6 +161,9 @@ def test_without_a_tokenizer_it_is_refused(tiny_pair: sprinter.Pair) -> None:
         ("```pip install x``` installs it\nand", False), ("say:\n- ```py\n  a = 1\n", True),
         ("- ```py\n  a = 1\n  ```\n", False), ("````\n```\n", True), ("~~~\n```\n~~~\n", False),
         ("```py\na\n```x\n", True), ("```py", False), ("a ```\nb\n", False),
+        (f"```py {'x' * 400}\na\n", True), (f"~~~ {'`' * 400}\na\n", True), (f"```py {'x' * 400}`\na\n", False),
+        (f"```py `{'x' * 400}\na\n", False), (f"```\na\n```{' ' * 400}\n", False),
+        (f"```\na\n```{' ' * 400}x\n", True), (f"{'x' * 400}\n```py\n", True),
     ],
 )  # fmt: skip
 def test_fences_of_markdown(text: str, inside: bool) -> None:

@@ -102,8 +102,12 @@ def test_n_and_lists_of_prompts(client: openai.OpenAI, pair: sprinter.Pair) -> N
         assert texts == [out.text for out in expected]
 
 
-def test_without_a_seed_texts_differ_and_the_seed_is_told(server: Running, pair: sprinter.Pair) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 24}
+@pytest.mark.parametrize("seed", [{}, {"seed": -1}])
+def test_without_a_seed_texts_differ_and_the_seed_is_told(
+    server: Running, pair: sprinter.Pair, seed: dict[str, int]
+) -> None:
+    """-1 is none, as llama.cpp's clients write it."""
+    body = {"prompt": PROMPT, "max_tokens": 24, **seed}
     first, second = (server.post("/v1/completions", body).json()["choices"][0] for _ in range(2))
     assert first["text"] != second["text"]
     told = {name: first["sprinter"][name] for name in ("seed", "switches", "copy_switches")}

@@ -113,7 +113,8 @@ class Session:
                 raise UserError(
                     "temperature 0 gives the same answer again: /set temperature 0.7 or choose another /method first"
                 )
-            options = options.replace(seed=last.options.seed + 1)
+            if not options.any_seed:
+                options = options.replace(seed=last.options.following(1).seed)
         return self._answer(last.user, before, options, show)
 
     def undo(self) -> None:

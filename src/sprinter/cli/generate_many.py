@@ -192,6 +192,7 @@ def generate_many(
         results: file for the lines; None: standard output.
         json: print one JSON object at the end.
     """
+    options = options.seeded()
     chat = any(prompt.prompt is not None and not isinstance(prompt.prompt, str) for prompt in prompts)
     pair.stream(
         [{"role": "user", "content": "a"}] if chat else "a", options
@@ -251,7 +252,7 @@ def _generate(
         done, errors = {}, {chunk[0]: str(error)}
     found = []
     for prompt in chunk:
-        about = {"index": prompt.index, "line": prompt.line, "seed": options.seed + prompt.index}
+        about = {"index": prompt.index, "line": prompt.line, "seed": options.following(prompt.index).seed}
         shown = {"error": errors[prompt]} if prompt in errors else done[prompt].to_dict()
         found.append({**about, **prompt.facts(), **shown})
     return found
@@ -260,7 +261,7 @@ def _generate(
 def _batch(
     pair: Pair, prompts: Sequence[PromptLine], options: GenerationOptions, rows: int
 ) -> list[Generation]:
-    each = [options.replace(seed=options.seed + prompt.index) for prompt in prompts]
+    each = [options.following(prompt.index) for prompt in prompts]
     given = [prompt.prompt for prompt in prompts if prompt.prompt is not None]
     return pair.generate_batch(given, each, rows=rows)
 

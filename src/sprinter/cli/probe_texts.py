@@ -77,13 +77,15 @@ def _share(lengths: Sequence[int], total: int) -> int:
 
 def _ids(record: Any, where: str, pair: LoadedPair) -> tuple[list[int], list[int]]:
     """Token ids of a record's prompt, and of what is probed after it."""
+    from sprinter.engine.tokens import encoded
+
     prompt, answer = _parts(record, where)
     assert pair.tokenizer is not None
-    ids = list(pair.tokenizer(answer, add_special_tokens=prompt is None, verbose=False)["input_ids"])
+    ids = encoded(pair.tokenizer, answer, special=prompt is None)
     if prompt is None:
         before, ids = ids[:1], ids[1:]
     elif pair.tokenizer.chat_template is None and isinstance(prompt, str):
-        before = list(pair.tokenizer(prompt, verbose=False)["input_ids"])
+        before = encoded(pair.tokenizer, prompt)
     else:
         talk = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         before = _in_chat_form(talk, where, pair)

@@ -19,14 +19,24 @@ __all__ = ["OUTSIDE", "SPANS", "TextSpan", "check_only"]
 class TextSpan:
     """A span of a text: what follows a match of ``opening``, up to the end of the next match of ``closing(match)``.
 
-    The patterns match in a text that begins with a line feed, within ``reach`` characters. ``marks``: tokens that begin
-    or end it, in tokenizers that have them as special tokens.
+    The patterns match in a text that begins with a line feed, within ``reach`` characters or, with ``lines``, within a
+    line of any length: what is behind its first ``reach`` characters may be blank, a backtick or something else.
+    ``marks``: tokens that begin or end it, in tokenizers that have them as special tokens.
     """
 
     opening: re.Pattern[str]
     closing: Callable[[re.Match[str]], re.Pattern[str]]
     marks: tuple[str, ...] = ()
     reach: int = 128
+    lines: bool = False
+
+    def kept(self, text: str) -> str:
+        """The end of a text in which no pattern matches, as short as a later match allows."""
+        if not self.lines:
+            return text[-self.reach :]
+        line = text[text.rindex("\n") :]
+        begin, rest = line[: self.reach], line[self.reach :]
+        return begin + ("`" if "`" in rest else "x" if rest.strip(" \t") else rest[:1])
 
 
 _FENCE = re.compile(r"\n[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?(`{3,}(?=[^`\n]*\n)|~{3,})[^\n]*(?=\n)")
@@ -40,7 +50,7 @@ def _same_fence(opened: re.Match[str]) -> re.Pattern[str]:
 
 SPANS: Mapping[str, TextSpan] = {
     "think": TextSpan(re.compile("<think>"), lambda opened: re.compile("</think>"), ("<think>", "</think>")),
-    "code": TextSpan(_FENCE, _same_fence),
+    "code": TextSpan(_FENCE, _same_fence, lines=True),
 }
 """By name: the thinking of a reasoning model, and fenced code blocks of Markdown, closing fence included."""
 

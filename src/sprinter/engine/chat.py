@@ -1,7 +1,8 @@
 """Conversations as prompts: the messages are checked, and the tokenizer's chat template is applied once.
 
 The template is transformers' Jinja template, applied as ``apply_chat_template`` does: with the generation prompt, or,
-if the last message is the assistant's, open at its end; no BOS is added to those that the template writes. Special
+if the last message is the assistant's, open at its end, with the white space that it ends with, also where the template
+trims it; no BOS is added to those that the template writes. Special
 tokens are read in what the template writes; in what the messages say they are ordinary text, so that a user's
 "<|im_end|>" ends no turn.
 """
@@ -38,6 +39,7 @@ _OPEN, _CLOSE = (
     "\ue001",
 )  # private use; they stand around the number of a special token that was said
 _SAID = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_END = "\ue002"  # private use; it stands for the end of a message that is continued
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,13 @@ def _failed(error: Exception) -> UserError:
     return UserError(f"the chat template of the tokenizer fails ({first}): give another tokenizer")
 
 
+def _left_out(number: int, message: Mapping[str, Any]) -> UserError:
+    return UserError(
+        f"the chat template leaves out message {number} (role {message['role']!r}): leave it out too, or say it in "
+        "another role"
+    )
+
+
 class _Chat:
     """A chat template with its arguments.
 
@@ -214,22 +223,34 @@ class _Chat:
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = "|".join(map(re.escape, longest_first)) or "(?!)"  # (?!) matches nothing
 
-    def _render(self, talk: Sequence[Mapping[str, Any]], *, asks: bool, goes_on: bool) -> str:
+    def _render(self, talk: Sequence[Mapping[str, Any]], *, asks: bool) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in talk], tokenize=False, add_generation_prompt=asks,
-                continue_final_message=goes_on, **self._given,
-            )  # fmt: skip
+                [dict(message) for message in talk], tokenize=False, add_generation_prompt=asks, **self._given
+            )
         except Exception as error:
             raise _failed(error) from None
         return str(text)
+
+    def _open(self, talk: Sequence[Mapping[str, Any]]) -> str:
+        """The conversation up to the end of its last message, which is the assistant's."""
+        *before, last = talk
+        said = str(last["content"])
+        shown = said.rstrip()  # templates may trim the rest
+        text, found, _ = self._render([*before, {**last, "content": shown + _END}], asks=False).rpartition(
+            _END
+        )
+        if not found:
+            raise _left_out(len(talk) - 1, last)
+        return text + said[len(shown) :]
 
     def encode(self, talk: Sequence[dict[str, Any]], pair: LoadedPair) -> tuple[str, list[int]]:
         """Text and token ids of a conversation."""
         said: list[str] = []
         marked = [_marked(message, re.compile(f"{self._pattern}|{_OPEN}"), said) for message in talk]
+        rendered = marked if said else talk
         goes_on = talk[-1]["role"] == "assistant"
-        text = self._render(marked if said else talk, asks=not goes_on, goes_on=goes_on)
+        text = self._open(rendered) if goes_on else self._render(rendered, asks=True)
         if not said:
             return text, text_ids(text, pair, self._tokenizer, special=False)
         whole = _SAID.sub(lambda match: said[int(match[1])], text)
@@ -284,13 +305,10 @@ class _Chat:
         ]
         if talk[-1]["role"] != "assistant":
             probe.append({"role": "assistant", "content": f"{stem}{len(talk)}x"})
-        text = self._render(probe, asks=False, goes_on=False)
+        text = self._render(probe, asks=False)
         for number, message in enumerate(talk):
             if "content" in message and f"{stem}{number}x" not in text:
-                raise UserError(
-                    f"the chat template leaves out message {number} (role {message['role']!r}): leave it out too, or "
-                    "say it in another role"
-                )
+                raise _left_out(number, message)
         _, _, rest = text.rpartition(f"{stem}{len(probe) - 1}x")
         found = re.match(rf"\s*({self._pattern})", rest)
         return None if found is None else self._special[found[1]]

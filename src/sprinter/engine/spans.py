@@ -26,7 +26,7 @@ class _End:
         tail, closing = self.tail + text, self.closing
         while found := (closing or span.opening).search(tail):
             tail, closing = tail[found.end() :], span.closing(found) if closing is None else None
-        return replace(self, tail=tail[-span.reach :], closing=closing)
+        return replace(self, tail=span.kept(tail), closing=closing)
 
 
 class SpanReader:

@@ -69,7 +69,7 @@ class Task:
         rows: int = 1,
         most: int = 1,
     ) -> None:
-        self._parts = parts
+        self._parts, options = parts, options.seeded()
         self.tracker: Tracker | None = None
         self._tuned = parts.tuned_for(options)
         self.method = method = parts.method_for(options, rows)

@@ -7,9 +7,25 @@ from transformers import PreTrainedTokenizerBase
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["text_ids"]
+__all__ = ["encoded", "text_ids"]
 
 _CHARS_PER_TOKEN = 32  # more than in almost any text
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:
+    """Token ids of a text. ``special``: with those that the tokenizer adds; no BOS before one that the text has."""
+    ids = list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    bos = tokenizer.bos_token_id
+    if not special or bos is None or ids[:2] != [bos, bos]:
+        return ids
+    own = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    added = _count(ids, bos) > _count(own, bos) > 0
+    return ids[1:] if added else ids
+
+
+def _count(ids: list[int], first: int) -> int:
+    """How often a token stands at the beginning."""
+    return next((i for i, id in enumerate(ids) if id != first), len(ids))
 
 
 def text_ids(
@@ -18,7 +34,7 @@ def text_ids(
     """Token ids of a text.
 
     Args:
-        special: whether the tokenizer adds its special tokens (BOS).
+        special: whether the tokenizer adds its special tokens (BOS); see ``encoded``.
 
     Raises:
         UserError: the text is far longer than the context, or holds half of a surrogate pair.
@@ -31,7 +47,7 @@ def text_ids(
         ) from None
     # Encoding megabytes is slow: a prompt far beyond the context is rejected by the length of its first part.
     part = text[: _CHARS_PER_TOKEN * pair.longest]
-    ids = list(tokenizer(part, add_special_tokens=special, verbose=False)["input_ids"])
+    ids = encoded(tokenizer, part, special=special)
     if len(part) == len(text):
         return ids
     if len(ids) > pair.longest:
@@ -39,4 +55,4 @@ def text_ids(
             f"the prompt has {len(text)} characters, and the first {len(part)} of them alone exceed the context of "
             f"the pair, {pair.longest} tokens: shorten the prompt"
         )
-    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    return encoded(tokenizer, text, special=special)

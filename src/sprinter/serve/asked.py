@@ -113,6 +113,7 @@ def _options(
     }  # fmt: skip
     if body.top_k is not None:
         given["top_k"] = max(0, body.top_k)  # -1 is vLLM's "all"
+    seed = None if body.seed == -1 else body.seed  # -1 is llama.cpp's "any"
     if ours.method is not None and not ours.speculation:
         raise Refusal(
             400, "sprinter.method and sprinter.speculation=false exclude each other: give one of them",
@@ -125,11 +126,11 @@ def _options(
     return {
         **given,  # type: ignore[typeddict-item]
         "method": (ours.method or settings.method) if ours.speculation else "autoregressive",
-        "seed": secrets.randbits(32) if body.seed is None else body.seed,
+        "seed": secrets.randbits(32) if seed is None else seed,
         "max_new_tokens": most or (None if most is None else 1),
         "require_lossless": settings.require_lossless or ours.require_lossless,
         "budget": settings.budget if ours.budget is None else ours.budget,
-        "never_slower": _never_slower(ours, settings, body.seed),
+        "never_slower": _never_slower(ours, settings, seed),
     }
 
 

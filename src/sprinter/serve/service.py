@@ -217,7 +217,7 @@ class Service:
             try:
                 for prompt in prompts:
                     for i in range(asked.n):
-                        options = asked.options.replace(seed=asked.options.seed + i)
+                        options = asked.options.following(i)
                         streams.append(engine.stream(prompt, options, owner=owner))
             except BaseException:
                 for stream in streams:

@@ -9,6 +9,7 @@ from sprinter.bench.sample import Sample
 from sprinter.engine.chat import ChatMessage, conversation, render_chat
 from sprinter.engine.pair import Pair
 from sprinter.engine.prompt import encode
+from sprinter.engine.tokens import encoded
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
@@ -58,7 +59,7 @@ def turn_prompt(
         end = rendered.end_of_turn
         return TurnPrompt(rendered.ids, () if end is None or end in models.target.eos_ids else (end,))
     text = "\n\n".join([*(part for pair_of_texts in said for part in pair_of_texts), sample.turns[turn]])
-    return TurnPrompt(encode(list(tokenizer(text, verbose=False)["input_ids"]), models))
+    return TurnPrompt(encode(encoded(tokenizer, text), models))
 
 
 def _messages(sample: Sample, said: Sequence[tuple[str, str]], turn: int) -> list[ChatMessage]:
