@@ -26,7 +26,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all test-gpu test-gguf test-real test-page users lint format types floors unit package constraints clean
+.PHONY: help install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-install users lint format types floors unit package constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -106,6 +106,16 @@ $(USERS)/.ready:
 	@$(USERS)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt torch==$(TORCH)
 	@$(USERS)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e '.[dev,gguf]' playwright
 	@touch $@
+
+# Each has an environment of its own in .work; torch stays at its pin.
+test-newest: ## the demo, and tests of kernels and of equal texts, with the newest release of every dependency
+	@$(PYTHON) scripts/try_versions.py newest
+
+test-lowest: ## the same with the lowest versions that pyproject.toml states
+	@$(PYTHON) scripts/try_versions.py lowest
+
+test-install: ## run the install lines of README, docs, examples and Dockerfile (builds llama.cpp, some minutes, once)
+	@$(PYTHON) scripts/check_installs.py
 
 package: $(STAMP) ## build sdist and wheel, try the wheel in an empty environment
 	@echo "== package"

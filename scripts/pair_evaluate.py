@@ -14,10 +14,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 import pair_data
 from pair_data import PreparedData
 from pair_model import CONTEXT, load_exported
+from sprinter.models.cache_name import with_cache
 
 CACHE_TOKENS = 256
 TIMED_STEPS = 200
@@ -109,11 +111,14 @@ def median_step_ms(models: dict[str, nn.Module], vocab_size: int, device: torch.
     token = prompt[:, -1:]
     times: dict[str, list[float]] = defaultdict(list)
     with torch.no_grad():
-        caches = {name: model(prompt, use_cache=True).past_key_values for name, model in models.items()}
+        caches = {name: DynamicCache() for name in models}
+        given = {name: with_cache(model, caches[name]) for name, model in models.items()}
+        for name, model in models.items():
+            model(prompt, use_cache=True, **given[name])
         for _ in range(TIMED_STEPS + 20):
             for name, model in models.items():
                 begin = time.perf_counter()
-                model(token, past_key_values=caches[name], use_cache=True).logits.argmax(-1).item()
+                model(token, use_cache=True, **given[name]).logits.argmax(-1).item()
                 times[name].append(time.perf_counter() - begin)
                 caches[name].crop(CACHE_TOKENS - caches[name].get_seq_length())  # negative: tokens to drop
     return {name: 1000 * statistics.median(values[20:]) for name, values in times.items()}

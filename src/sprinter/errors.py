@@ -17,7 +17,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
 __all__ = [
@@ -33,12 +36,27 @@ __all__ = [
     "SprinterError",
     "UserError",
     "first_line",
+    "install_line",
 ]
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text that is not empty; its class if there is none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def install_line(extra: str) -> str:
+    """The command that installs an extra: its packages by name, which works wherever this one came from.
+
+    There is no release on PyPI, so that the name of this package would find nothing there.
+    """
+    try:
+        stated = requires("sprinter-llm") or []
+    except PackageNotFoundError:  # it runs from its source
+        stated = []
+    found = [re.fullmatch(rf"(\S+) *; *extra == ['\"]{extra}['\"]", line) for line in stated]
+    packages = " ".join(shlex.quote(one[1]) for one in found if one)
+    return f"pip install {packages}" if packages else f"pip install '.[{extra}]' in a clone of the repository"
 
 
 class SprinterError(Exception):

@@ -15,12 +15,13 @@ from tests.models.tiny import VOCAB, tiny, word_tokenizer
 from tests.training.drafting import texts, tiny_target
 from tests.training.test_draft_train import TRAINING, cyclic
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import DynamicCache, LlamaConfig
 
 import sprinter
 from sprinter.errors import UserError
 from sprinter.heads.glide import GlideHeads, save_glide
 from sprinter.heads.load import load_any_head
+from sprinter.models.cache_name import with_cache
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.glide import GlideLearner, fresh_glide
 from sprinter.training.drafts.run import run_to_end
@@ -47,7 +48,8 @@ def glide(family: str = "llama", **more: object) -> GlideHeads:
 
 def cached(family: str, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Keys and values of the target's last layer, ``[kv_heads, n, size]``, out of its own cache."""
-    cache = tiny(family)(torch.tensor([list(ids)]), use_cache=True).past_key_values
+    model, cache = tiny(family), DynamicCache()
+    model(torch.tensor([list(ids)]), use_cache=True, **with_cache(model, cache))
     layer = cache.layers[-1]
     return layer.keys[0], layer.values[0]
 

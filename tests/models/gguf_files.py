@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sprinter.models.convert import convert_gguf
 
-NO_LLAMA = "llama-cpp-python is not installed: pip install 'sprinter-llm[gguf]'"
-NO_GGUF = "the package gguf is not installed: pip install 'sprinter-llm[gguf]'"
+NO_LLAMA = "llama-cpp-python is not installed: pip install '.[gguf]'"
+NO_GGUF = "the package gguf is not installed: pip install '.[gguf]'"
 EXTRA = 4  # embedding rows beyond the tokenizer's tokens
 
 

@@ -33,11 +33,11 @@ def test_a_type_without_tests_is_tried() -> None:
 
 
 def test_a_type_on_which_the_row_runner_goes_wrong_gets_the_crop_runner(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(choose, "_OWN_MASKS", {})
     kind, reason = runner_kind(fresh("gpt_neo"))
-    assert kind == "crop"
+    assert kind == "crop" and reason in caplog.text and "which is slower" in caplog.text
     assert reason.startswith("tried on a few tokens, the row runner ")
 
 

@@ -259,4 +259,4 @@ def test_without_the_package_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)  # type: ignore[arg-type]
     line = refusal(files / "target-f16.gguf", dequantise=True)
-    assert "GGUF files need the package gguf" in line and "pip install 'sprinter-llm[gguf]'" in line
+    assert "GGUF files need the package gguf" in line and "pip install 'gguf>=" in line

@@ -25,6 +25,7 @@ from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.choose import _choose, make_runner
 from sprinter.models.cut import cut_output
+from sprinter.models.quantised import families
 from sprinter.models.quantised import fused as layers
 from sprinter.models.quantised import fused_plan as plan
 from sprinter.models.quantised import fused_trial as trial
@@ -205,13 +206,33 @@ def _mixed(model: Any) -> None:
         ("llama", _mixed, "of several types"),
     ],
 )
-def test_what_the_kernels_do_not_run(kind: str, change: Any, why: str) -> None:
+def test_what_the_kernels_do_not_run_is_said_once(
+    kind: str, change: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = model_of(kind)
     if change is not None:
         change(model)
     assert why in (why_not_fused(model) or "")
-    with fused(RowPass(model, _choose(model).windows), []):
-        assert not any("forward" in vars(part) for part in model.modules())
+    for _ in range(2):
+        with fused(RowPass(model, _choose(model).windows), []):
+            assert not any("forward" in vars(part) for part in model.modules())
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "sprinter"]
+    assert "without fused layers, which is slower: " in line and why in line
+
+
+def test_layers_that_do_not_reach_the_kernels_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of("llama")
+    buffers = run_pass(model, torch.ones(1, 1, dtype=torch.long), [0])[2]
+    # as if another version called it by another name
+    monkeypatch.setattr(
+        families.LayerFamily, "arguments", lambda self, _, given, named: {**named, "cache": None}
+    )
+    with fused(RowPass(model, _choose(model).windows), buffers) as applies:
+        assert not applies
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "sprinter"]
+    assert "which is slower: its layers are not given what the kernels take" in line
 
 
 @pytest.mark.parametrize(
@@ -292,7 +313,7 @@ def test_a_kernel_that_fails_later_leaves_the_text_alone(
     for n in (2, 3, 1):
         told.extend([n])
     (line,) = caplog.records
-    assert "without fused layers: no such instruction" in line.getMessage()
+    assert "without fused layers, which is slower: no such instruction" in line.getMessage()
 
 
 def test_a_trial_passes_and_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

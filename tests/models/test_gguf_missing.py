@@ -12,7 +12,7 @@ from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf.library import gguf_package, library
 from sprinter.models.pair import load_models
 
-MEND = r"cannot be imported \(.*\): pip install 'sprinter-llm\[gguf\]'"
+MEND = r"cannot be imported \(.*\): pip install 'gguf>=[\d.]+' 'llama-cpp-python>="
 
 
 @pytest.fixture(autouse=True)

@@ -256,6 +256,17 @@ def test_what_the_kernels_cannot_do_is_refused(tmp_path: Path) -> None:
         model(ids)
 
 
+def test_layers_that_the_kernels_do_not_run_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load_models(saved("llama", tmp_path)).target.model
+    assert isinstance(model, LlamaForCausalLM)
+    model.model.layers[0].mlp.forward = model.model.layers[0].mlp.forward  # as a library that wraps it does
+    assert not in_place.run_in_place(model)
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "sprinter"]
+    assert "which is slower: a module has a forward of its own" in line
+
+
 def test_layers_that_compute_something_else_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from tests.models.tiny import SWITCH, tiny
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from sprinter.models.cache_name import with_cache
 from sprinter.models.runner import make_runner
 from sprinter.models.runners import forward
 
@@ -22,7 +23,10 @@ def states_of(model: PreTrainedModel, text: Sequence[int]) -> tuple[list[Tensor]
     cache, last = DynamicCache(), []
     handle = forward.decoder_layers(model)[-1].register_forward_hook(lambda _m, _a, out: last.append(out))
     output: Any = model(
-        input_ids=torch.tensor([list(text)]), past_key_values=cache, use_cache=True, output_hidden_states=True
+        input_ids=torch.tensor([list(text)]),
+        use_cache=True,
+        output_hidden_states=True,
+        **with_cache(model, cache),
     )
     handle.remove()
     return [*output.hidden_states[1:-1], last[0] if isinstance(last[0], Tensor) else last[0][0]], cache

@@ -11,7 +11,7 @@ import torch
 from tests.models.tiny import fresh, save, tiny
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from sprinter.heads.networks import build_network
 from sprinter.models.capture import marks
@@ -120,7 +120,7 @@ def test_hooks_that_only_note_are_not_looked_at() -> None:
         found.append((watch.changed(model), digest(model)))
         return hidden
 
-    call_model(model, torch.tensor([[3]]), look)
+    call_model(model, torch.tensor([[3]]), look, cache=DynamicCache())
     assert found == [(False, before)]
     model(input_ids=torch.tensor([[3]]), output_hidden_states=True)
     assert any(part._forward_hooks for part in model.modules()) and digest(model) == before

@@ -110,7 +110,9 @@ def test_a_cut_output_layer_goes_straight_too() -> None:
 
 
 @pytest.mark.parametrize("where", ["", "model", "model.layers.0", "model.layers.1", "everywhere"])
-def test_hooks_that_would_be_passed_over_end_it(where: str) -> None:
+def test_hooks_that_would_be_passed_over_end_it_which_is_said_once(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model, seen = model_of("llama"), list[int]()
 
     def hook(module: nn.Module, args: Any) -> None:
@@ -125,6 +127,8 @@ def test_hooks_that_would_be_passed_over_end_it(where: str) -> None:
     finally:
         handle.remove()
     assert not any(taken) and len(seen) >= 7
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "sprinter"]
+    assert "slower" in line and "hooks" in line
     assert any(passes(model, True)[1])
 
 

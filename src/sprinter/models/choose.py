@@ -8,6 +8,7 @@ pass.
 from __future__ import annotations
 
 import inspect
+import logging
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -49,6 +50,8 @@ __all__ = [
     "tree_leaves",
     "tree_limit",
 ]
+
+_log = logging.getLogger("sprinter")
 
 _TESTED = frozenset({"gpt2", "llama", "qwen2", "gpt_neox", "gemma2", "gemma3_text", "mistral"})
 """Model types for which the tests compare the row runner with the uncached forward pass; others are tried on use."""
@@ -311,7 +314,11 @@ def _decide(model: PreTrainedModel) -> _RunnerChoice:
     if config.model_type not in _TESTED:
         check_causal(model, _name(model))
         if why := _why_wrong(lambda: RowRunner(model, 2, 16, windows), model):
-            return _tried_crop(model, f"tried on a few tokens, the row runner {why}", switch)
+            choice = _tried_crop(model, f"tried on a few tokens, the row runner {why}", switch)
+            _log.warning(
+                "%s runs one row at a time, uncaptured, which is slower: %s", _name(model), choice.reason
+            )
+            return choice
         reason = f"{reason}; tried on a few tokens"
     return _RunnerChoice("row", reason, windows, switch, _limit(model, windows, switch))
 

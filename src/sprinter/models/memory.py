@@ -36,9 +36,7 @@ def token_bytes(model: PreTrainedModel | GgufModel) -> int:
 def _measured(model: PreTrainedModel) -> int:
     cache = DynamicCache()
     with torch.inference_mode():
-        call_model(
-            model, torch.zeros(1, 1, dtype=torch.long, device=model.device), None, past_key_values=cache
-        )
+        call_model(model, torch.zeros(1, 1, dtype=torch.long, device=model.device), None, cache=cache)
     layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
     states = [part for layer in layers for part in (layer.keys, layer.values) if part is not None]
     return sum(part.numel() * part.element_size() for part in states)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, install_line
 from sprinter.training.metrics import Curve
 from sprinter.training.roc import Report
 
@@ -37,7 +37,7 @@ def check_matplotlib() -> None:
     """Raise a UserError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise UserError(
-            "pictures need matplotlib: pip install 'sprinter-llm[plots]', or leave --out away for numbers alone"
+            f"pictures need matplotlib: {install_line('plots')}, or leave --out away for numbers alone"
         )
 
 

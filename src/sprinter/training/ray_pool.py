@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sprinter.decode.checks import at_least
-from sprinter.errors import SprinterError, UserError, first_line
+from sprinter.errors import SprinterError, UserError, first_line, install_line
 
 __all__ = ["RayPool", "ray_workers", "whole_source"]
 
@@ -143,9 +143,7 @@ def _import_ray() -> Any:
         ray = import_module("ray")
         import_module("ray.data")
     except ImportError:
-        raise UserError(
-            "engine=ray needs Ray: pip install 'sprinter-llm[ray]', or use engine=local"
-        ) from None
+        raise UserError(f"engine=ray needs Ray: {install_line('ray')}, or use engine=local") from None
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     return ray
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, install_line
 
 __all__ = ["CELLS", "ROUGE", "check_rouge", "rouge"]
 
@@ -20,9 +20,7 @@ CELLS = 4_000_000
 def check_rouge() -> None:
     """Raise a UserError if rouge-score is not installed."""
     if find_spec("rouge_score") is None:
-        raise UserError(
-            "ROUGE needs rouge-score: pip install 'sprinter-llm[bench]', or leave ROUGE out (--no-rouge)"
-        )
+        raise UserError(f"ROUGE needs rouge-score: {install_line('bench')}, or leave ROUGE out (--no-rouge)")
 
 
 def rouge(text: str, reference: str, stemmer: bool = False) -> dict[str, float]:

@@ -155,7 +155,7 @@ class GraphUnits:
                         raise
                     self._unfused = True
                     _log.warning(
-                        "%s is captured without fused layers: %s",
+                        "%s is captured without fused layers, which is slower: %s",
                         type(self.model).__name__,
                         first_line(error),
                     )

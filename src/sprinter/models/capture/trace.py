@@ -130,7 +130,7 @@ class RowPass(nn.Module):
             layers,
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=cache,
+            cache=cache,
         )
 
 

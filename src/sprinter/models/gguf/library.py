@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, install_line
 
 __all__ = ["gguf_package", "installed", "last_words", "library", "loading"]
 
@@ -29,7 +29,7 @@ def installed() -> Any:
     llama = _imported("llama_cpp", "llama-cpp-python").llama_cpp
     if not hasattr(llama, _NEWEST):
         raise UserError(
-            f"the installed llama-cpp-python is too old (it has no {_NEWEST}): pip install -U 'sprinter-llm[gguf]'"
+            f"the installed llama-cpp-python is too old (it has no {_NEWEST}): {install_line('gguf')}"
         )
     return llama
 
@@ -98,7 +98,7 @@ def _imported(module: str, package: str) -> Any:
     except ImportError as error:
         raise UserError(
             f"GGUF files need the package {package}, which cannot be imported ({error}): "
-            "pip install 'sprinter-llm[gguf]'"
+            f"{install_line('gguf')}"
         ) from error
     except (OSError, RuntimeError) as error:  # its shared library
         raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+from sprinter.models.cache_name import cache_name
 
 __all__ = [
     "ACTIVATIONS",
@@ -96,7 +98,7 @@ class LayerFamily:
     Attributes:
         layers: name of the list of layers in a model. attention: of attention in a layer.
         linears: the linear layers with the matrices, in their order: the part of the layer that has it, its name there.
-        given: names of what layers are given by position, behind the hidden states. cache: of the cache.
+        given: names of what layers are given by position, behind the hidden states.
     """
 
     layers: ClassVar[str] = "layers"
@@ -106,7 +108,16 @@ class LayerFamily:
         *(("mlp", f"{name}_proj") for name in MATRICES[4:]),
     )
     given: ClassVar[Sequence[str]] = ()
-    cache: ClassVar[str] = "past_key_values"
+
+    def arguments(self, layer: Any, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """What a layer is given behind the hidden states, by name; its cache is "cache", whatever it is called there.
+
+        Raises:
+            UserError: as ``cache_name``.
+        """
+        made = {**named, **dict(zip(self.given, given, strict=False))}
+        made.setdefault("cache", made.get(cache_name(type(layer))))
+        return made
 
     def attends(self, layer: Any) -> Any:
         """The module of attention."""
@@ -199,7 +210,7 @@ class _Gpt2(_Ungated):
     layers = "h"
     attention = "attn"
     linears = (("attn", "c_attn"), ("attn", "c_proj"), ("mlp", "c_fc"), ("mlp", "c_proj"))
-    given = ("past_key_values", "attention_mask", "encoder_hidden_states")
+    given = ("cache", "attention_mask", "encoder_hidden_states")
 
     def norms(self, layer: Any) -> Norms:
         return _centred(layer._modules["ln_1"], layer._modules["ln_2"])
@@ -219,7 +230,6 @@ class _NeoX(_Ungated):
     linears = (
         ("attention", "query_key_value"), ("attention", "dense"), ("mlp", "dense_h_to_4h"), ("mlp", "dense_4h_to_h")
     )  # fmt: skip
-    cache = "layer_past"
 
     def heads(self, layer: Any, qkv: Any, i: int) -> MatrixPart:
         """Head by head."""

@@ -110,8 +110,9 @@ def _fits(layer: nn.Module) -> bool:
 
 
 @contextmanager
-def fused_layers(model: PreTrainedModel) -> Iterator[None]:
-    """Context in which short passes of a model, for which ``why_not_fused`` gives None, go through the kernels."""
+def fused_layers(model: PreTrainedModel) -> Iterator[list[_Layer]]:
+    """Context in which short passes of a model, for which ``why_not_fused`` gives None, go through the kernels; what
+    runs each layer."""
     layers, parent = list(decoder_layers(model)), _parent(model)
     last = next(
         (parent._modules[name] for name in _NORM_NAMES if parent._modules.get(name) is not None), None
@@ -119,9 +120,11 @@ def fused_layers(model: PreTrainedModel) -> Iterator[None]:
     norms = [FAMILIES[type(layer)].norms(layer) for layer in layers]
     behind = _final(last, layers[-1])
     forwards: list[tuple[nn.Module, Any]] = []
+    own: list[_Layer] = []
     for i, layer in enumerate(layers):
         following = (norms[i + 1].norm, norms[i + 1].norm_bias) if i + 1 < len(layers) else behind
-        forwards.append((layer, _Layer(layer, norms[i], following)))
+        own.append(_Layer(layer, norms[i], following))
+        forwards.append((layer, own[-1]))
     if last is not None and behind is not None:
         forwards.append((last, _FinalNorm(last, behind[0])))
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -131,7 +134,7 @@ def fused_layers(model: PreTrainedModel) -> Iterator[None]:
     try:
         for part, forward in forwards:
             part.forward = forward
-        yield
+        yield own
     finally:
         for part, _ in forwards:
             part.__dict__.pop("forward", None)
@@ -267,16 +270,20 @@ class _Layer(_Own):
     Args:
         layer: the layer. norms: its norms.
         following: weight and bias of the norm that reads its result; None: none does.
+
+    Attributes:
+        ran: whether the kernels ever ran it.
     """
+
+    ran = False
 
     def __init__(
         self, layer: Any, norms: Norms, following: tuple[Tensor | None, Tensor | None] | None
     ) -> None:
         super().__init__(layer)
-        family = FAMILIES[type(layer)]
+        self._family = family = FAMILIES[type(layer)]
         self._norms, self._following = norms, following
         self._shape: LayerShape = family.shape(layer)
-        self._given, self._cache = family.given, family.cache
         self._number = family.attends(layer).layer_idx
         parts = family.parts(layer)
         self._heads, self._kv = (parts[name].rows // self._shape.d for name in "qk")
@@ -289,8 +296,8 @@ class _Layer(_Own):
 
     def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Any:
         """``[batch, n, d]`` -> ``[batch, n, d]``."""
-        by_name = {**named, **dict(zip(self._given, given, strict=False))}
-        cache, mask = by_name.get(self._cache), by_name.get("attention_mask")
+        by_name = self._family.arguments(self._module, given, named)
+        cache, mask = by_name["cache"], by_name.get("attention_mask")
         batch, n, width = hidden_states.shape
         if (
             not self._is_here()
@@ -301,6 +308,7 @@ class _Layer(_Own):
             or by_name.get("encoder_hidden_states") is not None
         ):
             return self._usual(hidden_states, *given, **named)
+        self.ran = True
         x = hidden_states.reshape(-1, width).contiguous()
         norms = self._norms
         read, normed = getattr(hidden_states, _NEXT, (None, None))

@@ -25,7 +25,12 @@ FAR = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 _TOKENS, _KEYS = 5, 16
 _ROWS = (1, MOST // _TOKENS + 1)  # few tokens and many: their products differ
 _tried: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_told: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 _log = logging.getLogger("sprinter")
+
+
+def _left_out(model: PreTrainedModel, why: str) -> None:
+    _log.warning("%s is captured without fused layers, which is slower: %s", type(model).__name__, why)
 
 
 @contextmanager
@@ -37,7 +42,10 @@ def fused(run: RowPass, buffers: Sequence[Tensor]) -> Iterator[bool]:
         run: the pass that is captured. buffers: its keys and values, of whose shapes the trial has its own.
     """
     model = run.model
-    if why_not_fused(model) is not None:
+    if (why := why_not_fused(model)) is not None:
+        if _told.get(model) != why:
+            _left_out(model, why)
+        _told[model] = why
         yield False
         return
     if model not in _tried:
@@ -50,7 +58,7 @@ def fused(run: RowPass, buffers: Sequence[Tensor]) -> Iterator[bool]:
 
 
 def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
-    device, name = buffers[0].device, type(run.model).__name__
+    device = buffers[0].device
     counted, keys = torch.arange(_TOKENS, device=device)[None], torch.arange(_KEYS, device=device)
     # From all over the vocabulary: the first ones are often special tokens that hardly occur in training, whose laws
     # change with rounding alone.
@@ -67,16 +75,19 @@ def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
     try:
         with torch.inference_mode():
             expected = results()
-            with fused_layers(run.model):
+            with fused_layers(run.model) as layers:
                 given = results()
             norm = torch.linalg.norm
             far = [float(norm(one - two) / norm(two)) for one, two in zip(given, expected, strict=True)]
     except torch.OutOfMemoryError:
         raise  # says nothing of the kernels
     except Exception as error:  # of a compiler, above all: the pass is captured without
-        _log.warning("%s is captured without fused layers: %s", name, first_line(error))
+        _left_out(run.model, first_line(error))
+        return False
+    if not all(layer.ran for layer in layers):
+        _left_out(run.model, "its layers are not given what the kernels take")
         return False
     if not all(one <= FAR[buffers[0].dtype] for one in far):  # also where one is no number
-        _log.warning("%s is captured without fused layers: its states differ by %.2g", name, max(far))
+        _left_out(run.model, f"its states differ by {max(far):.2g}")
         return False
     return True

@@ -7,6 +7,7 @@ PyTorch's; and a token has the same law in every forward pass, to the bit, as wi
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sprinter.models.quantised.attention import attend_in_order
+from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.layers import plain_matrix, without_gradient
 from sprinter.models.quantised.library import FLOATS, kernel
 from sprinter.models.quantised.norm import Instead
@@ -22,6 +24,8 @@ from sprinter.models.quantised.straight import goes_straight
 from sprinter.models.quantised.whole import join_layers, joinable, reads_in_place
 
 __all__ = ["LEAST", "run_in_place"]
+
+_log = logging.getLogger("sprinter")
 
 LEAST = 32 << 20
 """Parameters of a model that does not go straight: in smaller ones what surrounds the layers takes longest, which is
@@ -46,7 +50,11 @@ def run_in_place(model: PreTrainedModel) -> bool:
     convolutions = [part for part in model.modules() if type(part) is Conv1D]
     for part in convolutions:  # the same weights in the order of a linear layer's
         part.weight.data = part.weight.data.t().contiguous().t()
-    if not _fits(model):
+    if (why := _why_not(model)) is not None:
+        if model.config.get_text_config(decoder=True).model_type in TYPES:
+            _log.warning(
+                "our kernels do not run the layers of %s, which is slower: %s", type(model).__name__, why
+            )
         for part in convolutions:
             part.weight.data = part.weight.data.contiguous()
         return False
@@ -64,15 +72,17 @@ def run_in_place(model: PreTrainedModel) -> bool:
     return True
 
 
-def _fits(model: PreTrainedModel) -> bool:
+def _why_not(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
-    return (
-        len(joinable(model, True)) == getattr(config, "num_hidden_layers", -1)
-        and model.config._attn_implementation in ("sdpa", "eager")
-        and not any("forward" in vars(part) for part in model.modules())  # another library's
-        and is_plain(model.get_input_embeddings())
-        and len(_outputs(model)) == 1
-    )
+    if len(joinable(model, True)) != getattr(config, "num_hidden_layers", -1):
+        return "they are built otherwise than the kernels know"
+    if model.config._attn_implementation not in ("sdpa", "eager"):
+        return f"its attention is {model.config._attn_implementation!r}, not 'sdpa'"
+    if any("forward" in vars(part) for part in model.modules()):  # another library's
+        return "a module has a forward of its own"
+    if not is_plain(model.get_input_embeddings()) or len(_outputs(model)) != 1:
+        return "its embedding or output layer is built otherwise than the kernels know"
+    return None
 
 
 def _outputs(model: PreTrainedModel) -> list[nn.Module]:

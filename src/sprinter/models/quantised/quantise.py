@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import count_as, weights_fingerprint
+from sprinter.models.cache_name import with_cache
 from sprinter.models.quantised.attention import attend_in_order
+from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.layers import (
     ROWS,
     Matrix,
@@ -22,7 +25,7 @@ from sprinter.models.quantised.layers import (
 )
 from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import kernel
-from sprinter.models.quantised.whole import join_layers
+from sprinter.models.quantised.whole import is_joined, join_layers
 from sprinter.models.runners.row_cache import RowCache
 
 __all__ = [
@@ -46,6 +49,7 @@ GGUF = "gguf"
 """The dtype of the weights of a GGUF file as they are stored."""
 ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
 """Bits of a weight -> what rounds a matrix to them."""
+_log = logging.getLogger("sprinter")
 _LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
 SCALE = "scalar_embed_scale"
 """Attribute of an embedding whose rows are all multiplied by a number, as in Gemma 3."""
@@ -139,6 +143,11 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, made[layer])
     try_joined(model, lambda: join_layers(model), "quantised", "bfloat16", _FAR)
+    if model.config.get_text_config(decoder=True).model_type in TYPES and not is_joined(model):
+        _log.warning(
+            "the kernels do not run whole layers of %s, which is slower: their shapes are others than they know",
+            model.name_or_path or type(model).__name__,
+        )
 
 
 def try_joined(model: PreTrainedModel, join: Callable[[], int], kind: str, instead: str, far: float) -> None:
@@ -160,9 +169,9 @@ def try_joined(model: PreTrainedModel, join: Callable[[], int], kind: str, inste
             whole = model(ids, use_cache=known > 0)
             parts = [whole.logits]
             if known:
-                begun = model(ids[:, : _TRIED // 2], use_cache=True)
-                rest = model(ids[:, _TRIED // 2 :], past_key_values=begun.past_key_values, use_cache=True)
-                parts = [begun.logits, rest.logits]
+                given = with_cache(model, DynamicCache(config=model.config))
+                halves = torch.split(ids, _TRIED // 2, 1)
+                parts = [model(half, use_cache=True, **given).logits for half in halves]
                 over_rows = _over_rows(model, ids)
     except Exception as error:  # models' own code may read the weights that are gone
         raise UserError(
@@ -181,7 +190,7 @@ def _over_rows(model: PreTrainedModel, ids: Tensor) -> Tensor:
     cache, made = RowCache(_TRIED, torch.zeros(1, 1, dtype=torch.int64)), []
     for part in torch.split(ids, _TRIED // 3, 1):
         cache.span.start, cache.span.keys = cache.span.keys, cache.span.keys + part.shape[1]
-        made.append(model(part, past_key_values=cache, use_cache=True).logits)
+        made.append(model(part, use_cache=True, **with_cache(model, cache)).logits)
     return torch.cat(made, 1)
 
 

@@ -9,6 +9,7 @@ its ``forward`` would; a pass that is anything more than that, or a model that i
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -46,6 +47,8 @@ from sprinter.models.runners.row_cache import RowCache
 
 __all__ = ["Straight", "goes_straight"]
 
+_log = logging.getLogger("sprinter")
+
 _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
     model.forward: inner.forward
     for model, inner in (
@@ -57,6 +60,7 @@ _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
     )
 }
 """``forward`` of models that do nothing more than here, and of the models in them."""
+_CLASSES = (LlamaForCausalLM, MistralForCausalLM, Phi3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _ROTARY = (
     LlamaRotaryEmbedding,
     MistralRotaryEmbedding,
@@ -102,7 +106,13 @@ class Straight:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
         """None: its passes take the usual way."""
-        return cls(model) if goes_straight(model) and is_joined(model) else None
+        if not is_joined(model):
+            return None
+        if goes_straight(model):
+            return cls(model)
+        if isinstance(model, _CLASSES):
+            _tell(model, "its class has a forward of its own, which runs what is between its layers")
+        return None
 
     @contextmanager
     def looking_once(self) -> Iterator[None]:
@@ -119,7 +129,7 @@ class Straight:
         logits: bool,
         position_ids: Tensor,
         attention_mask: Tensor | Mapping[str, Tensor | None] | None,
-        past_key_values: RowCache,
+        cache: RowCache,
         layers: Sequence[int] = (),
     ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]] | None:
         """Logits, if they are wanted, the states that they are made of, and those of some decoder layers; None: this
@@ -129,31 +139,48 @@ class Straight:
             tokens: ``[batch, n]``. layers: numbers from 0. The others as transformers has them.
         """
         model: Any = self._model()
+        made = self._pass(model, tokens, logits, position_ids, attention_mask, cache, layers)
+        if isinstance(made, str):
+            _tell(model, f"transformers runs what is between its layers, because {made}")
+            return None
+        return made
+
+    def _pass(
+        self,
+        model: Any,
+        tokens: Tensor,
+        logits: bool,
+        position_ids: Tensor,
+        attention_mask: Tensor | Mapping[str, Tensor | None] | None,
+        cache: RowCache,
+        layers: Sequence[int],
+    ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]] | str:
+        """What a call returns; why it takes the usual way."""
         if isinstance(attention_mask, Mapping):
             if len(attention_mask) != 1:
-                return None
+                return "its layers need several masks"
             (attention_mask,) = attention_mask.values()
         if self._seen and not layers:
             assert self._parts is not None
-            return self._parts.outputs(model, tokens, position_ids, attention_mask, past_key_values, logits)
+            return self._parts.outputs(model, tokens, position_ids, attention_mask, cache, logits)
         inner = model.model
         if _KNOWN.get(type(model).forward) is not type(inner).forward:
-            return None
+            return "its class has another forward than it had"
         if _watched(model) or _watched(inner) or _global_forward_hooks or _global_forward_pre_hooks:
-            return None
+            return "it has hooks or a forward of its own"
         first = next(iter(inner.layers._modules.values()))
         member = first.__dict__.get("forward")
         if type(member) is not _Forward or first._forward_hooks or first._forward_pre_hooks:
-            return None
-        call = member.call_of_all(past_key_values)
+            return "its first layer is another than it was, or has hooks"
+        call = member.call_of_all(cache)
         if call is None:
-            return None
+            return "a layer is another than it was, or has hooks"
         if not layers and (parts := self._parts_of(model, call)) is not None:
             self._seen = self._looks_once
-            return parts.outputs(model, tokens, position_ids, attention_mask, past_key_values, logits)
+            return parts.outputs(model, tokens, position_ids, attention_mask, cache, logits)
         embedded = inner.embed_tokens(tokens)
         positions = inner.rotary_emb(embedded, position_ids=position_ids)
-        *states, last = member.whole(call, past_key_values)(embedded, positions, attention_mask, layers)
+        *states, last = member.whole(call, cache)(embedded, positions, attention_mask, layers)
         hidden = inner.norm(last)
         return (model.lm_head(hidden) if logits else None), hidden, tuple(states)
 
@@ -161,7 +188,23 @@ class Straight:
         """What one call of the kernels takes, made again where something has changed; None: not in one call."""
         if self._parts is None or not self._parts.hold(model, call):
             self._parts = _OneCall(model, call)
-        return self._parts if self._parts.fit else None
+        if not self._parts.fit:
+            _tell(
+                model,
+                "a pass is several calls of the kernels: its embedding, last norm or rotary embedding is not known",
+            )
+            return None
+        return self._parts
+
+
+_told: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()
+
+
+def _tell(model: PreTrainedModel, why: str) -> None:
+    """Say, once for a model, why its passes are slower than they could be."""
+    if why not in _told.setdefault(model, set()):
+        _told[model].add(why)
+        _log.warning("forward passes of %s are slower than they could be: %s", type(model).__name__, why)
 
 
 class _OneCall:

@@ -192,12 +192,12 @@ class _Forward:
             raise TypeError(
                 f"a joined layer is given its arguments by name, and here are {len(given)} without"
             )
-        named.update(zip(family.given, given, strict=False))
+        named = family.arguments(layer, given, named)
         if named.get("encoder_hidden_states") is not None:
             raise ValueError("joined layers have no cross-attention")
         batch, n, _ = hidden_states.shape
         x = without_gradient(hidden_states).contiguous()
-        shape, cache, mask = family.shape(layer), named.get(family.cache), named.get("attention_mask")
+        shape, cache, mask = family.shape(layer), named["cache"], named.get("attention_mask")
         positions = named.get("position_embeddings") if shape.turned else (floats(1, 1, 0), floats(1, 1, 0))
         assert positions is not None
         cosine, sine = (part.float().expand(batch, n, shape.turned).contiguous() for part in positions)

@@ -86,7 +86,7 @@ class CropRunner(ModelRunner):
         start, n = self._lengths[0], tokens.shape[1]
         positions = {"position_ids": self._positions[:, start : start + n]} if self._takes_positions else {}
         try:
-            return self._call(tokens, logits, layers, past_key_values=self._cache, **positions)
+            return self._call(tokens, logits, layers, cache=self._cache, **positions)
         except BaseException:
             self._crop()  # some layers may hold the new tokens already
             raise

@@ -18,23 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from sprinter.errors import UserError
+from sprinter.models.cache_name import with_cache
 from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.tree import RowTree
 
 __all__ = [
-    "CHUNK",
-    "NOTING",
-    "BaseRunner",
-    "ModelRunner",
-    "StateFilter",
-    "call_model",
-    "decoder_layers",
-    "head_of",
-    "head_sizes",
-    "map_output",
-]
+    "CHUNK", "NOTING", "BaseRunner", "ModelRunner", "StateFilter",
+    "call_model", "decoder_layers", "head_of", "head_sizes", "map_output",
+]  # fmt: skip
 
 CHUNK = 512
 """Maximum number of tokens per row in one forward pass; longer inputs are split, so that memory stays bounded."""
@@ -422,6 +416,8 @@ def call_model(
     tokens: Tensor,
     keep: StateFilter | None,
     layers: Sequence[int] = (),
+    *,
+    cache: Cache,
     **kwargs: Any,
 ) -> tuple[Tensor, ...]:
     """Call the model and capture the input of its output embedding with a hook.
@@ -446,7 +442,9 @@ def call_model(
         handle = head.register_forward_pre_hook(catch)
         try:
             caught = []
-            output = model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
+            output = model(
+                input_ids=tokens, use_cache=True, return_dict=True, **with_cache(model, cache), **kwargs
+            )
         finally:
             handle.remove()
     return (output.logits, caught[0], *(states[layer] for layer in layers))

@@ -130,7 +130,7 @@ class RowRunner(ModelRunner):
         else:
             positions, mask = self._ragged(n, [n] * self.batch if counts is None else counts)
         step = self._call(
-            tokens, logits, layers, position_ids=positions, attention_mask=mask, past_key_values=self._cache
+            tokens, logits, layers, position_ids=positions, attention_mask=mask, cache=self._cache
         )
         self._made = True
         return step
@@ -181,7 +181,7 @@ class RowRunner(ModelRunner):
                 layers,
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=self._cache,
+                cache=self._cache,
             )
         finally:
             self._lengths, span.rows, span.some = lengths, every, False
@@ -221,7 +221,7 @@ class RowRunner(ModelRunner):
                 attention_mask=self._masks(
                     lambda window: ragged_mask(positions, span.keys, window, self._mask_dtype)
                 ),
-                past_key_values=self._cache,
+                cache=self._cache,
             )
         finally:
             span.rows, span.flat = every, False
@@ -251,7 +251,7 @@ class RowRunner(ModelRunner):
                 layers,
                 position_ids=positions,
                 attention_mask=self._masks(lambda w: window_mask(keys, positions, w, self._mask_dtype)),
-                past_key_values=self._cache,
+                cache=self._cache,
             )
         finally:
             span.rows, span.some = every, False

@@ -1,0 +1,102 @@
+"""What users are told to install: names that exist, and an image in which the kernels can be compiled."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sprinter.errors import install_line
+from sprinter.models.quantised import library
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+import check_installs  # noqa: E402
+import try_versions  # noqa: E402
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+]
+DOCKERFILE = check_installs.DOCKERFILE.read_text(encoding="utf-8")
+
+
+def test_install_lines_of_pages_name_the_clone_and_extras_that_there_are() -> None:
+    """No index has the distribution, so that its name alone installs nothing."""
+    found = {page.relative_to(ROOT).as_posix(): check_installs.lines(page) for page in check_installs.pages()}
+    assert found["README.md"] == ["pip install .", "pip install '.[gguf]'", "pip install '.[serve]'"]
+    assert found["examples/plugin/README.md"] == ["pip install ./examples/plugin"]
+    assert found["examples/serve/README.md"] == ["/opt/sprinter/bin/pip install '.[serve]'"]
+    every = [line for page in found.values() for line in page]
+    for line in every:
+        assert "sprinter-llm" not in line
+        for extra in re.findall(r"\.\[([\w-]+)\]", line):
+            assert extra in EXTRAS and extra in check_installs.IMPORTS
+
+
+def test_no_message_installs_the_distribution_by_name() -> None:
+    for path in [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "examples").rglob("*.*"),
+        *(ROOT / "docs").glob("*.md"),
+    ]:
+        if path.is_file() and path.suffix in (".py", ".md", ".yaml", ".sh", ".service"):
+            assert "'sprinter-llm[" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"dev"}))
+def test_an_extra_is_installed_by_its_packages(extra: str) -> None:
+    assert install_line(extra) == "pip install " + " ".join(
+        f"'{package}'" for package in sorted(EXTRAS[extra])
+    )
+
+
+def test_from_its_source_alone_the_clone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sprinter.errors.requires", lambda _: None)
+    assert install_line("gguf") == "pip install '.[gguf]' in a clone of the repository"
+
+
+def test_the_image_can_compile_the_kernels_and_has_what_gguf_files_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = list(check_installs.docker_steps(DOCKERFILE))
+    stages = {stage for stage, _ in steps}
+    assert stages == {1, 2}
+    for stage in stages:  # llama.cpp is built in the first; our kernels are compiled where they run
+        (apt,) = (step for number, step in steps if number == stage and "apt-get install" in step)
+        packages = [word for word in apt.split()[2:] if not word.startswith("-")]
+        monkeypatch.setattr(library.shutil, "which", lambda name, own=packages: name if name in own else None)
+        monkeypatch.delenv("CXX", raising=False)
+        assert library._compiler(), apt
+    (install,) = (step for _, step in steps if "/src[" in step)
+    assert set(re.findall(r"/src\[([\w,]+)\]", install)[0].split(",")) == {"serve", "gguf"}
+    (venv,) = (step.split()[-1] for _, step in steps if "-m venv" in step)
+    assert f"COPY --from=build {venv} {venv}" in DOCKERFILE and f"PATH={venv}/bin:$PATH" in DOCKERFILE
+    # built on one machine, run on another
+    assert DOCKERFILE.index("GGML_NATIVE=OFF") < DOCKERFILE.index("/src[")
+
+
+def test_compiled_code_may_run_where_the_image_keeps_it() -> None:
+    """Docker mounts a tmpfs without the right to run what is in it, unless asked."""
+    assert "SPRINTER_CACHE=/tmp/" in DOCKERFILE and "--tmpfs /tmp:exec" in DOCKERFILE
+    assert '"/tmp:exec"' in (check_installs.DOCKERFILE.parent / "compose.yaml").read_text(encoding="utf-8")
+
+
+def test_lowest_versions_are_those_of_pyproject() -> None:
+    stated = try_versions.requirements()
+    assert try_versions.lowest("name[part]>=1.2,<3") == "name[part]==1.2"
+    assert any(line.startswith("transformers==5.") for line in map(try_versions.lowest, stated))
+    assert not any(line.startswith(("torch", "llama-cpp-python")) for line in stated)
+    with pytest.raises(SystemExit, match="states no lowest version"):
+        try_versions.lowest("name<3")
+
+
+def test_what_is_tried_with_other_versions_exists() -> None:
+    for test in try_versions.TESTS:
+        file, _, name = test.partition("::")
+        assert (
+            f"def {name}(" in (ROOT / file).read_text(encoding="utf-8") if name else (ROOT / file).is_file()
+        )
+    assert set(try_versions.TOOLS) <= try_versions.pins().keys()
