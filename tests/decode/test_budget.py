@@ -1,4 +1,4 @@
-"""``budget=``: exact at 0, kept at every token by accept rules, and by trusted tokens but for the last prediction."""
+"""``budget=``: exact at 0, kept at every token, and well spent. Worlds made to break it: ``test_budget_worst``."""
 
 from __future__ import annotations
 
@@ -94,20 +94,18 @@ def test_accept_rules_keep_to_it_at_every_token(name: str, budget: float) -> Non
 
 @pytest.mark.parametrize("budget", [0.05, 0.2])
 @pytest.mark.parametrize("name", TRUSTING)
-def test_trusted_tokens_keep_to_it_but_for_the_last_prediction(name: str, budget: float) -> None:
-    method, over, used = replace(TRUSTING[name], budget=budget), 0.0, 0.0
+def test_trusted_tokens_keep_to_it_at_every_token(name: str, budget: float) -> None:
+    method, used = replace(TRUSTING[name], budget=budget), 0.0
     for seed in range(3):
         record = decoded(method, seed, 200)
         stats = record.stats
-        assert stats.mean_drift is not None and stats.drift_coverage == 1 and stats.trusted > 0
-        over, used = max(over, stats.mean_drift - budget), used + stats.mean_drift / 3
-        # What the last run's prediction was off by is all that can be too much.
-        run = [token.drift or 0.0 for token in record.tokens[-BUDGET_RUN - 1 :]]
-        assert stats.drift_sum <= budget * 200 + sum(run) + 1e-6  # type: ignore[operator]
-        assert stats.spent_drift == pytest.approx(stats.drift_sum) and stats.owed_drift == 0
-        assert 0.3 < stats.expected_drift / stats.spent_drift < 3 or name == "on trial"
-    # Tokens on trial cost less than TV(q, p), which is predicted.
-    assert over < 0.02 and (0.2 if name == "on trial" else 0.5) * budget < used < 1.05 * budget
+        assert stats.drift_coverage == 1 and stats.closing_passes == 0 and stats.trusted > 0
+        for n, total in enumerate(accumulate(token.drift or 0.0 for token in record.tokens), 1):
+            assert total <= budget * n + 1e-6
+        assert stats.spent_drift == pytest.approx(stats.drift_sum)
+        used += (stats.mean_drift or 0.0) / 3
+    # Under a ratio tokens cost less than TV(q, p), which is predicted.
+    assert used > (0.2 if name == "on trial" else 0.5) * budget
 
 
 def test_copies_are_checked_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +139,10 @@ def test_copies_are_checked_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> 
     record = run_chain(method, NEAR, (0,), Limits(400), AddressedDraws(1), complete=True)
     origins = {(token.round, 1 + i): token.origin for i, token in enumerate(record.tokens)}
     assert Origin.TRUSTED not in {origins.get(place) for place in copied}
-    assert len(copied) > 20 and any(origins.get(place) is Origin.ACCEPTED for place in copied)
+    assert len(copied) > 12 and any(origins.get(place) is Origin.ACCEPTED for place in copied)
     assert record.stats.trusted > 20 and len(drafted) > 100
-    assert budgets[-1]._seen <= len(drafted)
+    fit = budgets[-1]._fit
+    assert fit is not None and int(fit[2]) <= len(drafted)
 
 
 def test_copies_end_no_run_within_a_budget() -> None:
@@ -195,11 +194,8 @@ def test_texts_do_not_depend_on_how_far_the_driver_drafts_ahead() -> None:
 
 
 @pytest.mark.parametrize("name", ["gate", "certain", "draft alone", "lenient", "fuzzy"])
-def test_the_meter_knows_the_law_within_a_budget(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_meter_knows_the_law_within_a_budget(name: str) -> None:
     """The sum of drifts bounds the total variation of the texts, with every draw enumerated."""
-    monkeypatch.setattr(
-        "sprinter.decode.budget._FIRST", 0
-    )  # in texts that can be enumerated nothing is known
     method = replace({**TRUSTING, **ACCEPTING}[name], budget=0.9)
     law: dict[tuple[int, ...], float] = {}
     mean, trusted = 0.0, 0
@@ -261,7 +257,10 @@ def test_predictions_are_learned() -> None:
         certain = torch.rand(4, generator=chance) < 0.5
         entropy = torch.where(certain, 0.2, 1.5)
         budget.learn({"entropy": entropy}, torch.where(certain, 0.98, 0.3).double())
-    low, high = (float(budget._expected({"entropy": torch.tensor(value)})) for value in (0.2, 1.5))
+    fit = budget._fit or budget._regression.start()
+    low, high = (
+        1 - float(budget._regression.predict({"entropy": torch.tensor(value)}, fit)) for value in (0.2, 1.5)
+    )
     assert low < 0.06 and 0.6 < high < 0.8
 
 
@@ -295,29 +294,22 @@ class Deceiving(MarkovPair):
 
 @pytest.mark.parametrize("name", ["gate", "certain", "draft alone", "on trial"])
 def test_a_draft_that_deceives_eats_no_budget(name: str) -> None:
-    """Nothing is trusted before something is known, and what was learned is that nothing fits."""
+    """What it is sure of does not fit, and is judged exactly; the next runs know."""
     record = decoded(replace(TRUSTING[name], budget=0.05), 1, 60, Deceiving(6, 2))
     for n, total in enumerate(accumulate(token.drift or 0.0 for token in record.tokens), 1):
         assert total <= 0.05 * n + 1e-6
     assert all(token.origin is not Origin.TRUSTED for token in record.tokens[:10])
+    assert record.stats.draft_steps < 120
 
 
 def test_the_meter_does_not_change_a_text() -> None:
-    """Runs beyond the tokens at which a complete meter asks for closing passes."""
-
-    class Turns(MarkovPair):
-        def q(self, prefix: tuple[int, ...]) -> torch.Tensor:
-            return self.p(prefix) if len(prefix) < 150 else super().q(prefix)
-
-    pair = Turns(6, 2, sharp=2.0)
     for trust in (Gate(0.5), Everyone()):
         method = Method(trust=trust, stop=Untrusted(), cap=120, budget=0.1)
-        texts, passes = [], []
-        for complete in (False, True):
-            record = run_chain(method, pair, (0,), Limits(300), AddressedDraws(4), complete=complete)
-            texts.append(ids(record))
-            passes.append(record.stats.closing_passes)
-        assert texts[0] == texts[1] and passes[1] > 1
+        one, two = (
+            run_chain(method, NEAR, (0,), Limits(150), AddressedDraws(4), complete=complete)
+            for complete in (False, True)
+        )
+        assert ids(one) == ids(two) and one.stats.drift_coverage == 1 and two.stats.closing_passes == 0
 
 
 def test_a_budget_ends_no_run_that_nobody_is_trusted_in() -> None:

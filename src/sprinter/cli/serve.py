@@ -39,7 +39,7 @@ def serve(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Mean drift a token of requests that name none; 0: exact.",
+            help="Maximum mean drift a token of requests that name none; 0: exact.",
             show_default="what the method says",
             rich_help_panel=_DECODING,
         ),

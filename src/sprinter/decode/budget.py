@@ -1,23 +1,23 @@
-"""A budget on drift: how lossy a method may be at each token, so that the mean drift of a text keeps to a number.
+"""A budget on drift: at every token of a text, Σ drift <= limit × tokens so far.
 
-Before a token is trusted, its drift is predicted: 1 − β by a logistic regression, which learns from the target's
-verdicts as the text grows; the first draft tokens are all checked. It is trusted if the drift spent so far and that
-expected of the unscored tokens, a standard deviation added, stay within the budget for the tokens so far. Among the
-tokens that fit, those with the least expected drift are taken: up to the threshold whose mean over the last tokens
-spends what is left in the next ones. The target's pass then gives the true drift in place of the expected one.
+Nothing is final before the target has scored it, and then its drift is known before it is decided on: a position is
+judged by the lossy rule if its drift fits, together with all that was spent before, else by the exact rule. For accept
+rules the drift is TV(π, p) of their own law; for trusted tokens, which stay as they are, TV(q, p). A rule of chains,
+whose distance is at most 1 a round and known afterwards, judges a round if 1 fits.
 
-What a lossy accept rule costs is known before it decides: it judges a position if TV(π, p) fits, else the exact rule
-does. A rule of chains, whose distance is at most 1 a round and known afterwards, judges a round if 1 fits.
+For trusted tokens the drift is also predicted before the target is called, to end runs where the target would refuse:
+1 − β by a logistic regression, which learns from the target's verdicts as the text grows. Among the tokens that fit,
+those with the least expected drift are taken: up to the threshold whose mean over the last tokens spends what is left
+in the next ones. A wrong prediction costs draft steps, no drift.
 
-All of this depends on laws and on the text before a token, never on the token itself: the drift of each position is
-that of the rule that had it.
+All of this depends on laws and on the text before a token, not on the token itself, unless the trust rule does: the
+drift of each position is that of the rule that had it.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -26,20 +26,17 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge
 from sprinter.decode.accept.base import TargetCall, control_of, decide, emitted
-from sprinter.decode.draft import Token, Verdict
+from sprinter.decode.draft import Verdict
 from sprinter.decode.regression import Fit, Regression
 from sprinter.laws import tv_distance
 
 __all__ = ["BUDGET_RUN", "Budget", "Within"]
 
 BUDGET_RUN = 20
-"""Maximum length of a run if the method names none: the target's pass corrects what was predicted."""
+"""Maximum number of trusted tokens in a run, and length of a run if the method names none."""
 _MEMORY = 500  # verdicts, as in the rules that learn
 _RECENT = 256  # tokens whose expected drifts choose the threshold
 _AHEAD = 64  # tokens over which unspent budget is spent
-_FIRST = 16  # verdicts before the first token may be trusted
-_SURPRISES = 100  # verdicts over which the size of the prediction's errors is averaged
-_MOST_SURPRISE = 25.0
 _SLACK = 1e-9  # of sums
 
 
@@ -51,35 +48,25 @@ class Budget:
         limit: mean drift a token, above 0.
         names: signals that drifts are predicted from.
         begin: length of the prompt.
-        spent: drift of the scored tokens so far.
-        owed: expected drift and its variance of each trusted token that the target has not scored.
-        expected: expected drift of all tokens that were trusted, as it was when they were.
-        pending: drift and number of the tokens that a closing forward pass of the meter scored within a run. They count
-            at the next target call, so that metering does not change texts.
+        spent: drift of the text so far.
     """
 
     limit: float
     names: tuple[str, ...]
     begin: int
     spent: float = 0.0
-    owed: list[tuple[float, float]] = field(default_factory=list)
-    expected: float = 0.0
-    pending: tuple[float, int] = (0.0, 0)
     _regression: Regression = field(init=False)
     _fit: Fit | None = None
-    _seen: int = 0
-    _surprise: float = 1.0
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _drafted: int = 0
-    _next: tuple[float, float] = (0.0, 0.0)
+    _run: list[float] = field(default_factory=list)  # expected drifts of the run's trusted tokens
 
     def __post_init__(self) -> None:
         self._regression = Regression("+".join(self.names) or "entropy", _MEMORY)
 
-    def _expected(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """Expected drift if the token is trusted, float64, of the signals' shape."""
-        regression = self._regression
-        return 1 - regression.predict(signals, self._fit or regression.start())
+    def begin_run(self) -> None:
+        """No token of the next run is trusted yet."""
+        self._run.clear()
 
     def allows(self, signals: Mapping[str, Tensor], position: int, wanted: bool | None) -> bool:
         """Whether the token at ``position`` may be trusted.
@@ -88,64 +75,35 @@ class Budget:
             signals: at least ``names``, each ``[]``.
             wanted: what the trust rule says; None: the budget has its place.
         """
-        drift = float(self._expected(signals))
+        drift = float(1 - self._regression.predict(signals, self._fit or self._regression.start()))
         self._recent.append(drift)
         self._drafted += 1
-        # The second part: what so few verdicts may have missed.
-        variance = self._surprise * drift * (1 - drift) + 0.25 / (self._seen + 1)
-        self._next = drift, variance
-        if self._seen < _FIRST or not (drift <= self._threshold(position) if wanted is None else wanted):
+        wanted = drift <= self._threshold(position) if wanted is None else wanted
+        if not wanted or len(self._run) == BUDGET_RUN or drift > self._left(position):
             return False
-        expected = drift + sum(one for one, _ in self.owed)
-        error = math.sqrt(variance + sum(one for _, one in self.owed))
-        return min(expected + error, len(self.owed) + 1.0) <= self._left(position)
+        self._run.append(drift)
+        return True
 
     def _left(self, position: int) -> float:
-        """What the scored tokens have left for the others, with the token at ``position``."""
-        return self.limit * (position - self.begin + 1) - self.spent + _SLACK
+        """What is left for the token at ``position``, if the run's trusted tokens drift as expected."""
+        return self.limit * (position - self.begin + 1) - self.spent - sum(self._run) + _SLACK
 
     def _threshold(self, position: int) -> float:
         """The largest expected drift at which tokens are trusted."""
         written = max(1, position - self.begin)
-        free = self._left(position) - sum(one for one, _ in self.owed)
         # The target's own tokens and copies spend nothing: what is written for each token that may, two at most.
-        rate = (self.limit + free / _AHEAD) * min(2.0, max(1.0, written / self._drafted))
+        rate = (self.limit + self._left(position) / _AHEAD) * min(2.0, max(1.0, written / self._drafted))
         ordered = sorted(self._recent)
         fits = sum(total <= rate * len(ordered) for total in accumulate(ordered))
         return ordered[fits - 1] if fits else -1.0
 
-    def owe(self) -> None:
-        """The token that was last allowed is trusted."""
-        self.owed.append(self._next)
-        self.expected += self._next[0]
-
-    def pay(self, tokens: Iterable[Token]) -> None:
-        """Tokens whose drift is known."""
-        self.spent += sum(token.distance or 0.0 for token in tokens)
-
-    def postpone(self, tokens: Sequence[Token]) -> None:
-        """Tokens whose drift is known, and counts at the next target call."""
-        drift, count = self.pending
-        self.pending = drift + sum(token.distance or 0.0 for token in tokens), count + len(tokens)
-
-    def settle(self) -> None:
-        """All trusted tokens are scored."""
-        self.spent, self.pending = self.spent + self.pending[0], (0.0, 0)
-        self.owed.clear()
-
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor) -> None:
         """The target's verdicts on the last draft tokens, as in ``TrustRule.learn``."""
-        expected, regression = self._expected(signals), self._regression
-        drifts = 1 - overlaps.double()
-        spread = (expected * (1 - expected)).clamp(min=1e-3)
-        for surprise in ((drifts - expected).square() / spread).clamp(max=_MOST_SURPRISE).tolist():
-            self._surprise += (surprise - self._surprise) / _SURPRISES
-        self._fit = regression.learn(signals, overlaps, self._fit or regression.start())
-        self._seen += len(overlaps)
+        self._fit = self._regression.learn(signals, overlaps, self._fit or self._regression.start())
 
     def fitting(self, drifts: Sequence[float], position: int) -> list[bool]:
         """Which positions from ``position`` on a rule may judge that has these drifts, if all before them are kept."""
-        left, fits = self._left(position) - sum(one for one, _ in self.owed), []
+        left, fits = self.limit * (position - self.begin + 1) - self.spent + _SLACK, []
         for drift in drifts:
             fits.append(drift <= left)
             left += self.limit - (drift if fits[-1] else 0.0)

@@ -294,10 +294,8 @@ class Stats:
     changed: float | None = None
     text_drift: float | None = None
     drift_coverage: float = 0.0
-    budget: float | None = None  # mean drift a token that the text may have
-    spent_drift: float = 0.0  # with a budget: drift of the scored tokens
-    owed_drift: float = 0.0  # with a budget: expected drift of the trusted tokens that are not scored
-    expected_drift: float = 0.0  # with a budget: what was expected of all trusted tokens
+    budget: float | None = None  # maximum mean drift a token
+    spent_drift: float = 0.0  # with a budget: drift of the text
     switches: list[int] = field(default_factory=list)
     copy_switches: list[int] = field(default_factory=list)
     wall_s: float = 0.0
@@ -333,7 +331,7 @@ class Stats:
         """Drift that the text may still have at its present length; None without a budget."""
         if self.budget is None:
             return None
-        return self.budget * self.new_tokens - self.spent_drift - self.owed_drift
+        return self.budget * self.new_tokens - self.spent_drift
 
     @property
     def tokens_per_s(self) -> float:

@@ -6,7 +6,8 @@
                    rule may learn), judge untrusted ones, and add one token: a replacement, a bonus, or a plain one
 
 The token that ends a run is checked even if the trust rule trusts it, so that every target call checks a token; a
-trusted token that ends the text, or behind which another part of the text begins (``only``), need not be checked.
+trusted token that ends the text, or behind which another part of the text begins (``only``), need not be checked. The
+guards ``tail_ratio`` and ``budget`` hold trusted tokens back until the target has scored them.
 """
 
 from __future__ import annotations
@@ -71,13 +72,11 @@ def decode(
         row.learn_levels(accepted)
         if row.drafts:  # rules learn neither from copies nor from rounds that rest
             row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
-        row.end_round()
         record.rules = RuleState(method.trust, method.stop, row.trust_state, row.stop_state)
         record.accept_lengths.append(len(record.tokens) - before)
         row.count_round(len(record.tokens) - before)
     if complete and row.meter.waiting:
         yield from closing_pass(row)
-        row.end_round()
 
 
 def _target_call(row: Row) -> Generator[LoopRequest, Answer, int]:
@@ -124,6 +123,6 @@ def _judge(row: Row, call: TargetCall) -> Verdict:
     """Judge the round's draft."""
     ratio = row.method.tail_ratio
     # Exact rules differ in what becomes of a token: if trust depends on tokens, two of them together are not exact.
-    if not row.on_trial or ratio is None or (ratio == 1 and row.accept.lossless):
+    if not row.on_trial or (ratio == 1 and row.accept.lossless):
         return row.accept.judge(call)
-    return review(ratio, row.on_trial, row.accept, row.meter.rule, call)
+    return review(ratio or 0.0, row.on_trial, row.accept, row.meter.rule, call, row.budget)

@@ -36,8 +36,9 @@ class Method:
         tail_ratio: take a trusted token back where p(x)/q(x), once scored, is below this number in [0, 1], with the
             probability at which the exact rule refuses it. Trusted tokens are then final at the next target call. At 1
             they are judged exactly: the trust rule is a stop rule. None: trusted tokens stay.
-        budget: mean drift a token that a text may have, see ``decode.budget``; at 0 it is decoded exactly. A trust rule
-            with a threshold (gate, certain, online) has it chosen token by token. None: no limit.
+        budget: the drifts of the first n tokens of a text sum to at most the budget times n, for every n, see
+            ``decode.budget``; at 0 it is decoded exactly. Trusted tokens are then final at the next target call, and a
+            trust rule with a threshold (gate, certain, online) has it chosen token by token. None: no limit.
         to_horizon: also draft the last token of the text, which otherwise the target call draws (Theorems 1 and 3 of
             Yin et al. count rejections of such drafts).
         name, paper: label and source.

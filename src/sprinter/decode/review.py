@@ -1,8 +1,9 @@
-"""The guard ``tail_ratio=``: trusted tokens that the target, once it has scored them, finds too improbable go back.
+"""The guards ``tail_ratio=`` and ``budget=``: trusted tokens are final at the target call that scores them.
 
-A trusted x stays if p(x)/q(x) >= the ratio; else with probability p(x)/q(x), as under the exact rule, whose replacement
-follows it. At ratio 0 every trusted token stays, and at 1 each is judged exactly: a point between SPRINTER and exact
-speculative decoding whose trust rule only ends the runs. Tokens are final at the target call that scores them.
+With a ratio a trusted x stays if p(x)/q(x) >= the ratio; else with probability p(x)/q(x), as under the exact rule,
+whose replacement follows it. At ratio 0 every trusted token stays, and at 1 each is judged exactly: a point between
+SPRINTER and exact speculative decoding whose trust rule only ends the runs. A budget has those judged exactly whose
+drift does not fit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Judge
 from sprinter.decode.accept.base import TargetCall, at_tokens, chances, emitted, ratios_at
+from sprinter.decode.budget import Budget
 from sprinter.decode.draft import Control, LawPair, Verdict
 from sprinter.decode.meter import becomes, control_at, one_sample
 from sprinter.laws import residual, tv_distance
@@ -53,6 +55,7 @@ def review(
     rule: Judge,
     meter_rule: AcceptRule | None,
     call: TargetCall,
+    budget: Budget | None = None,
 ) -> Verdict:
     """Judge a chain whose first tokens were trusted: these by ``TailRatio``, the others, if all stay, by ``rule``.
 
@@ -61,25 +64,38 @@ def review(
             then a one-sample bound: TV(π₀, p) + TV(K, K₀), with π₀ the law of ``meter_rule``, and K and K₀ the laws of
             what becomes of x under ``TailRatio`` and ``meter_rule``.
         meter_rule: the rule that would have judged a trusted token; None: such positions have no drift.
+        budget: the text's account; a trusted token whose drift does not fit is judged exactly.
     """
     tree, p, raw_p, draws, round, position, heads = call
-    guard, n = TailRatio(ratio), len(saw_token)
-    q = torch.stack(list(tree.laws[:n]))
-    b, r = guard.both(p[:n], q)
+    n = len(saw_token)
+    q, own_p = torch.stack(list(tree.laws[:n])), p[:n]
+    b, r = TailRatio(ratio).both(own_p, q)
+
+    def sampled(i: int, y: int) -> tuple[float | None, float | None]:
+        """(drift, ratio) where the decision saw the token and y is in the text."""
+        if meter_rule is None:
+            return None, None
+        x, laws = tree.tokens[i], LawPair(p[i], q[i])
+        control = control_at(i, p, raw_p, q[i], tree.raws[i] if tree.raws else None, heads)
+        return one_sample(meter_rule, laws, control, x, y, becomes(x, b[i], r[i]))
+
+    pi = emitted(q, b, r)
+    drifts: list[float | None] = list(tv_distance(pi, own_p).tolist())
+    if budget is not None:
+        costs = [sampled(i, tree.tokens[i])[0] if saw else drifts[i] for i, saw in enumerate(saw_token)]
+        fits = budget.fitting([1.0 if cost is None else cost for cost in costs], position)
+        if not all(fits):
+            b = torch.where(torch.tensor(fits, device=b.device).unsqueeze(-1), b, chances(own_p, q))
+            pi = emitted(q, b, r)
+            drifts = [drift if fit else 0.0 for drift, fit in zip(drifts, fits, strict=True)]
     kept = draws.keep(at_tokens(b, tree.tokens[:n]).tolist(), round, position)
     accepted = kept.index(False) if False in kept else n
-    pi = emitted(q, b, r)
-    drifts: list[float | None] = list(tv_distance(pi, p[:n]).tolist())
     end = [] if accepted == n else [draws.token(r[accepted], round, position + accepted, Purpose.TARGET)]
     texts = [*tree.tokens[:accepted], *end]
     ratios: list[float | None] = list(ratios_at(texts, p, pi))
     for i, y in enumerate(texts):
-        if saw_token[i] and meter_rule is None:
-            drifts[i] = ratios[i] = None
-        elif saw_token[i] and meter_rule is not None:
-            x, laws = tree.tokens[i], LawPair(p[i], q[i])
-            control = control_at(i, p, raw_p, q[i], tree.raws[i] if tree.raws else None, heads)
-            drifts[i], ratios[i] = one_sample(meter_rule, laws, control, x, y, becomes(x, b[i], r[i]))
+        if saw_token[i]:
+            drifts[i], ratios[i] = sampled(i, y)
     if accepted < n:
         return Verdict(range(accepted), end[0], drifts[: accepted + 1], ratios)
     later = rule.judge(call.after(n))

@@ -86,8 +86,8 @@ class Row:
         kept: the nodes of the last grown tree that stayed, by type of request, until the next request of that type
             passes them on.
         gate_scores: of the tokens of a chain in ``tree``, as in ``Token``.
-        on_trial: for the first tokens of ``tree`` that are trusted until the target has scored them (``tail_ratio``),
-            whether the decision saw the token.
+        on_trial: for the first tokens of ``tree`` that are trusted until the target has scored them (``tail_ratio``,
+            ``budget``), whether the decision saw the token.
         drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
         verdicts: the round's draft tokens, for rules that learn. levels: of a tree, the signals before each level, if
             the stop rule learns from them.
@@ -187,25 +187,12 @@ class Row:
             verdicts = (torch.arange(len(reached)) < accepted).double()
             self.stop_state = self.method.stop.learn(signals, verdicts, self.stop_state)
 
-    def score(self, start: int, scores: Scores, within_run: bool = False) -> None:
-        """Meter the trusted tokens that wait, given the target's laws from position ``start + 1`` on.
-
-        Args:
-            within_run: the meter asked for the laws, in the middle of a run, which they must not change.
-        """
-        scored = self.meter.score(start, scores)
+    def score(self, start: int, scores: Scores) -> None:
+        """Meter the trusted tokens that wait, given the target's laws from position ``start + 1`` on."""
+        self.meter.score(start, scores)
         if self.like is None:
             self.like = scores.laws.new_empty(0, scores.laws.shape[-1])
         self.verdicts.score(start, scores)
-        if self.budget is None:
-            return
-        if within_run:
-            self.budget.postpone(scored)
-        else:
-            self.budget.pay(scored)
-            if not self.on_trial:
-                self.budget.settle()
-        self.account()
 
     def count_round(self, added: int) -> None:
         """Tell the switch what the round did that added so many tokens."""
@@ -223,26 +210,12 @@ class Row:
         self.known = self.final + len(read)
         self.kept = {AskTips: read, AskScore: tuple(path)}
 
-    def end_round(self) -> None:
-        """Tokens on trial are settled."""
-        if self.budget is not None and self.on_trial:
-            self.budget.settle()
-            self.account()
-
-    def account(self) -> None:
-        """Write the budget into the stats."""
-        if self.budget is not None:
-            stats, own = self.record.stats, self.budget
-            stats.spent_drift = own.spent + own.pending[0]
-            stats.owed_drift = sum(drift for drift, _ in own.owed[own.pending[1] :])
-            stats.expected_drift = own.expected
-
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""
         self.record.tokens.append(token)
-        if self.budget is not None and token.ratio is not None:
-            self.budget.pay((token,))
-        self.account()
+        if self.budget is not None:
+            self.budget.spent += token.distance or 0.0
+            self.record.stats.spent_drift = self.budget.spent
         over = "length" if position + 1 == self.end else None
         text = self.text if len(self.text) == position + 1 else self.text[: position + 1]
         self.record.finish = self.limits.ends(text) or over
@@ -263,6 +236,8 @@ class Row:
         self.target_read = 0
         if self.drafts:
             self.stop_state = self.method.stop.begin_round(self.stop_state)
+        if self.budget is not None:
+            self.budget.begin_run()
         self.guarded = self.exact_next()
 
     def exact_next(self) -> bool:
@@ -294,7 +269,7 @@ class Row:
 
 
 def draft_run(row: Row) -> Asking:
-    """Draft one run: trusted tokens are final at once, tokens from the first untrusted one on go to ``row.tree``."""
+    """Draft one run: trusted tokens are final at once, if no guard holds them back; others go to ``row.tree``."""
     method, text, round = row.method, row.text, row.record.stats.rounds
     tokens: list[int] = []
     laws: list[Tensor] = []
@@ -325,9 +300,7 @@ def draft_run(row: Row) -> Asking:
             trusting = trusting and trusted and (ended or not forced)
             # In the second case it is trusted only because it ends the text.
             saw_token = method.sees_token or (forced and len(text) < row.end)
-            if trusting and row.budget is not None:
-                row.budget.owe()
-            if trusting and method.tail_ratio is None:
+            if trusting and method.tail_ratio is None and row.budget is None:
                 row.final += 1
                 token = Token(x, Origin.TRUSTED, round, gate_score=_gate_score(answer, i))
                 if row.complete or not method.trusts_all:
@@ -435,5 +408,5 @@ def closing_pass(row: Row) -> Asking:
     scores = yield AskScore(row.scored, tuple(unread), row.record.stats.rounds, True, path=path)
     assert isinstance(scores, Scores)
     row.record.stats.closing_passes += 1
-    row.score(row.scored, scores, within_run=row.record.finish is None)
+    row.score(row.scored, scores)
     row.scored = row.final - 1

@@ -127,8 +127,6 @@ def stats_dict(stats: Stats) -> dict[str, Any]:
         "budget": stats.budget,
         "budget_left": stats.budget_left,
         "spent_drift": stats.spent_drift,
-        "owed_drift": stats.owed_drift,
-        "expected_drift": stats.expected_drift,
         "switches": list(stats.switches),
         "copy_switches": list(stats.copy_switches),
         "tokens_per_target_call": stats.tokens_per_target_call,

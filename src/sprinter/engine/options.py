@@ -364,9 +364,9 @@ class GenerationOptions:
         help="Refuse a lossy method.",
     )  # fmt: skip
     budget: float | None = _option(
-        None, _budget, "mean drift a token that a lossy method may have, as its part ``budget=``; 0: it is decoded "
-        "exactly; None: what the method says.",
-        help="Mean drift a token that a lossy method may have; 0: exact.",
+        None, _budget, "the drifts of the first n tokens sum to at most the budget times n, for every n, as with the "
+        "method's part ``budget=``; 0: the text is decoded exactly; None: what the method says.",
+        help="Maximum mean drift a token, of the text and of each beginning of it; 0: exact.",
     )  # fmt: skip
     never_slower: bool | None = _option(
         None, _maybe, "stop drafting while the method costs more time than plain decoding would; "

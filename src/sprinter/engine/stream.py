@@ -50,7 +50,8 @@ class Stream:
     begun. The texts of a whole stream join to ``generation.text``; those of a stream that was closed early, to a prefix
     of it.
 
-    A trusted token is returned at once; its ``drift`` is filled in when the target has scored it.
+    A trusted token is returned at once, and its ``drift`` is filled in when the target has scored it; under ``budget``
+    and ``tail_ratio`` it is returned then.
 
     After an interrupt (Ctrl-C, out of memory), iterate again: the text is the same. Logits that are not finite, and an
     exception of a rule, end the text: the error is raised once, and ``finish_reason`` is "error". (Decoding may start

@@ -60,7 +60,7 @@ class SprinterOptions(RequestObject):
         speculation: False: the target writes every token.
         tokens: report every token with its origin, drift and probabilities.
         require_lossless: refuse a method whose text does not have the target's own law.
-        budget: mean drift a token that a lossy method may have; None: what the method says.
+        budget: maximum mean drift a token of the text, and of each beginning of it; None: what the method says.
         never_slower: stop drafting while it costs more time than it saves; None: where neither the request nor
             the server names a method, and the request no seed.
     """

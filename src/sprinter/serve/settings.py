@@ -20,7 +20,7 @@ class ServeSettings:
         host, port: address to listen on; port 0: any free port.
         model: name of the model in requests and answers; None: that of the target.
         method: method of requests that name none; None: exact, the pair's default.
-        budget: mean drift a token of requests that name none; None: what the method says.
+        budget: maximum mean drift a token of requests that name none; None: what the method says.
         require_lossless: refuse lossy methods for all requests.
         never_slower: stop drafting while it does not pay, in requests that name neither a method nor a seed, if
             ``method`` is None too.
