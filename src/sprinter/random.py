@@ -12,6 +12,7 @@ numpy computes them, because its calls cost a fraction of torch's on a few thous
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
@@ -21,7 +22,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["AddressedDraws", "Draws", "Purpose", "addresses", "race", "race_words"]
+__all__ = [
+    "ANY_SEED",
+    "AddressedDraws",
+    "Draws",
+    "Purpose",
+    "addresses",
+    "drawn_seed",
+    "following_seed",
+    "race",
+    "race_words",
+]
+
+ANY_SEED = -1
+"""Stands for a seed that is drawn."""
 
 _MASK = (1 << 64) - 1
 _C1, _C2 = 0x7FEB352D, 0x846CA68B
@@ -229,3 +243,13 @@ def _race_times(key_low: int | Tensor, key_high: int | Tensor, words: tuple[Tens
     x = x ^ (x >> 16)
     u = (x.float() + 0.5) * 2.0**-32
     return -torch.log1p(-u.clamp(max=1 - 2.0**-24))
+
+
+def drawn_seed(seed: int) -> int:
+    """The seed itself, or another one each time for -1, as llama.cpp has it."""
+    return secrets.randbits(32) if seed == ANY_SEED else seed
+
+
+def following_seed(seed: int, i: int) -> int:
+    """The i-th seed from this one on, which passes over -1."""
+    return seed + i + (seed < ANY_SEED <= seed + i)

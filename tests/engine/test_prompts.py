@@ -11,6 +11,7 @@ from tests.spellings import ids_of, llama2
 import sprinter
 from sprinter.engine.chat import render_chat
 from sprinter.engine.prompt import encode
+from sprinter.random import drawn_seed, following_seed
 
 TRIMS = (
     "{% for m in messages %}{{ '<s>' + m['role'] + ':' + m['content'] | trim + '</s>' }}{% endfor %}"
@@ -80,6 +81,5 @@ def test_seed_minus_one_is_another_seed_each_time() -> None:
 
 
 def test_seeds_that_follow_a_negative_one_pass_over_minus_one() -> None:
-    options = sprinter.GenerationOptions(seed=-3)
-    assert [options.following(i).seed for i in range(5)] == [-3, -2, 0, 1, 2]
-    assert options.seeded() is options
+    assert [following_seed(-3, i) for i in range(5)] == [-3, -2, 0, 1, 2]
+    assert drawn_seed(-3) == -3 != drawn_seed(-1) >= 0

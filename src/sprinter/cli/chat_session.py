@@ -113,8 +113,10 @@ class Session:
                 raise UserError(
                     "temperature 0 gives the same answer again: /set temperature 0.7 or choose another /method first"
                 )
-            if not options.any_seed:
-                options = options.replace(seed=last.options.following(1).seed)
+            from sprinter.random import ANY_SEED, following_seed
+
+            if options.seed != ANY_SEED:
+                options = options.replace(seed=following_seed(last.options.seed, 1))
         return self._answer(last.user, before, options, show)
 
     def undo(self) -> None:

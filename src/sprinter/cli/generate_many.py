@@ -192,7 +192,9 @@ def generate_many(
         results: file for the lines; None: standard output.
         json: print one JSON object at the end.
     """
-    options = options.seeded()
+    from sprinter.random import drawn_seed
+
+    options = options.replace(seed=drawn_seed(options.seed))
     chat = any(prompt.prompt is not None and not isinstance(prompt.prompt, str) for prompt in prompts)
     pair.stream(
         [{"role": "user", "content": "a"}] if chat else "a", options
@@ -250,9 +252,15 @@ def _generate(
         if len(chunk) > 1:
             return [row for prompt in chunk for row in _generate(pair, [prompt], options, rows)]
         done, errors = {}, {chunk[0]: str(error)}
+    from sprinter.random import following_seed
+
     found = []
     for prompt in chunk:
-        about = {"index": prompt.index, "line": prompt.line, "seed": options.following(prompt.index).seed}
+        about = {
+            "index": prompt.index,
+            "line": prompt.line,
+            "seed": following_seed(options.seed, prompt.index),
+        }
         shown = {"error": errors[prompt]} if prompt in errors else done[prompt].to_dict()
         found.append({**about, **prompt.facts(), **shown})
     return found
@@ -261,7 +269,9 @@ def _generate(
 def _batch(
     pair: Pair, prompts: Sequence[PromptLine], options: GenerationOptions, rows: int
 ) -> list[Generation]:
-    each = [options.following(prompt.index) for prompt in prompts]
+    from sprinter.random import following_seed
+
+    each = [options.replace(seed=following_seed(options.seed, prompt.index)) for prompt in prompts]
     given = [prompt.prompt for prompt in prompts if prompt.prompt is not None]
     return pair.generate_batch(given, each, rows=rows)
 

@@ -6,7 +6,6 @@ and description). The public calls, the JSON record and the command line are der
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # the command line reads this list before it imports torch
 __all__ = ["GenerationKeywords", "GenerationOptions", "default_of", "item_of"]
 
 _BYTES = (bytes, bytearray, memoryview)
-_ANY_SEED = -1  # as llama.cpp has it
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -423,20 +421,6 @@ class GenerationOptions:
                 f"options={options!r} is no sprinter.GenerationOptions: give one, or keywords such as seed=1"
             )
         return options._replaced(keywords)
-
-    @property
-    def any_seed(self) -> bool:
-        """Whether the seed is to be drawn."""
-        return self.seed == _ANY_SEED
-
-    def seeded(self) -> GenerationOptions:
-        """The options with a seed drawn if it is -1."""
-        return self.replace(seed=secrets.randbits(32)) if self.any_seed else self
-
-    def following(self, i: int) -> GenerationOptions:
-        """The options with the i-th seed from theirs on, which passes over -1."""
-        passed = self.seed < _ANY_SEED <= self.seed + i
-        return self.replace(seed=self.seed + i + passed)
 
     def replace(self, **keywords: Unpack[GenerationKeywords]) -> GenerationOptions:
         """A copy with these values replaced; the object itself if nothing changes."""

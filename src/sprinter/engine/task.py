@@ -30,7 +30,7 @@ from sprinter.models.choose import pads_rows, runner_kind, tree_limit
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
-from sprinter.random import AddressedDraws
+from sprinter.random import AddressedDraws, drawn_seed
 
 __all__ = ["Task", "render"]
 
@@ -69,7 +69,7 @@ class Task:
         rows: int = 1,
         most: int = 1,
     ) -> None:
-        self._parts, options = parts, options.seeded()
+        self._parts, options = parts, options.replace(seed=drawn_seed(options.seed))
         self.tracker: Tracker | None = None
         self._tuned = parts.tuned_for(options)
         self.method = method = parts.method_for(options, rows)

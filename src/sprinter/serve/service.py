@@ -17,6 +17,7 @@ from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
 from sprinter.engine.tokens import text_ids
 from sprinter.errors import NoMemoryError, UserError
 from sprinter.models.memory import free_bytes
+from sprinter.random import following_seed
 from sprinter.serve.asked import TextRequest
 from sprinter.serve.prometheus import ServeMetrics, ServeState
 from sprinter.serve.refusals import Refusal
@@ -217,7 +218,7 @@ class Service:
             try:
                 for prompt in prompts:
                     for i in range(asked.n):
-                        options = asked.options.following(i)
+                        options = asked.options.replace(seed=following_seed(asked.options.seed, i))
                         streams.append(engine.stream(prompt, options, owner=owner))
             except BaseException:
                 for stream in streams:
