@@ -121,10 +121,10 @@ def summaries(run: Run, temperature: float) -> list[dict[str, Any]]:
 def table(run: Run, temperature: float, suite: str) -> list[str]:
     """Markdown table of one suite at one temperature of one run."""
     rows = [one for one in summaries(run, temperature) if one["suite"] == suite]
-    right = next((name for name in _ACCURACY if any(name in one["quality"] for one in rows)), None)
+    right = [name for name in _ACCURACY if any(name in one["quality"] for one in rows)]
     same = any(one["as_plain"] is not None for one in rows)
     head = ["arm", "tokens/s", "÷ plain", "target calls/token", "mean drift", "trusted"]
-    head += [right.replace("_", " ").replace("at 1", "@1")] if right else []
+    head += [name.replace("_at_", "@").replace("_", " ") for name in right]
     head += ["text as plain"] if same else []
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for one in rows:
@@ -134,7 +134,7 @@ def table(run: Run, temperature: float, suite: str) -> list[str]:
             f"`{one['arm']}`", f"{one['tokens_per_s']:.1f}", interval(speed), f"{calls[0]:.3f}" if calls else "–",
             "0" if one["lossless"] else interval(drift, 3), "–" if trusted is None else f"{trusted:.0%}",
         ]  # fmt: skip
-        cells += [interval(one["quality"].get(right))] if right else []
+        cells += [interval(one["quality"].get(name)) for name in right]
         cells += (
             ["–" if one["as_plain"] is None else f"{one['as_plain']} of {one['answers']}"] if same else []
         )

@@ -51,6 +51,9 @@ def results(tmp_path: Path) -> dict[str, Any]:
         ]
     ]
     rows[4]["token_ids"] = [[7] * 20]
+    for row in rows:
+        number = int(row["question_id"][1:])
+        row["quality"] = {"pass_at_1": number % 2} if number < 2 else {"exact_match": 1.0}
     arms = [{"name": name, "engine": "sprinter", "status": "ok"} for name in ("autoregressive", "sprinter")]
     return {
         "schema": "sprinter-bench/1", "run": "20260101-000000-abc-0001", "command": COMMAND, "seconds": 9.0,
@@ -96,8 +99,10 @@ def test_a_run_is_published_and_its_tables_are_made_of_its_records(
     assert first["machine"] == "AMD EPYC (avx2 avx512f), 2 cores, 2 thread(s)"
     assert run.temperatures == [0.0, 1.0] and run.suites == ["toy"]
     greedy, drawn = (records.table(run, temperature, "toy") for temperature in run.temperatures)
-    assert greedy[2] == "| `autoregressive` | 20.0 | 1.00 [1.00, 1.00] | 1.000 | 0 | 0% | 4 of 4 |"
+    plain = "| `autoregressive` | 20.0 | 1.00 [1.00, 1.00] | 1.000 | 0 | 0% |"
+    assert greedy[2] == f"{plain} 0.50 [0.00, 1.00] | 1.00 [1.00, 1.00] | 4 of 4 |"
     assert greedy[3].startswith("| `sprinter` | 40.0 | 2.00 [2.00, 2.00] | 0.500 | 0.050 [0.050, 0.050] |")
+    assert greedy[0].endswith("| trusted | pass@1 | exact match | text as plain |")
     assert greedy[3].endswith("| 3 of 4 |") and "text as plain" not in drawn[0]
     told = records.where(run)
     assert f"`{COMMAND}`" in told and "load 0.1 to 0.2" in told and "4 prompts of toy" in told
