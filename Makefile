@@ -107,7 +107,7 @@ $(USERS)/.ready:
 	@$(USERS)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e '.[dev,gguf]' playwright
 	@touch $@
 
-# Each has an environment of its own in .work; torch stays at its pin.
+# Each has an environment of its own in $(ENVS); torch stays at its pin.
 test-newest: ## the demo, and tests of kernels and of equal texts, with the newest release of every dependency
 	@$(PYTHON) scripts/try_versions.py newest
 

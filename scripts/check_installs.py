@@ -1,6 +1,6 @@
 """Run every `pip install` line of README.md, docs, the examples' READMEs and the Dockerfile as it is printed.
 
-Each page has an environment of its own, which sees the core's dependencies in one that is kept in .work. pip keeps the
+Each page has an environment of its own, which sees the core's dependencies in one that is kept. pip keeps the
 wheel of llama.cpp, which takes minutes to build, in its cache. Called by ``make test-install``.
 """
 
@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WORK = ROOT / ".work" / "install"
+ENVS = Path(os.environ.get("SPRINTER_ENVS") or Path.home() / ".cache" / "sprinter-envs")
+WORK = ENVS / "install"
 DOCKERFILE = ROOT / "examples" / "serve" / "Dockerfile"
 IMPORTS = {"gguf": "gguf, llama_cpp", "serve": "fastapi, uvicorn, prometheus_client"}
 """Extra -> what it brings."""

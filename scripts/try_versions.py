@@ -1,7 +1,7 @@
 """Try the package with other versions of what it depends on: the newest, or the lowest that pyproject.toml states.
 
-torch stays as pinned. Each kind has an environment of its own below .work, made again when what it is made from has
-changed; the newest releases are looked up each time. Called by ``make test-newest`` and ``make test-lowest``.
+torch stays as pinned. Each kind has an environment of its own in SPRINTER_ENVS, made again when what it is made from
+has changed; the newest releases are looked up each time. Called by ``make test-newest`` and ``make test-lowest``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WORK = ROOT / ".work"
+ENVS = Path(os.environ.get("SPRINTER_ENVS") or Path.home() / ".cache" / "sprinter-envs")
 # The demo, and these: what depends on transformers' names and on the kernels, equality of texts, files, the server.
 TESTS = (
     "tests/models/test_cache_name.py",
@@ -70,24 +70,23 @@ def pins() -> dict[str, str]:
 
 def install(kind: str) -> Path:
     """The environment's interpreter."""
-    known, folder = pins(), WORK / kind
+    known, folder = pins(), ENVS / kind
     wanted = [lowest(line) for line in requirements()] if kind == "lowest" else requirements()
     tools = [known[name] for name in TOOLS] if kind == "lowest" else list(TOOLS)
     made_from = "\n".join([sys.version, known["torch"], *wanted, *tools])
     key, stamp = hashlib.sha256(made_from.encode()).hexdigest(), folder / "made-from"
     python = folder / "bin" / "python"
     whole = stamp.is_file() and stamp.read_text() == key
-    if whole and kind == "lowest":
-        return python
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile"]
     if not whole:
-        print(f"== set-up: the {kind} versions, in {folder.relative_to(ROOT)} (a few minutes)", flush=True)
+        print(f"== set-up: the {kind} versions, in {folder} (a few minutes)", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         subprocess.run([*pip, known["torch"]], check=True)
         subprocess.run([*pip, known["hatchling"], "editables"], check=True)
     # torch is named again, so that pip neither replaces it nor looks for a newer one
     newest = ["--upgrade", "--upgrade-strategy", "eager"] if kind == "newest" else []
-    subprocess.run([*pip, *newest, known["torch"], *wanted, *tools], check=True)
+    if kind == "newest" or not whole:
+        subprocess.run([*pip, *newest, known["torch"], *wanted, *tools], check=True)
     subprocess.run([*pip, "--no-build-isolation", "--no-deps", "-e", str(ROOT)], check=True)
     subprocess.run([str(python), "-m", "pip", "--disable-pip-version-check", "check"], check=True)
     stamp.write_text(key)
