@@ -4,7 +4,8 @@
 └── ``SprinterError``: everything that this package raises on purpose
     ├── ``UserError`` (also a ``ValueError``): the user's mistake; one line says what is wrong and how to fix it
     │   ├── ``OptionError`` (also a ``TypeError``): a keyword that is not an option
-    │   └── ``RowsError``: a batch size that the models cannot run
+    │   ├── ``RowsError``: a batch size that the models cannot run
+    │   └── ``ContextLengthError``: a text that is longer than what the models can read
     ├── ``BatchError``: some of many requests failed; it holds the results and errors of all of them
     └── ``EngineError``: an ``AsyncEngine`` does not take a request, or does not finish it
         ├── ``QueueFullError``: too many requests wait already
@@ -26,6 +27,7 @@ from typing import Any
 __all__ = [
     "BatchError",
     "ClosedEngineError",
+    "ContextLengthError",
     "DeadEngineError",
     "EngineError",
     "NoMemoryError",
@@ -75,6 +77,10 @@ class RowsError(UserError):
     """More rows per batch than the models can run, or fewer than a method needs; not the fault of a single request."""
 
 
+class ContextLengthError(UserError):
+    """A prompt, or a prompt with its text, that is longer than the context or a row."""
+
+
 class BatchError(SprinterError):
     """Some of many requests failed, each with its own error; the others were completed.
 
@@ -98,7 +104,15 @@ class EngineError(SprinterError):
 
 
 class QueueFullError(EngineError):
-    """As many requests as the queue holds wait already: try again later."""
+    """As many requests as the queue holds wait already, of all owners or of this one: try again later.
+
+    Attributes:
+        retry_after_s: time after which the requests that wait now will have got rows, at the pace of the last ones.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class NoMemoryError(EngineError):

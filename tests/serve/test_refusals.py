@@ -196,7 +196,9 @@ def test_keys_rates_and_limits(strict: tuple[Running, Path]) -> None:
     assert server.post(TEXT, {"prompt": "a", "max_tokens": 1}, headers=bob).status_code == 200
 
 
-def test_keys_are_read_again_and_kept_if_the_file_is_broken(tmp_path: Path) -> None:
+def test_keys_are_read_again_and_none_is_valid_if_the_file_is_broken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file, now = tmp_path / "keys", [0.0]
     file.write_text("alice alice-secret-key-1\n")
     keys = ApiKeys(file, lambda: now[0])
@@ -206,17 +208,76 @@ def test_keys_are_read_again_and_kept_if_the_file_is_broken(tmp_path: Path) -> N
     now[0] = 2.0
     assert keys.owner("alice-secret-key-1") is None
     assert (keys.owner("bob-secret-key-22222") or "").startswith("key-")
-    for broken in ("short", "a b c", "# nothing"):
-        file.write_text(broken)
-        now[0] += 2
-        assert keys.owner("bob-secret-key-22222") is not None
+    good = "bob-secret-key-22222 # new\n"
+    for broken, reason in (
+        ("short", "keys_refused"),
+        ("a b c", "keys_refused"),
+        ("# nothing", "keys_revoked"),
+        ("", "keys_revoked"),
+        (None, "keys_revoked"),
+    ):
+        caplog.clear()
+        if broken is None:
+            file.unlink()
+        else:
+            file.write_text(broken)
+        for _ in range(3):
+            now[0] += 2
+            assert keys.owner("bob-secret-key-22222") is None
+        assert [one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == [reason]
         with pytest.raises(UserError, match="keys"):
             ApiKeys(file)
-    file.unlink()
+        file.write_text(good)
+        now[0] += 2
+        assert keys.owner("bob-secret-key-22222") is not None
+    file.write_text(f"alice short\n{good}")  # a mistake in one line is no matter of the others
     now[0] += 2
     assert keys.owner("bob-secret-key-22222") is not None
-    with pytest.raises(UserError, match="cannot be read"):
+
+
+def test_files_of_keys_have_marks_comments_and_modes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("\ufeffalice alice-#secret-key-1#x # her\n#bob bob-secret-key-22222\n", encoding="utf-8")
+    file.chmod(0o600)
+    keys = ApiKeys(file)
+    assert not caplog.records
+    assert keys.owner("alice-#secret-key-1#x") == "alice" and keys.owner("bob-secret-key-22222") is None
+    file.chmod(0o644)
+    ApiKeys(file)
+    assert [one.getMessage() for one in caplog.records] == ["keys_exposed"]
+    file.chmod(0o666)
+    with pytest.raises(UserError, match="written by everyone: chmod 600"):
         ApiKeys(file)
+
+
+def test_wrong_keys_are_slowed_and_right_ones_of_others_are_not(tmp_path: Path) -> None:
+    file, now = tmp_path / "keys", [0.0]
+    file.write_text("alice alice-secret-key-1\nbob bob-secret-key-22222\n")
+    keys = ApiKeys(file, lambda: now[0])
+    assert keys.admit("alice-secret-key-1", "a") == ("alice", 0.0)
+    assert [keys.admit(f"guess-{i}", "a") for i in range(10)] == [(None, 0.0)] * 10
+    assert keys.admit("", "a") == (None, 0.0)
+    owner, wait = keys.admit("guess", "a")
+    assert owner is None and wait == pytest.approx(6)
+    assert keys.admit("bob-secret-key-22222", "a") == (None, pytest.approx(6)), "it might be a guess"
+    assert keys.admit("alice-secret-key-1", "a") == ("alice", 0.0), "used from here before"
+    assert keys.admit("bob-secret-key-22222", "b") == ("bob", 0.0)
+    now[0] = 6.0
+    assert keys.admit("bob-secret-key-22222", "a") == ("bob", 0.0)
+
+
+def test_limits_count_texts_and_tokens() -> None:
+    now = [0.0]
+    rate = RateLimit(600, lambda: now[0])
+    assert (
+        rate.wait_s("a", 590) == 0 and rate.wait_s("a", 20) == pytest.approx(1) and rate.wait_s("b", 20) == 0
+    )
+    rate.give_back("a", 580)
+    assert rate.wait_s("a", 580) == 0
+    now[0] = 59.0
+    assert rate.wait_s("a", 10_000) == pytest.approx(0.0) and rate.wait_s("a") > 900, "a debt"
 
 
 def test_a_rate_is_a_minutes_requests_and_then_an_even_flow() -> None:

@@ -98,9 +98,11 @@ def serve(
     ] = 30.0,
     rate_limit: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Requests per minute of a key.", show_default="none", rich_help_panel=_LIMITS
-        ),
+        typer.Option(min=1, help="Texts per minute of a key.", show_default="none", rich_help_panel=_LIMITS),
+    ] = None,
+    token_limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per minute of a key.", show_default="none", rich_help_panel=_LIMITS),
     ] = None,
     api_keys: Annotated[
         Path | None,
@@ -145,7 +147,7 @@ def serve(
         max_len=max_len, memory_bytes=None if memory_mib is None else memory_mib * _MIB, max_waiting=max_waiting,
         max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens, max_body_bytes=max_body_mib * _MIB,
         queue_timeout_s=queue_timeout, request_timeout_s=request_timeout, drain_timeout_s=drain_timeout,
-        rate_limit=rate_limit, api_keys=api_keys, allow_anonymous=allow_anonymous,
+        rate_limit=rate_limit, token_limit=token_limit, api_keys=api_keys, allow_anonymous=allow_anonymous,
         allowed_hosts=tuple(allowed_host or ()), tls_cert=tls_cert, tls_key=tls_key, log_prompts=log_prompts,
     )  # fmt: skip
     with logs_to():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from numbers import Integral
 from typing import Any
 
 from sprinter.decode.accept import Exact, Judge
@@ -19,6 +20,9 @@ from sprinter.decode.trust import FILLED_IN, Everyone, Nobody, TrustRule
 from sprinter.errors import UserError
 
 __all__ = ["Method"]
+
+_LARGEST = 2**20
+"""Largest whole number in a method: more tokens than any context has, and far from the ends of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class Method:
 
     def __post_init__(self) -> None:
         self._check_parts()
+        self.check_counts(_LARGEST, "any text has tokens")
         if self.cap is not None:
             at_least("cap", self.cap, 1)
         at_least("head", self.head, 0)
@@ -97,6 +102,19 @@ class Method:
                 f"accept rule {self.accept!r} needs a head '{strange[0]}': accept rules read heads on the target, "
                 f"{' or '.join(sorted(TARGET_HEADS))}"
             )
+
+    def check_counts(self, most: int, what: str) -> None:
+        """Refuse whole numbers above ``most``, in any parameter of any part: most are lengths and widths of drafts.
+
+        Args:
+            what: what ``most`` is, for the message.
+
+        Raises:
+            UserError: names the first such parameter.
+        """
+        for name, value in _counts(self):
+            if value > most:
+                raise UserError(f"{name}={value} is more than {what}: give at most {most}")
 
     def _check_guards(self) -> None:
         if self.budget is not None:
@@ -274,6 +292,15 @@ _RULES = {
 def _listed(rule: Judge) -> str:
     """The kinds of siblings that a rule judges."""
     return " or ".join(kind.value for kind in Siblings if kind in rule.siblings)
+
+
+def _counts(part: object) -> Iterator[tuple[str, int]]:
+    """Each whole number among the parameters of a rule, and of the rules in it."""
+    for field in fields(part) if is_dataclass(part) else ():
+        value = getattr(part, field.name)
+        if isinstance(value, Integral) and type(value) is not bool:
+            yield field.name, int(value)
+        yield from _counts(value)
 
 
 def _filled(before: Any, after: Any) -> Iterator[tuple[str, str]]:

@@ -53,6 +53,8 @@ class AsyncEngine:
         pair: what to generate with.
         rows, policy, max_len, memory_bytes: as for ``Engine``.
         max_waiting: maximum number of requests that wait for rows; further ones raise a ``QueueFullError``.
+        shared_queue: whether an owner may have at most as many requests waiting as there are free places left, so that
+            none fills the queue for all.
         on_death: called in the engine's thread, with the error, if the engine fails.
 
     Raises:
@@ -68,12 +70,13 @@ class AsyncEngine:
         memory_bytes: int | None = None,
         *,
         max_waiting: int = 64,
+        shared_queue: bool = False,
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:
         at_least("max_waiting", max_waiting, 0)
         self._engine = Engine(pair, rows, policy, max_len, memory_bytes)
         self._scorer = Scorer(pair.models, self._engine.max_len)
-        self._worker = EngineWorker(self._engine, rows, max_waiting, self._scorer, on_death)
+        self._worker = EngineWorker(self._engine, rows, max_waiting, self._scorer, on_death, shared_queue)
         self._finalizer = weakref.finalize(self, self._worker.close)
 
     def __repr__(self) -> str:
@@ -121,13 +124,13 @@ class AsyncEngine:
 
         Args:
             prompt, options, keywords: as for ``Engine.add``.
-            owner: requests of different owners that wait for rows take turns.
+            owner: requests of different owners that wait for rows take turns, and reuse no KV caches of each other.
 
         Raises:
             UserError: what is wrong with the request and how to fix it.
             EngineError: the queue is full, the engine is closed or has failed.
         """
-        task = self._engine._task(prompt, GenerationOptions.of(options, keywords), self._worker.open)
+        task = self._engine._task(prompt, GenerationOptions.of(options, keywords), self._worker.open, owner)
         request = AsyncRequest(task, owner)
         self._worker.submit(request)
         return EngineStream(self, request)
@@ -144,12 +147,18 @@ class AsyncEngine:
         async with self.stream(prompt, options, owner=owner, **keywords) as stream:
             return await stream.finish()
 
-    async def score(self, ids: Sequence[int], top: int = 0) -> list[ScoredToken]:
+    @property
+    def wait_s(self) -> float:
+        """Time until the requests that wait now will have got rows, at the pace of the last ones; 0: not known."""
+        return self._worker.wait_s
+
+    async def score(self, ids: Sequence[int], top: int = 0, *, owner: str = "") -> list[ScoredToken]:
         """Log-probabilities of given tokens under the target's raw law, between the steps of the other requests.
 
         Args:
             ids: token ids of a text, at most ``max_len``.
             top: number of most probable tokens to name at each position.
+            owner: as for ``stream``.
 
         Returns:
             One for each token but the first, which follows nothing.
@@ -159,7 +168,7 @@ class AsyncEngine:
             EngineError: the engine is closed or has failed, or there is no memory.
             SprinterError: the target's logits are not finite.
         """
-        done = await asyncio.wrap_future(self._worker.score(self._scorer.scoring(ids, top)))
+        done = await asyncio.wrap_future(self._worker.score(self._scorer.scoring(ids, top), owner))
         return done.tokens
 
     async def drain(self) -> None:

@@ -103,10 +103,10 @@ class Engine:
         """
         return self._batch.add(self._task(prompt, GenerationOptions.of(options, keywords), self.unfinished))
 
-    def _task(self, prompt: PromptInput, options: GenerationOptions, others: int) -> Task:
+    def _task(self, prompt: PromptInput, options: GenerationOptions, others: int, owner: str = "") -> Task:
         """A request that fits a row, beside so many others; may be called in any thread."""
         sharing = min(self._rows, others + 1)
-        task = Task(self._pair._parts, prompt, options, self._longest, sharing, self._rows)
+        task = Task(self._pair._parts, prompt, options, self._longest, sharing, self._rows, owner)
         self._batch.check(task)
         return task
 

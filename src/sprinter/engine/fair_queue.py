@@ -23,6 +23,10 @@ class FairQueue(Generic[Queued]):
     def __len__(self) -> int:
         return sum(len(line) for line in self._lines.values())
 
+    def of(self, owner: str) -> int:
+        """Number of items of one owner."""
+        return len(self._lines.get(owner, ()))
+
     def put(self, owner: str, item: Queued) -> None:
         """Add an item at the end of its owner's line."""
         self._lines.setdefault(owner, deque()).append(item)

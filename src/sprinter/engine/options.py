@@ -197,7 +197,8 @@ def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
         raise UserError(f"{name}={value!r} is no mapping: give {name}={{token id: bias}}") from None
     found: dict[int, float] = {}
     for id, bias in pairs.items():
-        number = _id(f"a token id of {name}", int(id) if isinstance(id, str) and id.isdecimal() else id)
+        short = isinstance(id, str) and id.isdecimal() and len(id) < 20  # Python refuses to read long numbers
+        number = _id(f"a token id of {name}", int(id) if short else id)
         between(f"{name} of token {number}", bias, -100.0, 100.0)
         found[number] = float(bias)
     return tuple(sorted(found.items()))

@@ -75,19 +75,20 @@ class HeldText:
         blocks: number of leading tokens that were read by prefill, or in any way but as a tree if the model is steady.
         root: number of tokens before the tree at the end of the row; None: no tree.
         obsolete: whether the model has changed since some of them were read.
+        owner: of the request that they were read for; texts of other owners reuse none of them.
 
     Args:
         steady: whether a token is the same in every forward pass of the model.
     """
 
-    __slots__ = ("_steady", "blocks", "checked", "obsolete", "root", "tokens")
+    __slots__ = ("_steady", "blocks", "checked", "obsolete", "owner", "root", "tokens")
 
     def __init__(self, steady: bool = False) -> None:
         self._steady = steady
         self.tokens: list[int] = []
         self.checked = self.blocks = 0
         self.root: int | None = None
-        self.obsolete = False
+        self.obsolete, self.owner = False, ""
 
     def cut(self, length: int) -> None:
         """Forget all but the first ``length`` slots."""
@@ -120,7 +121,7 @@ class HeldText:
     def take(self, other: HeldText, length: int) -> None:
         """Record a copy of the first tokens of another row."""
         self.cut(0)
-        self.tokens = other.tokens[:length]
+        self.tokens, self.owner = other.tokens[:length], other.owner
         self.checked, self.blocks = min(other.checked, length), min(other.blocks, length)
 
     def usable(self, reuse: str) -> int:
@@ -200,21 +201,23 @@ class HeldRows:
         self.texts[row].take(other.texts[0], length)
         self._seen = other._seen
 
-    def shared(self, row: int, prefix: Sequence[int]) -> int:
-        """Number of tokens at the beginning of ``prefix`` that a row holds and that may be reused."""
+    def shared(self, row: int, prefix: Sequence[int], owner: str = "") -> int:
+        """Number of tokens at the beginning of ``prefix`` that a row holds and that a text of this owner may reuse."""
         text, reuse = self.texts[row], self.cache.reuse
-        length = common_prefix(text.tokens[: text.usable(reuse)], prefix) if self.on else 0
+        if not self.on or text.owner != owner:
+            return 0
+        length = common_prefix(text.tokens[: text.usable(reuse)], prefix)
         return length if reuse == "all" else text.whole(length)
 
-    def most_shared(self, prefix: Sequence[int], first: int = 0) -> tuple[int, int]:
+    def most_shared(self, prefix: Sequence[int], first: int = 0, owner: str = "") -> tuple[int, int]:
         """(tokens, row) of the row that shares most with ``prefix``; ``first`` if others do not share more."""
         order = [first, *(row for row in range(len(self.texts)) if row != first)]
-        row = max(order, key=lambda row: self.shared(row, prefix))
-        return self.shared(row, prefix), row
+        row = max(order, key=lambda row: self.shared(row, prefix, owner))
+        return self.shared(row, prefix, owner), row
 
-    def continues(self, row: int, prefix: Sequence[int]) -> bool:
+    def continues(self, row: int, prefix: Sequence[int], owner: str = "") -> bool:
         """Whether ``prefix`` begins with all that a row holds for reuse, so that nothing is lost in that row."""
-        return self.shared(row, prefix) == self.texts[row].usable(self.cache.reuse)
+        return self.shared(row, prefix, owner) == self.texts[row].usable(self.cache.reuse)
 
 
 def up_to_boundary(start: int) -> int:

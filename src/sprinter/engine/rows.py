@@ -56,6 +56,9 @@ class CacheRows:
         vocab: size of the common vocabulary; logits beyond it are dropped.
         name: "target" or "draft", for errors.
         held: what the rows hold from earlier texts; None: they are emptied, and nothing is reused.
+
+    Attributes:
+        owners: by row, of the text that is about to begin in it; "" where nobody says so.
     """
 
     def __init__(self, runner: Runner, vocab: int, name: str, held: HeldRows | None = None) -> None:
@@ -64,6 +67,7 @@ class CacheRows:
         # Row → end of the slots not yet verified by finite logits: to discard these (maybe NaN), a mask is not enough.
         self._doubtful: dict[int, int] = {}
         self._idle = set(range(runner.batch))
+        self.owners: dict[int, str] = {}
         if held is None:
             runner.rewind([0] * runner.batch)
 
@@ -81,7 +85,8 @@ class CacheRows:
                 self._doubtful[row] = length
 
     def begin_text(self, row: int, prefix: Sequence[int]) -> int:
-        """Begin a text in a row: keep, or copy from another row, the longest beginning of ``prefix`` that a row holds.
+        """Begin a text in a row: keep, or copy from another row, the longest beginning of ``prefix`` that a row holds
+        of a text of the same owner.
 
         Returns:
             Its number of tokens; the row holds no others.
@@ -89,20 +94,22 @@ class CacheRows:
         self._idle.discard(row)
         if not self.held.on:
             return 0
-        length, source = self.held.most_shared(prefix, row)
+        owner = self.owners.get(row, "")
+        length, source = self.held.most_shared(prefix, row, owner)
         if length and self.held.outdated():
             length = 0
         if length and source != row:
             self._copy(source, [row], length)
         self.rewind({row: length})
+        self.held.texts[row].owner = owner
         self.runner.renew(row)
         return length
 
-    def best_row(self, free: Sequence[int], prefix: Sequence[int]) -> int:
+    def best_row(self, free: Sequence[int], prefix: Sequence[int], owner: str = "") -> int:
         """The first of some rows that holds most of ``prefix`` and nothing else; if none holds any, an empty row, or
         else the first."""
         held = self.held
-        shared = {row: held.shared(row, prefix) * held.continues(row, prefix) for row in free}
+        shared = {row: held.shared(row, prefix, owner) * held.continues(row, prefix, owner) for row in free}
         if any(shared.values()):
             return max(free, key=lambda row: shared[row])
         return next((row for row in free if not held.texts[row].tokens), free[0])
@@ -240,12 +247,12 @@ class CacheRows:
         """Row → an earlier one that is about to read the same tokens after the same tokens."""
         if len(blocks) == 1 or not self.held.on:
             return {}
-        first: dict[tuple[int, ...], int] = {}
+        first: dict[tuple[str | int, ...], int] = {}
         twins: dict[int, int] = {}
         for row, start, tokens, _ in blocks:
             text = self.held.texts[row]
             if len(text.tokens) >= start and not text.obsolete:
-                other = first.setdefault((start, *text.tokens[:start], *tokens), row)
+                other = first.setdefault((text.owner, start, *text.tokens[:start], *tokens), row)
                 twins |= {} if other == row else {row: other}
         return twins
 

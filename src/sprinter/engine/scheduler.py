@@ -24,7 +24,7 @@ from sprinter.engine.shares import pass_shares
 from sprinter.engine.stream import TokenReader
 from sprinter.engine.task import Task
 from sprinter.engine.work import Work
-from sprinter.errors import RowsError, UserError
+from sprinter.errors import ContextLengthError, RowsError, UserError
 from sprinter.models.choose import pads_rows, runner_kind
 
 __all__ = ["Event", "Scheduler"]
@@ -157,7 +157,7 @@ class Scheduler:
                 f"engine has room for {self._spare}: give a smaller gamma or tree, or fewer drafts"
             )
         if run.length > self._max_len:
-            raise UserError(
+            raise ContextLengthError(
                 f"prompt and new tokens are {run.length} tokens, and a row of the engine holds {self._max_len}: "
                 f"give max_len={run.length} or more, or a smaller max_new_tokens"
             )
@@ -235,7 +235,11 @@ class Scheduler:
             if id not in self._live:  # it is there already after an interrupt between the next two statements
                 if not free:
                     return
-                work = Work(run, self._models, self._best(free, run), self._policy.prompt_piece)
+                number = self._best(free, run)
+                for rows in (self._models.target, self._models.draft):
+                    if rows is not None:
+                        rows.owners[number] = run.owner
+                work = Work(run, self._models, number, self._policy.prompt_piece)
                 reader = TokenReader(run) if self._streams else None
                 self._live[id] = _Live(id, work, reader, time.perf_counter())
             del self._waiting[id]
@@ -244,7 +248,7 @@ class Scheduler:
         """The row whose earlier text this one continues; else the one that has been free longest."""
         rows = self._models.target or self._models.draft
         oldest_first = [number for number in self._order if number in free]
-        return oldest_first[0] if rows is None else rows.best_row(oldest_first, run.prefix)
+        return oldest_first[0] if rows is None else rows.best_row(oldest_first, run.prefix, run.owner)
 
     def _at(self, wanted: Callable[[Job | None], bool]) -> list[_Live]:
         """Requests whose next job satisfies the predicate, in the order of their rows."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sprinter.decode.draft import TopToken
 from sprinter.engine.prompt import encode
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import ContextLengthError, SprinterError
 from sprinter.models.choose import make_runner
 from sprinter.models.interface import Runner
 from sprinter.models.memory import check_memory
@@ -153,7 +153,7 @@ class Scorer:
         """
         known = encode(list(ids), self._models)
         if len(known) > self._max_len:
-            raise UserError(
+            raise ContextLengthError(
                 f"the text has {len(known)} tokens, and at most {self._max_len} can be scored: shorten it"
             )
         return Scoring(known, min(top, self._models.vocab_size))

@@ -50,6 +50,7 @@ class Task:
         spare: additional slots for a tree.
         needs_target, needs_draft: whether it may use the model.
         tracker: says whether drafting pays, common to all rows of an engine; None: one of its own.
+        owner: whose it is; KV caches are reused between requests of one owner.
 
     Args:
         longest: length of a row in tokens, which limits the text if ``max_new_tokens`` is None; None: the pair's
@@ -68,11 +69,17 @@ class Task:
         longest: int | None = None,
         rows: int = 1,
         most: int = 1,
+        owner: str = "",
     ) -> None:
-        self._parts, options = parts, options.replace(seed=drawn_seed(options.seed))
+        self._parts, self.owner = parts, owner
+        options = options.replace(seed=drawn_seed(options.seed))
         self.tracker: Tracker | None = None
         self._tuned = parts.tuned_for(options)
         self.method = method = parts.method_for(options, rows)
+        method.check_counts(
+            max(parts.models.longest, parts.models.vocab_size),
+            "the pair's context and vocabulary have tokens",
+        )
         if options.copy_switches and options.switches is None:
             raise UserError("copy_switches= belongs to the switches= of the same record: give both")
         auto = options.method is not None and is_auto(options.method)
@@ -343,7 +350,8 @@ def _spare(method: Method) -> int:
     """Slots that a tree needs beside the longest text: one path of it is a part of the text."""
     if not method.grows:
         return 0
-    return max(method.drafter.slots(depth) - depth for depth in range(1, (method.levels or 1) + 1))
+    deepest = min(method.levels or 1, CHUNK)  # deeper ones are refused
+    return max(method.drafter.slots(depth) - depth for depth in range(1, deepest + 1))
 
 
 def _chains(method: Method) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
-from sprinter.errors import UserError
+from sprinter.errors import ContextLengthError, UserError
 from sprinter.models.pair import LoadedPair
 
 __all__ = ["encoded", "text_ids"]
@@ -37,7 +37,7 @@ def text_ids(
         special: whether the tokenizer adds its special tokens (BOS); see ``encoded``.
 
     Raises:
-        UserError: the text is far longer than the context, or holds half of a surrogate pair.
+        ContextLengthError: the text is far longer than the context. UserError: it holds half of a surrogate pair.
     """
     try:
         text.encode()
@@ -51,7 +51,7 @@ def text_ids(
     if len(part) == len(text):
         return ids
     if len(ids) > pair.longest:
-        raise UserError(
+        raise ContextLengthError(
             f"the prompt has {len(text)} characters, and the first {len(part)} of them alone exceed the context of "
             f"the pair, {pair.longest} tokens: shorten the prompt"
         )

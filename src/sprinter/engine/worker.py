@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -34,6 +34,9 @@ from sprinter.errors import (
 )
 
 __all__ = ["AsyncRequest", "EngineWorker"]
+
+_NEWEST = 0.2
+"""Weight of the newest text in the mean time that texts have rows."""
 
 
 @dataclass(eq=False)
@@ -109,6 +112,15 @@ class AsyncRequest:
                 loop.call_soon_threadsafe(_settle, waiting)
 
 
+@dataclass(eq=False)
+class _Scored:
+    """A scoring, whose it is, and the future of its result."""
+
+    scoring: Scoring
+    owner: str
+    done: Future[Scoring] = field(default_factory=Future)
+
+
 def _settle(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)
@@ -122,6 +134,7 @@ class EngineWorker:
         max_waiting: maximum number of requests that wait for rows.
         scorer: computes log-probabilities of given texts.
         on_death: called in the engine's thread, with the error, if it stops with one.
+        shared_queue: as in ``AsyncEngine``.
 
     Attributes:
         error: the error that the thread has stopped with.
@@ -134,15 +147,22 @@ class EngineWorker:
         max_waiting: int,
         scorer: Scorer,
         on_death: Callable[[BaseException], None] | None,
+        shared_queue: bool = False,
     ) -> None:
-        self.engine, self.rows, self.max_waiting = engine, rows, max_waiting
+        self.engine, self.rows, self.max_waiting, self._shared = engine, rows, max_waiting, shared_queue
         self.error: BaseException | None = None
         self._scorer, self._on_death = scorer, on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._line: FairQueue[AsyncRequest] = FairQueue()
         self._live: dict[int, AsyncRequest] = {}  # the order of admission
-        self._scorings: deque[tuple[Scoring, Future[Scoring]]] = deque()
+        self._scorings: FairQueue[_Scored] = FairQueue()
+        self._scored: _Scored | None = None  # the one that is under way
         self._lock, self._open = RLock(), 0  # a finalizer may close the engine in this thread too
+        self._places: dict[type, Counter[str]] = {
+            AsyncRequest: Counter(),
+            Scoring: Counter(),
+        }  # taken, by owner
+        self._text_s = 0.0  # how long a text has its rows, a running mean
         self._closing: str | None = None
         self._stopped = self._over = False
         self._drained: Future[None] | None = None
@@ -161,6 +181,11 @@ class EngineWorker:
         return max(0, self._open - self.rows)
 
     @property
+    def wait_s(self) -> float:
+        """Time until all that wait now will have got rows, at the pace of the last texts; 0: none has ended yet."""
+        return self._text_s * (self.waiting + 1) / self.rows
+
+    @property
     def closing(self) -> bool:
         """Whether no more requests are taken."""
         return self._closing is not None
@@ -173,30 +198,52 @@ class EngineWorker:
         """
         with self._lock:
             self._check_open()
-            full = self._open >= self.rows + self.max_waiting
-            if not full:
-                self._open += 1
-                self._calls.put(lambda: self._line.put(request.owner, request))
-        if full:
-            raise QueueFullError(
-                f"{self.rows} requests are served and {self.max_waiting} wait already: try again later"
-            )
+            self._take_place(AsyncRequest, request.owner)
+            self._open += 1
+            self._calls.put(lambda: self._line.put(request.owner, request))
 
-    def score(self, scoring: Scoring) -> Future[Scoring]:
+    def score(self, scoring: Scoring, owner: str = "") -> Future[Scoring]:
         """Run a scoring, a chunk per step of the engine; a cancelled future ends it.
 
         Raises:
             EngineError: it is not taken.
         """
-        done: Future[Scoring] = Future()
+        one = _Scored(scoring, owner)
         with self._lock:
             self._check_open()
-            if len(self._scorings) >= self.rows + self.max_waiting:
-                raise QueueFullError(
-                    f"{len(self._scorings)} texts wait to be scored already: try again later"
-                )
-            self._calls.put(lambda: self._scorings.append((scoring, done)))
-        return done
+            self._take_place(Scoring, owner)
+            self._calls.put(lambda: self._scorings.put(owner, one))
+        return one.done
+
+    def _take_place(self, kind: type, owner: str) -> None:
+        """Take one of the places of requests or of scorings, those with rows included.
+
+        An owner may take as many as it leaves free, if the queue is shared, and the rows besides.
+
+        Raises:
+            QueueFullError: there is none.
+        """
+        places = self._places[kind]
+        taken, size = places.total(), self.rows + self.max_waiting
+        waiting, free = places[owner] - self.rows, size - taken
+        if free <= 0:
+            raise QueueFullError(
+                f"{self.rows} requests are served and {self.max_waiting} wait already: try again later",
+                self.wait_s,
+            )
+        if self._shared and waiting >= free:
+            raise QueueFullError(
+                f"{waiting} of your requests wait already, and {free} places are left for all: try again later",
+                self.wait_s,
+            )
+        places[owner] += 1
+
+    def _leave_place(self, kind: type, owner: str) -> None:
+        with self._lock:
+            places = self._places[kind]
+            places[owner] -= 1
+            if not places[owner]:
+                del places[owner]
 
     def cancel(self, request: AsyncRequest) -> None:
         """Cancel a request before the next step; also called by finalizers."""
@@ -245,7 +292,7 @@ class EngineWorker:
 
     def _round(self) -> None:
         """Run the calls, admit requests, step the engine, and score a chunk; wait if there is nothing to do."""
-        if not (self._line or self._live or self._scorings):
+        if not (self._line or self._live or self._scorings or self._scored):
             self._calls.get()()
         with suppress(Empty):
             while True:
@@ -256,7 +303,7 @@ class EngineWorker:
             self._admit(self._line.pop())
         if self._live:
             self._step()
-        if self._scorings:
+        if self._scorings or self._scored:
             self._score()
 
     def _admit(self, request: AsyncRequest) -> None:
@@ -283,8 +330,9 @@ class EngineWorker:
                 self._end(request, event.generation, event.error)
 
     def _score(self) -> None:
-        """Run a chunk of the first scoring."""
-        scoring, done = self._scorings[0]
+        """Run a chunk of the scoring that is under way, or of the next one."""
+        one = self._scored = self._scored or self._scorings.pop()
+        scoring, done = one.scoring, one.done
         failed: Exception | None = None
         finished = done.cancelled()
         if not finished:
@@ -293,7 +341,8 @@ class EngineWorker:
             except Exception as error:
                 finished, failed = True, _no_memory(error) if _is_memory(error) else error
         if finished:
-            self._scorings.popleft()
+            self._scored = None
+            self._leave_place(Scoring, one.owner)
             _finish(done, scoring, failed)
             self._check_drained()
 
@@ -309,11 +358,15 @@ class EngineWorker:
     def _end(self, request: AsyncRequest, generation: Generation | None, error: Exception | None) -> None:
         with self._lock:
             self._open -= 1
+        self._leave_place(AsyncRequest, request.owner)
+        if request.admitted is not None:
+            taken_s = time.perf_counter() - request.admitted
+            self._text_s += (taken_s - self._text_s) * (_NEWEST if self._text_s else 1.0)
         request.end(generation, error)
         self._check_drained()
 
     def _check_drained(self) -> None:
-        left = self._open or self._scorings
+        left = self._open or self._scorings or self._scored
         if self._drained is not None and not left and not self._drained.done():
             self._drained.set_result(None)
 
@@ -337,9 +390,11 @@ class EngineWorker:
             reason.__cause__ = error
         for request in left:
             self._end(request, request.task.generation(), reason)
-        for scoring, done in self._scorings:
-            _finish(done, scoring, reason)
-        self._scorings.clear()
+        scored, self._scored = self._scored, None
+        while scored or self._scorings:
+            one = scored or self._scorings.pop()
+            scored = None
+            _finish(one.done, one.scoring, reason)
         self._check_drained()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sprinter.errors import UserError
+from sprinter.errors import ContextLengthError, UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_config, check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
@@ -434,7 +434,7 @@ def check_request(
             continue
         room = min(one.context for one in asked.values()) - prompt_len
         fix = "shorten the prompt" if room < 1 else f"use max_new_tokens={room} or less"
-        raise UserError(
+        raise ContextLengthError(
             f"{prompt_len} prompt tokens and {max_new_tokens} new ones exceed the context of the {which} {model.id}, "
             f"{model.context} tokens: {fix}"
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from sprinter.engine.generation import Generation
 from sprinter.serve.asked import TextRequest
@@ -20,7 +24,10 @@ from sprinter.serve.logprobs import (
 from sprinter.serve.speculation import llamacpp_timings, sprinter_report, token_report, vllm_metrics
 from sprinter.version import __version__
 
-__all__ = ["ServerAnswer", "finish_of", "speculation_of", "usage_of"]
+__all__ = ["JsonParts", "ServerAnswer", "finish_of", "json_parts", "speculation_of", "usage_of"]
+
+_PART_BYTES = 2**16
+_TOGETHER = 32  # items of a list that are written in one call
 
 _FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
@@ -124,3 +131,58 @@ def speculation_of(choices: Sequence[AnswerChoice]) -> dict[str, Any]:
     if not outs:
         return {}
     return {"metrics": {"speculative_decoding": vllm_metrics(outs)}, "timings": llamacpp_timings(outs)}
+
+
+def json_parts(value: Any, levels: int = 5) -> Iterator[str]:
+    """JSON of a value, in parts that are written one by one: one call for all would hold the interpreter's lock.
+
+    Args:
+        levels: objects and lists around a part, at most.
+    """
+    if levels and isinstance(value, dict):
+        for i, (key, one) in enumerate(value.items()):
+            yield f"{',' if i else '{'}{_json(key)}:"
+            yield from json_parts(one, levels - 1)
+        yield "}" if value else "{}"
+    elif (
+        levels
+        and isinstance(value, list)
+        and value
+        and isinstance(value[0], dict)
+        and len(value) <= _TOGETHER
+    ):
+        for i, one in enumerate(value):
+            yield "," if i else "["
+            yield from json_parts(one, levels - 1)
+        yield "]"
+    elif isinstance(value, list) and len(value) > _TOGETHER:
+        for i in range(0, len(value), _TOGETHER):
+            yield f"{',' if i else '['}{_json(value[i : i + _TOGETHER])[1:-1]}"
+        yield "]"
+    else:
+        yield _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+class JsonParts(Response):
+    """A JSON answer of any size, written in parts; to be made in another thread than the event loop's."""
+
+    media_type = "application/json"
+
+    def __init__(self, value: Any) -> None:
+        whole = bytearray()
+        for part in json_parts(value):
+            whole += part.encode("utf-8", "replace")
+        self._whole = whole
+        super().__init__(headers={"content-length": str(len(whole))})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        view = memoryview(self._whole)
+        for i in range(0, len(view), _PART_BYTES):
+            part = bytes(view[i : i + _PART_BYTES])
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from sprinter.errors import SprinterError, UserError
-from sprinter.serve.answers import ServerAnswer
+from sprinter.serve.answers import JsonParts, ServerAnswer
 from sprinter.serve.asked import asked_of
 from sprinter.serve.choices import (
     AnswerChoice,
@@ -80,7 +80,7 @@ def make_app(service: Service) -> ASGIApp:
     _add_tokens(app, service)
     _add_texts(app, service)
     add_page(app, service)
-    return RequestGuard(app, service.settings, service.metrics)
+    return RequestGuard(app, service)
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -216,6 +216,8 @@ async def _serve(service: Service, request: Request, body: CompletionRequest | C
     pair = service.pair  # 503 while it is loaded
     service.check_model(body.model)
     asked = asked_of(body, service.settings)
+    if asked.count > 1:  # the guard has counted one
+        service.charge_texts(owner, asked.count - 1)
     answer = ServerAnswer(asked, note.id, service.now(), service.model, names_of(pair.tokenizer))
 
     texts: list[AnswerChoice] = []
@@ -232,6 +234,7 @@ async def _serve(service: Service, request: Request, body: CompletionRequest | C
         )  # errors have a status until here
         if asked.stream:
             return Events(service, answer, texts, leave.pop_all())
-        await while_connected(request.receive, in_time(service, finish_texts(service, asked, texts)))
-        return JSONResponse(answer.whole(texts))
+        work = in_time(service, finish_texts(service, asked, texts), note.deadline)
+        await while_connected(request.receive, work)
+        return await asyncio.to_thread(lambda: JsonParts(answer.whole(texts)))
     raise AssertionError  # the block above leaves in one of three ways

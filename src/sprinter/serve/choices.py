@@ -43,12 +43,13 @@ class AnswerChoice:
     """One text of a request.
 
     Attributes:
-        index: number of the text in the answer.
+        index: number of the text in the answer. owner: whose it is.
         prompt: its prompt. scored: the prompt's log-probabilities, if they were asked for.
         stream: the text; None if nothing is generated.
     """
 
     index: int
+    owner: str
     prompt: EncodedPrompt
     stream: EngineStream | None
     scored: list[ScoredToken] | None = None
@@ -95,17 +96,21 @@ async def open_choices(service: Service, asked: TextRequest, owner: str) -> Asyn
     prompts, streams = await service.submitted(asked, owner)
     n = asked.n
     choices = [
-        AnswerChoice(i, prompts[i // n], streams[i] if streams else None) for i in range(len(prompts) * n)
+        AnswerChoice(i, owner, prompts[i // n], streams[i] if streams else None)
+        for i in range(len(prompts) * n)
     ]
     try:
         yield choices
     finally:
         for stream in streams:
             stream.cancel()
+        left = service.new_tokens(asked, prompts)
         for stream in streams:
             await stream.aclose()
             if stream.generation is not None:
+                left -= len(stream.generation.tokens)
                 service.metrics.ended(stream, stream.generation)
+        service.give_back_tokens(owner, left)
 
 
 async def score_prompts(service: Service, asked: TextRequest, choices: Sequence[AnswerChoice]) -> None:
@@ -115,7 +120,7 @@ async def score_prompts(service: Service, asked: TextRequest, choices: Sequence[
     for choice in choices:
         first = choices[choice.index - choice.index % asked.n]
         if first.scored is None:
-            first.scored = await service.engine.score(first.prompt.ids, asked.logprobs)
+            first.scored = await service.engine.score(first.prompt.ids, asked.logprobs, owner=choice.owner)
         choice.scored = first.scored
 
 
@@ -150,18 +155,18 @@ async def wait_for_rows(service: Service, choices: Sequence[AnswerChoice]) -> No
             "all rows are taken: try again later",
             kind="server_error",
             code="queue_timeout",
-            retry_after_s=5,
+            retry_after_s=service.retry_after_s(),
         ) from None
 
 
-async def in_time(service: Service, work: Awaitable[Awaited]) -> Awaited:
-    """Wait for the work of a request, at most as long as a request may take.
+async def in_time(service: Service, work: Awaitable[Awaited], deadline: float) -> Awaited:
+    """Wait for the work of a request, at most until its deadline.
 
     Raises:
         Refusal: it takes longer.
     """
     try:
-        async with asyncio.timeout(service.settings.request_timeout_s):
+        async with asyncio.timeout_at(deadline):
             return await work
     except TimeoutError:
         raise Refusal(

@@ -1,4 +1,4 @@
-"""HTTP connections that are closed if a request's header does not arrive in time."""
+"""HTTP connections that are closed if a request's header does not arrive in time, and whose number is limited."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ __all__ = ["timed_connections"]
 _FAREWELL_S = 1.0
 
 
-def timed_connections(header_timeout_s: float) -> type[H11Protocol]:
+def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
     """A class of connections for uvicorn, which waits without limit for the header of a request.
+
+    A request finds ``scope["sprinter.abort"]``, which closes its connection without waiting for a client that does not
+    read.
 
     Args:
         header_timeout_s: maximum time from the first byte of a header, or from the connection, to the header's end.
+        most: number of connections; a new one takes the place of the one that has waited longest for a header.
     """
+    idle: dict[H11Protocol, None] = {}  # those that wait for a header, in the order in which they began
 
     class TimedConnection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -25,9 +30,20 @@ def timed_connections(header_timeout_s: float) -> type[H11Protocol]:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._watch()
+            if len(self.connections) > most:
+                next(iter(idle)).transport.abort()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
+            self._watch()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self.scope is not None:
+                self.scope["sprinter.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
             self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -45,15 +61,16 @@ def timed_connections(header_timeout_s: float) -> type[H11Protocol]:
                 self._stop()
             elif self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(header_timeout_s, self._late)
+                idle[self] = None
 
         def _stop(self) -> None:
+            idle.pop(self, None)
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
 
         def _late(self) -> None:
-            self._timer = None
-            if not self.transport.is_closing():
-                self.transport.abort()
+            self._stop()
+            self.transport.abort()  # also if it is closing, and the client does not read the rest
 
     return TimedConnection

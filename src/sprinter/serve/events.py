@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sprinter.decode.draft import Token
-from sprinter.serve.answers import ServerAnswer, finish_of, speculation_of, usage_of
+from sprinter.serve.answers import ServerAnswer, finish_of, json_parts, speculation_of, usage_of
 from sprinter.serve.choices import (
     AnswerChoice,
     ClientLeft,
@@ -21,6 +20,7 @@ from sprinter.serve.choices import (
     score_prompts,
     while_connected,
 )
+from sprinter.serve.guard import note_of
 from sprinter.serve.logprobs import of_tokens
 from sprinter.serve.refusals import of_error
 from sprinter.serve.service import Service
@@ -34,19 +34,25 @@ class EventWriter:
 
     Args:
         service: what serves the request. answer: the frame of all events.
-        choices: the texts. send: of the connection.
+        choices: the texts. send: of the connection. deadline: as in ``in_time``.
     """
 
     def __init__(
-        self, service: Service, answer: ServerAnswer, choices: Sequence[AnswerChoice], send: Send
+        self,
+        service: Service,
+        answer: ServerAnswer,
+        choices: Sequence[AnswerChoice],
+        send: Send,
+        deadline: float,
     ) -> None:
         self._service, self._answer, self._choices, self._send = service, answer, choices, send
+        self._deadline = deadline
         self._one_at_a_time = asyncio.Lock()
 
     async def write(self) -> None:
         """Write all events; an error becomes the last one."""
         try:
-            await in_time(self._service, self._write())
+            await in_time(self._service, self._write(), self._deadline)
         except Exception as error:
             await self._data(of_error(error).body())
         await self._line("data: [DONE]\n\n")
@@ -67,9 +73,9 @@ class EventWriter:
         if asked.chat:
             await self._event(choice, {"delta": {"role": "assistant", "content": ""}})
         if asked.echo:
-            prompt, text = answer.prompt_tokens(choice), answer.echoed(choice)
-            await self._event(choice, {"text": text, "logprobs": answer.logprobs(prompt)})
-            offset = len(text)
+            part = await asyncio.to_thread(self._echo, choice)
+            await self._event(choice, part, large=True)
+            offset = len(part["text"])
         unscored = Unscored()
         while choice.stream is not None and (tokens := await choice.stream.read()):
             text = "".join(token.text for token in tokens)
@@ -88,6 +94,10 @@ class EventWriter:
         end: dict[str, Any] = {"delta": {}} if asked.chat else {"text": ""}
         await self._event(choice, {**end, "finish_reason": finish_of(out)}, report)
 
+    def _echo(self, choice: AnswerChoice) -> dict[str, Any]:
+        answer = self._answer
+        return {"text": answer.echoed(choice), "logprobs": answer.logprobs(answer.prompt_tokens(choice))}
+
     def _part(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         part: dict[str, Any] = {"delta": {"content": text}} if self._answer.asked.chat else {"text": text}
         return {**part, "logprobs": logprobs}
@@ -101,13 +111,23 @@ class EventWriter:
         return {"sprinter": {"tokens": found, "scored": settled}}
 
     async def _event(
-        self, choice: AnswerChoice, part: dict[str, Any], more: dict[str, Any] | None = None
+        self,
+        choice: AnswerChoice,
+        part: dict[str, Any],
+        more: dict[str, Any] | None = None,
+        *,
+        large: bool = False,
     ) -> None:
         one = {"index": choice.index, "logprobs": None, "finish_reason": None, **part}
-        await self._data({**self._answer.frame([one], event=True), **(more or {})})
+        await self._data({**self._answer.frame([one], event=True), **(more or {})}, large=large)
 
-    async def _data(self, value: dict[str, Any]) -> None:
-        await self._line(f"data: {json.dumps(value, allow_nan=False, ensure_ascii=False)}\n\n")
+    async def _data(self, value: dict[str, Any], *, large: bool = False) -> None:
+        """Send an event; a ``large`` one is written in another thread."""
+
+        def line() -> str:
+            return f"data: {''.join(json_parts(value))}\n\n"
+
+        await self._line(await asyncio.to_thread(line) if large else line())
 
     async def _line(self, text: str) -> None:
         async with self._one_at_a_time:
@@ -132,7 +152,7 @@ class Events(Response):
         self._service, self._answer, self._choices, self._leave = service, answer, choices, leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = EventWriter(self._service, self._answer, self._choices, send)
+        writer = EventWriter(self._service, self._answer, self._choices, send, note_of(scope).deadline)
         async with self._leave:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             with suppress(ClientLeft):

@@ -1,4 +1,7 @@
-"""What a request must pass before a route sees it: host, key, rate, type and size of its body, time to send it."""
+"""What a request must pass before a route sees it: host, key, rate, type, size and shape of its body, time to send it.
+
+The guard also cuts answers that are not read, and answers HEAD as GET without a body.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,21 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sprinter.serve.choices import ClientLeft
-from sprinter.serve.keys import ApiKeys, RateLimit
+from sprinter.serve.keys import ApiKeys
 from sprinter.serve.logs import error_fields
-from sprinter.serve.prometheus import ServeMetrics
 from sprinter.serve.refusals import Refusal, of_error
-from sprinter.serve.settings import ServeSettings
+from sprinter.serve.service import Service
 from sprinter.serve.static_files import PATHS
 
-__all__ = ["RequestGuard", "RequestNote", "note_of"]
+__all__ = ["RequestGuard", "RequestNote", "check_shape", "note_of"]
 
 _OPEN = frozenset({"/health", "/ready"}) | PATHS  # need no key, and no rate is counted
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MOST_DISCARDED = 256 * 2**20
+_MOST_HELD = 64 * 2**20  # of bodies that are being read, all together, or four of the largest
+_MOST_OBJECTS, _MOST_STRINGS, _MOST_VALUES = 2**14, 2**15, 2**17  # of one body
+_FAREWELL_S = 1.0  # to send an error after the time limit
 _log = logging.getLogger("sprinter.serve")
 
 
@@ -39,11 +44,12 @@ class RequestNote:
         owner: name of the key's owner; without keys, the client's address.
         fields: what its line in the log says.
         path: the route's path, for metrics.
-        status, complete: of the answer: its HTTP status (0: none yet), and whether it is complete.
+        deadline: when its time is over, in seconds of the event loop's clock.
+        status, complete: of the answer: its HTTP status (0: none yet), and whether it is complete, or was cut.
     """
 
-    def __init__(self, id: str) -> None:
-        self.id, self.owner, self.path = id, "", "other"
+    def __init__(self, id: str, deadline: float) -> None:
+        self.id, self.owner, self.path, self.deadline = id, "", "other", deadline
         self.fields: dict[str, Any] = {}
         self.status, self.complete = 0, False
 
@@ -59,13 +65,14 @@ class RequestGuard:
     """ASGI middleware around the routes.
 
     Args:
-        app: the routes. settings: limits. metrics: counts requests.
+        app: the routes. service: what they serve; its settings are the limits.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: ServeMetrics) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service, self._settings = app, service, service.settings
+        settings = service.settings
         self._keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
-        self._rates = None if settings.rate_limit is None else RateLimit(settings.rate_limit)
+        self._open, self._held = 0, 0  # requests, and bytes of bodies that are being read
         self._hosts = _LOOPBACK | {settings.host, *settings.allowed_hosts}
         # A server that all may reach under any name has no names to check.
         self._any_host = "*" in settings.allowed_hosts or not settings.is_loopback
@@ -76,8 +83,10 @@ class RequestGuard:
             return
         headers, began = Headers(scope=scope), time.perf_counter()
         given = headers.get("x-request-id", "")
-        note = RequestNote(given if _ID.fullmatch(given) else uuid.uuid4().hex)
-        scope["sprinter.note"] = note
+        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s
+        note = RequestNote(given if _ID.fullmatch(given) else uuid.uuid4().hex, deadline)
+        scope["sprinter.note"], head = note, scope["method"] == "HEAD"
+        scope = {**scope, "method": "GET"} if head else scope
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -85,8 +94,15 @@ class RequestGuard:
                 MutableHeaders(scope=message)["x-request-id"] = note.id
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 note.complete = True
-            await send(message)
+            try:
+                async with asyncio.timeout_at(deadline + _FAREWELL_S):
+                    await send({**message, "body": b""} if head and "body" in message else message)
+            except TimeoutError:  # the client does not read
+                note.complete = True
+                scope.get("sprinter.abort", lambda: None)()
+                raise ClientLeft from None
 
+        self._open += 1
         try:
             self._check(scope, headers, note)
             body = await self._read(headers, receive)
@@ -104,10 +120,11 @@ class RequestGuard:
             response = JSONResponse(refusal.body(), refusal.status, refusal.headers | {"connection": "close"})
             await response(scope, receive, noted)
         finally:
+            self._open -= 1
             self._end(scope, note, time.perf_counter() - began)
 
     def _end(self, scope: Scope, note: RequestNote, wall_s: float) -> None:
-        self._metrics.answered(note.path, note.status)
+        self._service.metrics.answered(note.path, note.status)
         fields = {
             "id": note.id, "method_http": scope["method"], "path": note.path, "status": note.status,
             "owner": note.owner, "wall_s": round(wall_s, 6), **note.fields,
@@ -127,20 +144,26 @@ class RequestGuard:
         note.owner = client[0] if client else "unknown"
         if scope["path"] in _OPEN:
             return
+        if self._open > self._settings.max_connections:
+            raise Refusal(
+                503, f"{self._settings.max_connections} requests are open already: try again later",
+                kind="server_error", code="too_many_requests", retry_after_s=self._service.retry_after_s(),
+            )  # fmt: skip
         if self._keys is not None:
             scheme, _, key = headers.get("authorization", "").partition(" ")
-            owner = self._keys.owner(key.strip()) if scheme.lower() == "bearer" else None
+            owner, wait = self._keys.admit(key.strip() if scheme.lower() == "bearer" else "", note.owner)
+            if wait:
+                raise Refusal(
+                    429, "too many wrong keys came from this address: wait", kind="rate_limit_error",
+                    code="too_many_wrong_keys", retry_after_s=math.ceil(wait),
+                )  # fmt: skip
             if owner is None:
                 raise Refusal(
                     401, "the key is missing or wrong: send it as 'Authorization: Bearer KEY'",
                     kind="authentication_error", code="invalid_api_key",
                 )  # fmt: skip
             note.owner = owner
-        if self._rates is not None and (wait := self._rates.wait_s(note.owner)):
-            raise Refusal(
-                429, f"more than {self._settings.rate_limit} requests a minute: slow down",
-                kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=math.ceil(wait),
-            )  # fmt: skip
+        self._service.charge_texts(note.owner, 1)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":  # a browser's form needs no permission
             raise Refusal(415, "the body is to be application/json", code="unsupported_media_type")
@@ -149,9 +172,20 @@ class RequestGuard:
         """The whole body.
 
         Raises:
-            Refusal: it is too large or too slow. ClientLeft: the client has left.
+            Refusal: it is too large, too slow, or has too many values. ClientLeft: the client has left.
         """
-        most, parts, size = self._settings.max_body_bytes, list[bytes](), 0
+        parts: list[bytes] = []
+        try:
+            await self._read_parts(headers, receive, parts)
+        finally:
+            self._held -= sum(map(len, parts))
+        body = b"".join(parts)
+        check_shape(body)
+        return body
+
+    async def _read_parts(self, headers: Headers, receive: Receive, parts: list[bytes]) -> None:
+        """Add the body's parts; ``_held`` counts what is in them."""
+        most, size = self._settings.max_body_bytes, 0
         declared = headers.get("content-length", "0")
         too_large = declared.isdecimal() and int(declared) > most
         try:
@@ -164,10 +198,17 @@ class RequestGuard:
                     part, more = message.get("body", b""), message.get("more_body", False)
                     size += len(part)
                     too_large = too_large or size > most
-                    if too_large:
-                        parts.clear()  # read on, so that the client can send it and see the answer
-                    else:
-                        parts.append(part)
+                    if too_large:  # read on, so that the client can send it and see the answer
+                        self._held -= sum(map(len, parts))
+                        parts.clear()
+                        continue
+                    if self._held + len(part) > max(_MOST_HELD, 4 * most):
+                        raise Refusal(
+                            503, "too much is being sent at the same time: try again later",
+                            kind="server_error", code="no_memory", retry_after_s=1,
+                        )  # fmt: skip
+                    self._held += len(part)
+                    parts.append(part)
         except TimeoutError:
             if not too_large:
                 raise Refusal(
@@ -175,7 +216,32 @@ class RequestGuard:
                 ) from None
         if too_large:
             raise Refusal(413, f"the body is larger than {most} bytes: send less", code="body_too_large")
-        return b"".join(parts)
+
+
+def check_shape(body: bytes) -> None:
+    """Refuse a body with more objects, texts or values than any request needs; takes milliseconds per MiB.
+
+    A parsed value takes up to a hundred times the memory of its two bytes of JSON, and each mistake is an error of its
+    own.
+
+    Raises:
+        Refusal: it has too many.
+    """
+    if body.count(b",") + body.count(b"[") + body.count(b"{") <= _MOST_OBJECTS:  # in texts or outside of them
+        return
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    fits = plain.count(b'"') <= 2 * _MOST_STRINGS
+    if fits:
+        outside = b"".join(plain.split(b'"')[::2])
+        objects = outside.count(b"{") + outside.count(b"[")
+        fits = objects <= _MOST_OBJECTS and outside.count(b",") <= _MOST_VALUES
+    if not fits:
+        raise Refusal(
+            400,
+            f"the body has too many values: send at most {_MOST_VALUES}, of them {_MOST_OBJECTS} objects and lists and "
+            f"{_MOST_STRINGS} texts",
+            code="too_many_values",
+        )
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
@@ -183,10 +249,10 @@ def _again(body: bytes, receive: Receive) -> Receive:
     given = False
 
     async def replay() -> Message:
-        nonlocal given
+        nonlocal given, body
         if given:
             return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        given, whole, body = True, body, b""  # it is not kept for the time of the answer
+        return {"type": "http.request", "body": whole, "more_body": False}
 
     return replay

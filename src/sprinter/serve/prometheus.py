@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -119,11 +120,12 @@ class ServeMetrics(Collector):
         self._prompt_tokens.labels(method).inc(out.prompt_tokens)
         self._calls.labels(method).inc(stats.target_calls)
         self._steps.labels(method).inc(stats.draft_steps)
-        for token in out.tokens:
-            self._tokens.labels(method, token.origin.value).inc()
-            if token.drift is not None:
-                self._drift.labels(method).inc(token.drift)
-                self._scored.labels(method).inc()
+        for origin, count in Counts(token.origin.value for token in out.tokens).items():
+            self._tokens.labels(method, origin).inc(count)
+        drifts = [token.drift for token in out.tokens if token.drift is not None]
+        if drifts:
+            self._drift.labels(method).inc(sum(drifts))
+            self._scored.labels(method).inc(len(drifts))
         if times.admitted_s is not None:
             self._queue.observe(times.admitted_s)
         if times.first_token_s is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sprinter.errors import (
     ClosedEngineError,
+    ContextLengthError,
     DeadEngineError,
     NoMemoryError,
     QueueFullError,
@@ -51,6 +53,7 @@ class Refusal(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON body."""
         message = self.message if len(self.message) <= _MOST else f"{self.message[:_MOST]}..."
+        message = message.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be sent
         return {
             "error": {"message": message, "type": self.kind, "param": self.param, "code": self.code},
         }
@@ -72,10 +75,13 @@ def of_error(error: Exception) -> Refusal:
     match error:
         case Refusal():
             return error
+        case ContextLengthError():
+            return Refusal(400, _in_fields(str(error)), code="context_length_exceeded", param="prompt")
         case UserError():
             return Refusal(400, _in_fields(str(error)))
         case QueueFullError():
-            return Refusal(429, str(error), kind="rate_limit_error", code="queue_full", retry_after_s=1)
+            return Refusal(429, str(error), kind="rate_limit_error", code="queue_full",
+                           retry_after_s=max(1, math.ceil(error.retry_after_s)))  # fmt: skip
         case NoMemoryError():
             return Refusal(503, str(error), kind="server_error", code="no_memory", retry_after_s=5)
         case ClosedEngineError():

@@ -19,6 +19,8 @@ from sprinter.serve.settings import ServeSettings
 
 __all__ = ["make_server", "serve"]
 
+_SPARE = 64
+"""Connections beyond those of requests that are served: for /health, and to refuse what is too much."""
 _log = logging.getLogger("sprinter.serve")
 
 
@@ -37,9 +39,10 @@ def make_server(service: Service) -> uvicorn.Server:
     """A server that is not started yet; it ends when the service fails."""
     own = service.settings
     config = uvicorn.Config(
-        make_app(service), host=own.host, port=own.port, loop="asyncio", http=timed_connections(own.header_timeout_s),
+        make_app(service), host=own.host, port=own.port, loop="asyncio",
+        http=timed_connections(own.header_timeout_s, own.max_connections + _SPARE),
         ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-        limit_concurrency=own.max_connections, timeout_keep_alive=5,
+        timeout_keep_alive=5,
         timeout_graceful_shutdown=max(1, round(own.drain_timeout_s)),
         ssl_certfile=own.tls_cert, ssl_keyfile=own.tls_key,
     )  # fmt: skip

@@ -1,12 +1,22 @@
-"""The fields of requests, and of errors. Every other field of a request is refused, so that none is ignored."""
+"""The fields of requests, and of errors. Every other field of a request is refused, so that none is ignored.
+
+The first mistake in a list ends its validation: a list may have hundreds of thousands of them.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 __all__ = [
     "ChatRequest",
@@ -19,8 +29,27 @@ __all__ = [
 ]
 
 _MOST_STOPS = 64
+_MOST_FIELDS = 64  # of an object, more than any has
+_MOST_BIASES = 1024
 TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+TokenLists = Annotated[list[TokenIds], Field(fail_fast=True)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
+
+
+def _few(given: Any) -> Any:
+    """Refuse a mapping with too many keys before any of them is looked at."""
+    if isinstance(given, dict) and len(given) > _MOST_BIASES:
+        raise PydanticCustomError("too_long", f"give at most {_MOST_BIASES} tokens")
+    return given
+
+
+Biases = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,18}$")], Annotated[float, Field(ge=-100, le=100)]],
+    BeforeValidator(_few),
+]
 
 
 class RequestObject(BaseModel):
@@ -32,6 +61,8 @@ class RequestObject(BaseModel):
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
         """A null is an absent field, as in OpenAI's interface."""
+        if isinstance(given, dict) and len(given) > _MOST_FIELDS:
+            raise PydanticCustomError("too_many_fields", "the object has too many fields")
         return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
 
     @classmethod
@@ -85,11 +116,11 @@ class GenerateRequest(RequestObject):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Biases | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MOST_STOPS)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=_MOST_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     sprinter: SprinterOptions | None = None
@@ -98,7 +129,7 @@ class GenerateRequest(RequestObject):
 class CompletionRequest(GenerateRequest):
     """The body of ``/v1/completions``."""
 
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: str | TokenIds | Texts | TokenLists
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -106,7 +137,7 @@ class CompletionRequest(GenerateRequest):
 class ChatRequest(GenerateRequest):
     """The body of ``/v1/chat/completions``; the chat template says which roles and fields messages may have."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -117,7 +148,7 @@ class TokenizeRequest(RequestObject):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
 
 
@@ -125,7 +156,7 @@ class DetokenizeRequest(RequestObject):
     """The body of ``/detokenize``."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 class ErrorFields(BaseModel):

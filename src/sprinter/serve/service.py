@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,12 +20,15 @@ from sprinter.errors import NoMemoryError, UserError
 from sprinter.models.memory import free_bytes
 from sprinter.random import following_seed
 from sprinter.serve.asked import TextRequest
+from sprinter.serve.keys import RateLimit
 from sprinter.serve.prometheus import ServeMetrics, ServeState
 from sprinter.serve.refusals import Refusal
 from sprinter.serve.settings import ServeSettings
 
 __all__ = ["Service"]
 
+_REPORTED = 4
+"""Log-probabilities that a reported token counts as."""
 _log = logging.getLogger("sprinter.serve")
 
 
@@ -51,6 +55,9 @@ class Service:
         self._closed = False
         self._encoding = Lock()  # tokenizers may keep settings between calls
         self.metrics = ServeMetrics(self.now_served)
+        texts, tokens = settings.rate_limit, settings.token_limit
+        self._texts = None if texts is None else RateLimit(texts)
+        self._tokens = None if tokens is None else RateLimit(tokens)
 
     # --- life ---
     def begin(self) -> None:
@@ -71,7 +78,7 @@ class Service:
             self._pair = pair
             self._engine = AsyncEngine(
                 pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
-                max_waiting=own.max_waiting, on_death=self._fail,
+                max_waiting=own.max_waiting, shared_queue=own.has_owners, on_death=self._fail,
             )  # fmt: skip
             if self._closed:
                 self._engine.close()
@@ -200,6 +207,50 @@ class Service:
         with self._encoding:
             return str(models.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
+    # --- limits ---
+    def charge_texts(self, owner: str, count: int) -> None:
+        """Count texts of an owner.
+
+        Raises:
+            Refusal: they are too many for now.
+        """
+        _charge(self._texts, owner, count, f"{self.settings.rate_limit} texts")
+
+    def give_back_tokens(self, owner: str, count: int) -> None:
+        """Uncount tokens that an owner's texts were charged for and have not written."""
+        if self._tokens is not None:
+            self._tokens.give_back(owner, count)
+
+    def retry_after_s(self) -> int:
+        """When to try again if there is no room, by what waits now and the pace of the last texts; seconds."""
+        return max(1, math.ceil(0 if self._engine is None else self._engine.wait_s))
+
+    def _check_size(self, asked: TextRequest, prompts: Sequence[EncodedPrompt]) -> None:
+        """Refuse an answer that would be too large to be built.
+
+        Raises:
+            Refusal: it would have too many log-probabilities or reported tokens.
+        """
+        most = self.settings.max_logprobs
+        each = (0 if asked.logprobs is None else asked.logprobs + 1) + _REPORTED * asked.tokens
+        tokens = self.new_tokens(asked, prompts) + asked.echo * asked.n * sum(
+            len(prompt.ids) for prompt in prompts
+        )
+        if each * tokens > most:
+            raise Refusal(
+                400,
+                f"the answer may have {tokens} tokens, each with {each} log-probabilities (a token that is reported "
+                f"counts as {_REPORTED}), and here are at most {most}: ask for fewer texts, tokens or logprobs",
+                param="logprobs" if asked.logprobs else "max_tokens",
+            )  # fmt: skip
+
+    def new_tokens(self, asked: TextRequest, prompts: Sequence[EncodedPrompt]) -> int:
+        """Number of tokens that the texts of a request may have, all together."""
+        if not asked.generates:
+            return 0
+        new, most = asked.options.max_new_tokens, self.engine.max_len
+        return asked.n * sum(most - len(prompt.ids) if new is None else new for prompt in prompts)
+
     def submit(self, asked: TextRequest, owner: str) -> tuple[list[EncodedPrompt], list[EngineStream]]:
         """Encode the prompts, and submit all texts or none; not in the event loop.
 
@@ -209,10 +260,19 @@ class Service:
         Raises:
             UserError, EngineError, Refusal: why they are not taken.
         """
-        engine = self.engine
+        engine, most = self.engine, self.settings.most_texts
+        if asked.count > most:
+            raise Refusal(
+                400,
+                f"{asked.count} texts in one request: this server takes at most {most} at a time",
+                param="n",
+            )
         self._check_memory()
         prompts = [self.encode(prompt) for prompt in asked.prompts]
         self._check_lengths(prompts, asked.options.max_new_tokens if asked.generates else 0)
+        self._check_size(asked, prompts)
+        read, new = sum(len(prompt.ids) for prompt in prompts), self.new_tokens(asked, prompts)
+        _charge(self._tokens, owner, read + new, f"{self.settings.token_limit} tokens")
         streams: list[EngineStream] = []
         if asked.generates:
             try:
@@ -221,6 +281,7 @@ class Service:
                         options = asked.options.replace(seed=following_seed(asked.options.seed, i))
                         streams.append(engine.stream(prompt, options, owner=owner))
             except BaseException:
+                self.give_back_tokens(owner, read + new)
                 for stream in streams:
                     stream.cancel()
                 raise
@@ -245,6 +306,14 @@ class Service:
         free = free_bytes(self.pair.models.target.model.device)
         if free is not None and free < self.settings.min_free_bytes:
             raise NoMemoryError("there is not enough free memory for another request now: try again later")
+
+
+def _charge(rates: RateLimit | None, owner: str, cost: int, limit: str) -> None:
+    if rates is not None and (wait := rates.wait_s(owner, cost)):
+        raise Refusal(
+            429, f"more than {limit} a minute: slow down", kind="rate_limit_error", code="rate_limit_exceeded",
+            retry_after_s=math.ceil(wait),
+        )  # fmt: skip
 
 
 def _shown(id: str) -> str:

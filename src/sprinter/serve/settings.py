@@ -27,19 +27,21 @@ class ServeSettings:
         rows: maximum number of texts that are generated at the same time.
         max_len: length of a row in tokens, prompt included; None: the models' context, at most 2,048.
         memory_bytes: maximum size of the KV caches; None: 90 % of the free memory.
-        max_waiting: maximum number of texts that wait for a row.
+        max_waiting: maximum number of texts that wait for a row; of one key at most as many as there are places left.
         max_prompt_tokens, max_new_tokens: limits of a request in tokens; None: the row's length.
         max_choices: maximum number of texts of a request: n for each of its prompts.
+        max_logprobs: maximum number of log-probabilities in an answer, and of tokens that it reports one by one.
         max_body_bytes: maximum size of a request's body.
         queue_timeout_s, request_timeout_s: maximum time that a request waits for rows, and takes altogether.
         header_timeout_s, body_timeout_s: maximum time that a client takes to send a request's header and its body.
         drain_timeout_s: maximum time for open requests after SIGTERM.
-        max_connections: maximum number of connections.
+        max_connections: maximum number of requests that are open; /health and /ready are answered beyond it.
         min_free_bytes: free memory below which no request is taken.
         api_keys: file of keys; None: no key is needed.
         allow_anonymous: whether other machines may reach a server without keys.
         allowed_hosts: names in the header Host that are accepted beside the loopback ones and ``host``; "*": all.
-        rate_limit: requests per minute of a key (without keys: of an address); None: no limit.
+        rate_limit: texts per minute of a key (without keys: of an address), at least one a request; None: no limit.
+        token_limit: tokens per minute of a key, of prompts and texts; None: no limit.
         tls_cert, tls_key: files of a certificate and its key; None: plain HTTP.
         log_prompts: whether logs hold the text of prompts and answers.
 
@@ -61,6 +63,7 @@ class ServeSettings:
     max_prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     max_choices: int = 64
+    max_logprobs: int = 2**18
     max_body_bytes: int = 4 * 2**20
     queue_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
@@ -73,14 +76,15 @@ class ServeSettings:
     allow_anonymous: bool = False
     allowed_hosts: tuple[str, ...] = ()
     rate_limit: int | None = None
+    token_limit: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rows", "max_choices", "max_body_bytes", "max_connections"):
+        for name in ("rows", "max_choices", "max_logprobs", "max_body_bytes", "max_connections"):
             at_least(name, getattr(self, name), 1)
-        for name in ("max_len", "max_prompt_tokens", "max_new_tokens", "rate_limit"):
+        for name in ("max_len", "max_prompt_tokens", "max_new_tokens", "rate_limit", "token_limit"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         for name in ("max_waiting", "min_free_bytes"):
@@ -99,6 +103,16 @@ class ServeSettings:
                 f"host={self.host!r} is reached by other machines, and no key is asked for: give api_keys=FILE, or "
                 "allow_anonymous=True"
             )
+
+    @property
+    def has_owners(self) -> bool:
+        """Whether requests may come from several owners, of whom none is to fill the queue."""
+        return self.api_keys is not None or not self.is_loopback
+
+    @property
+    def most_texts(self) -> int:
+        """Maximum number of texts that an owner may have running and waiting."""
+        return self.rows + ((self.max_waiting + 1) // 2 if self.has_owners else self.max_waiting)
 
     @property
     def is_loopback(self) -> bool:

@@ -21,28 +21,31 @@ class TargetRounds:
 
     Attributes:
         kept: of each such round, the number of draft tokens in the text: trusted and accepted ones.
-        longest: maximum length of a draft; None: the method has none.
+        added: the number of tokens that these rounds added to the text, the target's own included.
+        longest: maximum length of a draft in texts as long as these; None: the method has none.
     """
 
     kept: tuple[int, ...]
+    added: int
     longest: int | None
 
     @classmethod
     def of(cls, outs: Sequence[Generation]) -> TargetRounds:
         """The rounds of these texts. Tokens that were trusted after the last target call belong to none."""
         kept: list[int] = []
-        lengths: list[int | None] = []
+        added = 0
+        lengths: list[int] = []
         for out in outs:
             rounds: dict[int, list[Origin]] = {}
             for token in out.tokens:
                 rounds.setdefault(token.round, []).append(token.origin)
             called = [one for one in rounds.values() if any(origin is not Origin.TRUSTED for origin in one)]
             kept += [sum(origin in _KEPT for origin in one) for one in called]
+            added += sum(map(len, called))
             method = None if out.request is None else out.request.method
-            if method is not None and method.drafter.proposes:
-                lengths.append(method.levels)
-        known = [length for length in lengths if length is not None]
-        return cls(tuple(kept), max(known, default=None))
+            if method is not None and method.drafter.proposes and method.levels is not None:
+                lengths.append(min(method.levels, len(out.tokens)))  # what was asked for has no bound
+        return cls(tuple(kept), added, max(lengths, default=None))
 
     @property
     def histogram(self) -> list[int]:
@@ -54,7 +57,12 @@ class TargetRounds:
     @property
     def per_position(self) -> list[int]:
         """Index i: the number of rounds that kept the draft token at position i of their drafts."""
-        return [sum(kept > i for kept in self.kept) for i in range(max(self.kept, default=0))]
+        left, found = len(self.kept), list[int]()
+        counts = Counter(self.kept)
+        for i in range(max(self.kept, default=0)):
+            left -= counts[i]
+            found.append(left)
+        return found
 
 
 def vllm_metrics(outs: Sequence[Generation]) -> dict[str, Any]:
@@ -63,7 +71,8 @@ def vllm_metrics(outs: Sequence[Generation]) -> dict[str, Any]:
     accepted, drafted = sum(steps.kept), sum(out.stats.drafted for out in outs)
     histogram = steps.histogram
     return {
-        "mean_acceptance_length": 1.0 + accepted / len(steps.kept) if steps.kept else 1.0,
+        # Not 1 + accepted / steps: the last draft token of a text has no token of the target behind it.
+        "mean_acceptance_length": steps.added / len(steps.kept) if steps.kept else 1.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
         "acceptance_histogram": histogram,
         "num_spec_steps": len(steps.kept),
