@@ -76,10 +76,10 @@ class Task:
         self.tracker: Tracker | None = None
         self._tuned = parts.tuned_for(options)
         self.method = method = parts.method_for(options, rows)
-        method.check_counts(
-            max(parts.models.longest, parts.models.vocab_size),
-            "the pair's context and vocabulary have tokens",
-        )
+        largest = max(
+            parts.models.longest, parts.models.vocab_size, CHUNK
+        )  # rules have lengths up to CHUNK by default
+        method.check_counts(largest, "the pair's context and vocabulary have tokens")
         if options.copy_switches and options.switches is None:
             raise UserError("copy_switches= belongs to the switches= of the same record: give both")
         auto = options.method is not None and is_auto(options.method)

@@ -113,7 +113,7 @@ class AsyncRequest:
 
 
 @dataclass(eq=False)
-class _Scored:
+class _QueuedScoring:
     """A scoring, whose it is, and the future of its result."""
 
     scoring: Scoring
@@ -155,8 +155,8 @@ class EngineWorker:
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._line: FairQueue[AsyncRequest] = FairQueue()
         self._live: dict[int, AsyncRequest] = {}  # the order of admission
-        self._scorings: FairQueue[_Scored] = FairQueue()
-        self._scored: _Scored | None = None  # the one that is under way
+        self._scorings: FairQueue[_QueuedScoring] = FairQueue()
+        self._scored: _QueuedScoring | None = None  # the one that is under way
         self._lock, self._open = RLock(), 0  # a finalizer may close the engine in this thread too
         self._places: dict[type, Counter[str]] = {
             AsyncRequest: Counter(),
@@ -208,7 +208,7 @@ class EngineWorker:
         Raises:
             EngineError: it is not taken.
         """
-        one = _Scored(scoring, owner)
+        one = _QueuedScoring(scoring, owner)
         with self._lock:
             self._check_open()
             self._take_place(Scoring, owner)

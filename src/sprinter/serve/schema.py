@@ -33,8 +33,8 @@ _MOST_FIELDS = 64  # of an object, more than any has
 _MOST_BIASES = 1024
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
-TokenLists = Annotated[list[TokenIds], Field(fail_fast=True)]
+PromptTexts = Annotated[list[str], Field(fail_fast=True)]
+PromptIds = Annotated[list[TokenIds], Field(fail_fast=True)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
 
@@ -129,7 +129,7 @@ class GenerateRequest(RequestObject):
 class CompletionRequest(GenerateRequest):
     """The body of ``/v1/completions``."""
 
-    prompt: str | TokenIds | Texts | TokenLists
+    prompt: str | TokenIds | PromptTexts | PromptIds
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 

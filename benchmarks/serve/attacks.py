@@ -1,0 +1,216 @@
+"""A server under attack: how long ``/health`` takes meanwhile, and the memory that an attack costs.
+
+    python benchmarks/serve/attacks.py [--only NAME ...]
+
+Starts ``sprinter serve`` with the built-in pair and two keys on loopback, and runs one attack after the other while
+``/health`` is asked every 20 ms. The last line of standard output is one JSON object: by attack, the times of
+``/health`` in ms (p50, p99, p100), the growth of the peak resident memory in MB, and the statuses of the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import httpx2
+import numpy as np
+
+from benchmarks.serve.servers import ServerProcess, free_port, sprinter_server, started
+
+KEYS = {"attacker": "attacker-secret-key-1", "other": "other-secret-key-22222"}
+TEXT = "/v1/completions"
+HEALTH_EVERY_S = 0.02
+SIZE = 3_900_000  # bytes of a large body
+Ask = Callable[[httpx2.AsyncClient], Awaitable[list[int]]]
+
+
+def _filled(before: bytes, item: bytes, after: bytes) -> bytes:
+    """A body of nearly the largest size: one item many times."""
+    return before + b",".join([item] * (SIZE // (len(item) + 1))) + after
+
+
+def _numbered(before: bytes, after: bytes) -> bytes:
+    return before + b",".join(b'"%d":1' % i for i in range(SIZE // 11)) + after
+
+
+def _bodies(*bodies: bytes, times: int = 4) -> Ask:
+    """All bodies at once, each several times."""
+
+    async def ask(client: httpx2.AsyncClient) -> list[int]:
+        headers = {"content-type": "application/json"}
+        asked = [client.post(TEXT, content=body, headers=headers) for body in bodies for _ in range(times)]
+        return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+    return ask
+
+
+def _requests(*fields: dict[str, Any], times: int = 1) -> Ask:
+    usual = {"prompt": "The river", "max_tokens": 16}
+    bodies = [json.dumps({**usual, **one}).encode() for one in fields]
+    return _bodies(*bodies, times=times)
+
+
+async def _wrong_keys(client: httpx2.AsyncClient) -> list[int]:
+    asked = [
+        client.get("/v1/models", headers={"authorization": f"Bearer guess-number-{i:08}"}) for i in range(500)
+    ]
+    return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+
+async def _full_queue(client: httpx2.AsyncClient) -> list[int]:
+    """One key asks for as many texts as it can, and another for one."""
+    body = json.dumps({"prompt": "The river", "max_tokens": 200}).encode()
+    flood = asyncio.create_task(_bodies(body, times=100)(client))
+    await asyncio.sleep(0.5)
+    headers = {"authorization": f"Bearer {KEYS['other']}"}
+    other = await client.post(TEXT, json={"prompt": "The", "max_tokens": 4}, headers=headers)
+    return [*await flood, other.status_code]
+
+
+async def _connections(client: httpx2.AsyncClient) -> list[int]:
+    """Connections that send nothing, and one request; 0 if it is not answered."""
+    idle = await asyncio.gather(
+        *(asyncio.open_connection(client.base_url.host, client.base_url.port) for _ in range(800)),
+        return_exceptions=True,
+    )
+    await asyncio.sleep(1)
+    answer = await client.get("/v1/models")
+    for one in idle:
+        if not isinstance(one, BaseException):
+            one[1].transport.abort()
+    return [answer.status_code]
+
+
+async def _no_reader(client: httpx2.AsyncClient) -> list[int]:
+    """Streams of which nothing is read, for as long as the server lets them; 0: it has closed the connection."""
+    body = json.dumps(
+        {"prompt": "The", "max_tokens": 900, "stream": True, "sprinter": {"tokens": True}}
+    ).encode()
+    head = (
+        f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {KEYS['attacker']}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    found = []
+    for _ in range(8):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port, limit=1024)
+        writer.write(head.encode() + body)
+        found.append((reader, writer))
+    await asyncio.sleep(8)
+    for _, writer in found:
+        writer.transport.abort()
+    return [0] * len(found)
+
+
+ATTACKS: dict[str, Ask] = {
+    "nothing": _requests({}),
+    "gamma": _requests(*({"sprinter": {"method": f"{name}=1000000000)"}} for name in (
+        "speculative(gamma", "speculative(cap", "heuristic(start", "batch(gamma", "fly(window", "lookup(n",
+        "sprinter(tail",
+    ))),
+    "longest gamma": _requests(
+        {"sprinter": {"method": "speculative(gamma=1024)"}}, {"sprinter": {"method": "sprinter(tail=1024)"}}, times=4
+    ),
+    "objects": _bodies(_filled(b'{"prompt": [', b"{}", b"]}")),
+    "lists": _bodies(_filled(b'{"prompt": [', b"[]", b"]}"), b'{"prompt": ' + b"[" * SIZE),
+    "texts": _bodies(_filled(b'{"prompt": [', b'"a"', b"]}")),
+    "ids": _bodies(_filled(b'{"prompt": [', b"1", b"]}"), b'{"prompt": [' + b",".join([b"1"] * 131_000) + b"]}"),
+    "one long text": _bodies(b'{"prompt": "' + b"word " * (SIZE // 5) + b'"}',
+        b'{"prompt": "' + b'\\"' * (SIZE // 2) + b'"}'),
+    "unknown fields": _bodies(_numbered(b'{"prompt": "x",', b"}")),
+    "logit_bias": _bodies(_numbered(b'{"prompt": "x", "logit_bias": {', b"}}")),
+    "stop": _bodies(_filled(b'{"prompt": "x", "stop": [', b"{}", b"]}")),
+    "odd logit_bias": _requests({"logit_bias": {"\ud800": 1}}, {"logit_bias": {"9" * 5000: 1}}),
+    "many log-probabilities": _requests({"n": 40, "max_tokens": 900, "logprobs": 20}, times=4),
+    "largest answer": _requests({"n": 13, "max_tokens": 900, "logprobs": 20, "top_k": 0}),
+    "full queue": _full_queue,
+    "wrong keys": _wrong_keys,
+    "connections": _connections,
+    "no reader": _no_reader,
+}  # fmt: skip
+
+
+class Watch(threading.Thread):
+    """Asks for ``/health`` and looks at the server's memory, in a thread, until it is told to stop.
+
+    Attributes:
+        times_ms: of the answers. sizes_mib: resident memory of the server.
+    """
+
+    def __init__(self, server: ServerProcess) -> None:
+        super().__init__(daemon=True)
+        self._server, self._over = server, threading.Event()
+        self.times_ms: list[float] = []
+        self.sizes_mib = [server.rss_mib()]
+
+    def run(self) -> None:
+        with httpx2.Client(base_url=self._server.url, timeout=600, trust_env=False) as client:
+            while not self._over.wait(HEALTH_EVERY_S):
+                began = time.perf_counter()
+                client.get("/health").raise_for_status()
+                self.times_ms.append(1e3 * (time.perf_counter() - began))
+                self.sizes_mib.append(self._server.rss_mib())
+
+    def stop(self) -> dict[str, float]:
+        """What was seen."""
+        self._over.set()
+        self.join()
+        grown = max(self.sizes_mib) - self.sizes_mib[0]
+        found = {f"health_p{at}_ms": float(np.percentile(self.times_ms, at)) for at in (50, 99, 100)}
+        return {name: round(value, 1) for name, value in (found | {"memory_mb": grown * 1.048576}).items()}
+
+
+async def _attacked(server: ServerProcess, ask: Ask) -> dict[str, Any]:
+    async with server.client(KEYS["attacker"]) as client:
+        watch = Watch(server)
+        watch.start()
+        await asyncio.sleep(0.5)
+        statuses = await ask(client)
+        await asyncio.sleep(0.3)
+        seen = watch.stop()
+    counts = Counter(map(str, statuses))
+    return {**seen, "asked": len(watch.times_ms), "statuses": dict(sorted(counts.items()))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=ATTACKS, default=[*ATTACKS], help="names of attacks")
+    names = parser.parse_args().only
+    with TemporaryDirectory() as folder:
+        keys, port = Path(folder) / "keys", free_port()
+        keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
+        keys.chmod(0o600)
+        command = sprinter_server(
+            port, "--max-len", "1024", "--api-keys", str(keys), "--request-timeout", "60"
+        )
+        results = {}
+        with started("sprinter", command, port, Path(folder) / "log", seconds=600) as server:
+            _warm(server)
+            for name in names:
+                results[name] = asyncio.run(_attacked(server, ATTACKS[name]))
+                print(f"{name}: {results[name]}", file=sys.stderr)
+    print(json.dumps(results))
+
+
+def _warm(server: ServerProcess) -> None:
+    """Wait until it is loaded, and have it write a text."""
+    headers = {"authorization": f"Bearer {KEYS['other']}"}
+    with httpx2.Client(base_url=server.url, timeout=600, trust_env=False, headers=headers) as client:
+        client.post(TEXT, json={"prompt": "The", "max_tokens": 64}).raise_for_status()
+
+
+if __name__ == "__main__":
+    main()
