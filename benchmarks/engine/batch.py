@@ -341,9 +341,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="ROWS")
     parser.add_argument("--prompts", type=int, default=sized(64, 4))
     parser.add_argument("--repeats", type=int, default=sized(5, 1), help="of the largest batches")
-    parser.add_argument(
-        "--compile", action="store_true", default=SMOKE, help="compile what is not on the disk"
-    )
+    parser.add_argument("--compile", action="store_true", help="compile what is not on the disk")
     parser.add_argument("--no-vllm", action="store_true", default=SMOKE, help="leave vLLM out")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -249,7 +249,7 @@ def _dial(arms: Sequence[Timed]) -> dict[str, Any] | None:
 
 def builtin() -> dict[str, sprinter.Pair]:
     """The built-in pair in each dtype, compiled."""
-    return {dtype: sprinter.load_pair(dtype=dtype, compile=True) for dtype in DTYPES}
+    return {dtype: sprinter.load_pair(dtype=dtype, compile=not SMOKE) for dtype in DTYPES}
 
 
 def enlarged(folder: Path) -> dict[str, sprinter.Pair]:
@@ -257,7 +257,7 @@ def enlarged(folder: Path) -> dict[str, sprinter.Pair]:
     paths, target = builtin_paths(), folder / "target"
     write_enlarged(paths["target"], target)
     rest = {"draft": paths["draft"], "gate": paths["gate"]}
-    return {dtype: sprinter.load_pair(target, **rest, dtype=dtype, compile=True) for dtype in DTYPES}
+    return {dtype: sprinter.load_pair(target, **rest, dtype=dtype, compile=not SMOKE) for dtype in DTYPES}
 
 
 def gpt2(folder: Path, prompts: Sequence[Sequence[int]], large: bool) -> dict[str, Any]:
@@ -267,7 +267,10 @@ def gpt2(folder: Path, prompts: Sequence[Sequence[int]], large: bool) -> dict[st
     GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder / "gpt2")
     AutoTokenizer.from_pretrained(builtin_paths()["target"]).save_pretrained(folder / "gpt2")
     dtypes = DTYPES[:1] if large else DTYPES
-    pairs = {dtype: sprinter.load_pair(folder / "gpt2", dtype=dtype, compile=not large) for dtype in dtypes}
+    pairs = {
+        dtype: sprinter.load_pair(folder / "gpt2", dtype=dtype, compile=not large and not SMOKE)
+        for dtype in dtypes
+    }
     with closing(Arms()) as arms:
         (theirs,) = arms.start(pairs["float32"], ("transformers:plain",))
         ours = [
