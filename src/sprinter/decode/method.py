@@ -298,7 +298,7 @@ def _counts(part: object) -> Iterator[tuple[str, int]]:
     """Each whole number among the parameters of a rule, and of the rules in it."""
     for field in fields(part) if is_dataclass(part) else ():
         value = getattr(part, field.name)
-        if isinstance(value, Integral) and type(value) is not bool:
+        if type(value) is not bool and isinstance(value, Integral):
             yield field.name, int(value)
         yield from _counts(value)
 
