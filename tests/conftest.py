@@ -54,6 +54,9 @@ def no_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         # this imports would import triton before the variable above is set.
         patch.setattr("sprinter.engine.costs._LONGEST_S", 0.2)
         patch.setattr("sprinter.engine.costs._HOST_REPEATS", 1)
+        patch.setattr("sprinter.engine.costs._LONG", 10.0)  # s; passes may take long here
+        patch.setattr("sprinter.engine.parts._PAYS", 0.0)  # the default drafts, whatever passes cost here
+        patch.setattr("sprinter.models.devices.busy_cores", lambda: 0.0)  # other tests
         yield
 
 

@@ -5,6 +5,11 @@
 Arms take turns, prompt by prompt (in batches: batch by batch). A useless draft has random weights. Timed is what
 follows the first 32 tokens of each text, which leaves the first trial out (of batches: the time of a batch less that of
 one that ends there), and texts as a whole, prompts included.
+
+    python benchmarks/methods/never_slower.py --data DIR --default qwen qwen-llamacpp smollm2 smollm2-llamacpp
+
+instead times what runs where nothing is chosen, on answers to chat prompts as a whole, greedy, against plain decoding
+with the same runner: --prompts of them one by one, and in batches of --rows.
 """
 
 from __future__ import annotations
@@ -34,8 +39,9 @@ from benchmarks.common import (
 )
 from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET
 from benchmarks.smoke import sized
-from sprinter.bench.statistics import ratio_of_sums
+from sprinter.bench.statistics import ratio_of_ratios, ratio_of_sums
 from sprinter.bench.suites import load_suite
+from sprinter.decode.spec import parse_method
 
 NAME = "methods/never_slower"
 FIRST, NEW_TOKENS = sized(32, 2), sized(160, 8)
@@ -43,6 +49,14 @@ PAIRS: dict[str, dict[str, Any]] = {
     "builtin": {"compile": False},
     "smollm2": {"target": SMOLLM2, "runner": "torch", "dtype": "float32", "compile": False},
     "qwen": {"target": TARGET, "draft": DRAFT, "runner": "torch", "dtype": "gguf"},
+}
+_QWEN, _SMOLLM2 = {"target": TARGET, "draft": DRAFT}, {"target": SMOLLM2}
+DEFAULTS: dict[str, dict[str, Any]] = {  # without options but the runner's, where it is not the default
+    "builtin": {},
+    "qwen": _QWEN,
+    "qwen-llamacpp": {**_QWEN, "runner": "llamacpp"},
+    "smollm2": _SMOLLM2,
+    "smollm2-llamacpp": {**_SMOLLM2, "runner": "llamacpp"},
 }
 DRAFTS = ("random weights", "trained")
 PLAIN, METHOD = "autoregressive", "speculative(gamma=5)"
@@ -124,18 +138,87 @@ def timed(run: Callable[[int, dict[str, Any]], Timed], rounds: int, note: str) -
     ]
 
 
+class Answers(NamedTuple):
+    """Seconds and tokens of an answer, or of a batch of them; names of the methods."""
+
+    seconds: float
+    tokens: int
+    methods: set[str]
+
+
+def answers(pair: sprinter.Pair, prompts: Sequence[Any], new: int, options: dict[str, Any]) -> Answers:
+    """Greedy answers to these prompts in one batch, prompts included."""
+    began = time.perf_counter()
+    made = pair.generate_batch(
+        list(prompts), max_new_tokens=new, temperature=0.0, rows=len(prompts), **options
+    )
+    seconds = time.perf_counter() - began
+    return Answers(
+        seconds, sum(one.stats.new_tokens for one in made), {one.method.partition("(")[0] for one in made}
+    )
+
+
+def defaults(chosen: Any) -> list[dict[str, Any]]:
+    """The default against plain decoding, interleaved by prompt or batch, for each pair and number of rows."""
+    sample = load_suite("vicuna", chosen.data, limit=chosen.prompts or max(chosen.rows)).samples
+    measured = []
+    for name in chosen.default:
+        pair = sprinter.load_pair(**DEFAULTS[name])
+        chat = getattr(pair.tokenizer, "chat_template", None) is not None
+        prompts = [[{"role": "user", "content": one.turns[0]}] if chat else one.turns[0] for one in sample]
+        for rows in [*([1] if chosen.prompts else []), *chosen.rows]:
+            groups = [prompts[i : i + rows] for i in range(0, len(prompts) - rows + 1, rows)]
+            arms: dict[str, dict[str, Any]] = {"plain": {"method": PLAIN}, "default": {}}
+            found: dict[str, list[Answers]] = {arm: [] for arm in arms}
+            for options in arms.values():
+                answers(pair, groups[0], FIRST, options)  # warms up; the first time costs are measured
+            for i, arm in in_turn([*arms], len(groups), f"{name}, {rows} rows"):
+                found[arm].append(answers(pair, groups[i], chosen.new_tokens, arms[arm]))
+            tokens, seconds = (
+                {arm: np.array([getattr(one, what) for one in made]) for arm, made in found.items()}
+                for what in ("tokens", "seconds")
+            )
+            ratio = ratio_of_ratios(
+                (tokens["default"], seconds["default"]), (tokens["plain"], seconds["plain"])
+            )
+            measured.append(
+                {
+                    "pair": name, "rows": rows, "prompts": rows * len(groups), "runner": pair.runner_reason,
+                    "methods": sorted(set.union(*(one.methods for one in found["default"]))),
+                    "tokens_per_s": {arm: float(tokens[arm].sum() / seconds[arm].sum()) for arm in arms},
+                    "tokens": {arm: tokens[arm].tolist() for arm in arms},
+                    "seconds": {arm: seconds[arm].round(4).tolist() for arm in arms},
+                    "default_over_plain": ratio, "costs": asdict(pair._parts.costs_of(parse_method("auto"), rows)),
+                }
+            )  # fmt: skip
+        del pair
+    return measured
+
+
+def default_table(measured: Sequence[dict[str, Any]]) -> list[str]:
+    """Speed of the default over plain decoding."""
+    rows = [
+        f"{run['pair']} | {run['rows']} | {run['prompts']} | {', '.join(run['methods'])} | "
+        f"{run['tokens_per_s']['plain']:.1f} | {run['tokens_per_s']['default']:.1f} | "
+        f"{cells(run['default_over_plain'])}"
+        for run in measured
+    ]
+    head = "pair | rows | prompts | default | plain, tokens/s | default, tokens/s | default ÷ plain"
+    return ["", *grid(head, rows)] if rows else []
+
+
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     rows = [
         f"{run['pair']} | {run['draft']} | {run['rows']} | {arm['arm']} | "
         f"{arm['ms']:.2f} | {cells(arm['speed_over_plain'])} | {cells(arm['speed_over_method'])} | "
         f"{cells(arm['whole_over_plain'])} | {arm['switches']}"
-        for run in results["measured"] for arm in run["arms"]
+        for run in results.get("measured", []) for arm in run["arms"]
     ]  # fmt: skip
     head = (
         f"target | draft | rows | arm | ms a token | speed ÷ plain | ÷ `{METHOD}` | whole ÷ plain | switches"
     )
-    return "\n".join(grid(head, rows))
+    return "\n".join([*grid(head, rows), *default_table(results.get("defaults", []))])
 
 
 def main() -> None:
@@ -147,7 +230,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=sized([4, 16, 32], [2]), help="of the batches")
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=DRAFTS)
     parser.add_argument("--batches", type=int, default=sized(4, 1), help="of each number of rows")
+    parser.add_argument("--default", nargs="+", choices=[*DEFAULTS], help="time what runs by default")
+    parser.add_argument(
+        "--new-tokens", type=int, default=sized(96, 8), help="of an answer at most, with --default"
+    )
     chosen = parser.parse_args()
+    if chosen.default:
+        began, results = time.time(), kept_results(NAME)
+        results |= {"benchmark": NAME, "defaults": defaults(chosen)}
+        note_run(results, NAME, "defaults", began)
+        write_results(NAME, results, table(results))
+        return
     began, loading = time.time(), dict(PAIRS[chosen.pair])
     if chosen.draft is not None:
         loading["draft"] = chosen.draft

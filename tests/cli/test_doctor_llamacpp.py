@@ -121,7 +121,7 @@ def test_target_and_draft_may_have_different_runners(
     assert done == 0, err
     found = json.loads(out)["probe"]
     assert set(found["runners"]) == {*runners.RIVALS, *runners.MIXED} and found["fastest_runner"] == fastest
-    options = runners.fastest_options(probing[2], probing[4], {})
+    options = runners.choose_runner(probing[2], probing[4], {}).options
     assert (options["runner"], options.get("draft_runner")) == kept
 
 

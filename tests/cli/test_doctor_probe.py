@@ -74,6 +74,35 @@ def test_the_tables(run: Run, places: Places, tmp_path: Path) -> None:
     assert "sprinter(" not in out, "the pair has no gate"
 
 
+def test_the_default_is_a_row_and_one_command_is_recommended(
+    run: Run, places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text(LINES)
+    line = ("doctor", *places.pair, "--probe", str(texts), "--probe-tokens", "24", "-t", "0")
+    target, draft = places.pair[1], places.pair[3]
+    for times, default in (
+        (PassTimes({n: 1.0 + 0.01 * n for n in range(1, 10)}, 0.02), "auto("),
+        (PassTimes({n: 1.0 * n for n in range(1, 10)}, 0.9), "autoregressive"),
+    ):
+        monkeypatch.setattr("sprinter.theory.passes.measure_passes", lambda pair, times=times, **_: times)
+        done, out, err = run(*line, "--json")
+        assert done == 0, err
+        found = json.loads(out)["probe"]
+        (row,) = [row for row in found["methods"] if row["default"]]
+        assert row["method"].startswith(default)
+        best = max(one["speed_up"] for one in found["methods"] if one["lossless"])
+        method, command = found["recommended"]["method"], found["recommended"]["command"]
+        assert (method == row["method"]) == (best <= 1.05 * row["speed_up"])
+        if default == "autoregressive":  # no draft pays
+            assert command == f"sprinter generate PROMPT --target {target}"
+        else:
+            assert command.startswith(f"sprinter generate PROMPT --target {target} --draft {draft}")
+        assert ("--method" in command) == (method != row["method"])
+        done, out, _ = run(*line)
+        assert f"{row['method']} (default)" in out and out.splitlines()[-1] == f"Recommended: {command}"
+
+
 def test_a_share_of_each_text() -> None:
     assert _share([100, 10, 100], 60) == 25
     assert _share([5, 5], 100) == 5

@@ -86,7 +86,7 @@ def test_options_reach_the_engine(run: Run, places: Places) -> None:
 
 def test_the_method_is_chosen_by_what_the_pair_has(run: Run, places: Places) -> None:
     for models, name in (
-        (places.gated, "speculative"), (places.pair, "speculative"), (places.pair[:2], "autoregressive"),
+        (places.gated, "auto"), (places.pair, "auto"), (places.pair[:2], "autoregressive"),
     ):  # fmt: skip
         assert generated(run, "x", *models, "-n", "2")["method"].startswith(name)
 
@@ -108,7 +108,8 @@ def test_piped_text_is_the_text_and_nothing_else(run: Run, places: Places, stop:
     assert not any(word in value["text"] for word in stop)
     assert err.count("\n") == 1
     assert re.fullmatch(
-        r"\d+ tokens?, \d+\.\d/s, \d\.\d\d target calls/token, (drift \d\.\d{3} \(coverage \d+%\)|drift not measured), "
+        r"\d+ tokens?, \d+\.\d/s( \(est\. \d+\.\dx plain\))?, \d\.\d\d target calls/token, "
+        r"(drift \d\.\d{3} \(coverage \d+%\)|drift not measured), "
         r"lossy\n",
         err,
     )

@@ -22,7 +22,7 @@ from sprinter.decode.lookup import Lookup
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.switch import RoundCount, Spent, Tracker
 from sprinter.engine import costs as costs_module
-from sprinter.engine import scheduler
+from sprinter.engine import parts, scheduler
 from sprinter.engine.costs import pass_costs, shared_costs
 from sprinter.errors import UserError
 from sprinter.models.cachedir import write_kept
@@ -31,6 +31,7 @@ from sprinter.models.pair import LoadedPair
 CHEAP = PassCosts(((1, 1.0), (9, 1.05)), ((1, 0.02), (9, 0.02)))
 DEAR = PassCosts(((1, 1.0), (9, 9.0)), ((1, 0.9), (9, 4.0)))
 PROMPT = [3, 5, 7, 9]
+PAYS = parts._PAYS  # before the settings for all tests replace it
 
 
 @pytest.fixture
@@ -399,6 +400,83 @@ def test_costs_of_models_without_a_name_are_not_kept(
     pair = sprinter.Pair(tiny_pair.models)
     assert pass_costs(pair.models, pair._parts.described).target[0][1] > 0
     assert not (tmp_path / "cache" / "costs").exists()
+
+
+@pytest.mark.parametrize(
+    ("costs", "method", "budget"),
+    [
+        (CHEAP, "auto", None), (DEAR, "autoregressive", None), (CHEAP, "auto", 0.1),
+        (PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.25), (9, 0.3))), "auto", None),
+        (PassCosts(((1, 1.0), (9, 9.0)), ((1, 0.25), (9, 2.0))), "autoregressive", None),  # in proportion to tokens
+        (PassCosts(((1, 1.0), (9, 1.0)), ((1, 0.75), (9, 1.0))), "autoregressive", None),
+        (PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.25), (9, 0.3)), host=(0.1, 0.6, 0.2)), "autoregressive", None),
+    ],
+)  # fmt: skip
+def test_the_default_is_exact_and_drafts_where_that_can_pay(
+    with_costs: Callable[[PassCosts], sprinter.Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    costs: PassCosts,
+    method: str,
+    budget: float | None,
+) -> None:
+    monkeypatch.setattr(parts, "_PAYS", PAYS)
+    pair = with_costs(costs)
+    made = pair.generate(PROMPT, max_new_tokens=40, seed=1, budget=budget)
+    assert made.method.partition("(")[0] == method and made.stats.lossless
+    assert pair.default_method == "auto" and "measured" not in made.method
+    assert made.request is not None and made.request.never_slower and made.request.budget is None
+    # As with the method named, and never slower.
+    named = pair.generate(PROMPT, method=method, max_new_tokens=40, seed=1)
+    assert ids(named) == ids(made) and named.stats.switches == made.stats.switches
+    record = made.to_dict()
+    assert record["request"]["switches"] == (made.stats.switches if method == "auto" else None)
+    again = with_costs(DEAR if costs is CHEAP else CHEAP).generate(
+        record["prompt"]["token_ids"], **record["request"]
+    )
+    assert ids(again) == ids(made)
+    with pair.stream(PROMPT, max_new_tokens=40, seed=1) as stream:
+        assert [token.id for token in stream] == ids(made)
+    with sprinter.Engine(pair, rows=1) as engine:
+        number = engine.add(PROMPT, max_new_tokens=40, seed=1)
+        assert ids(engine.finish()[number]) == ids(made)
+
+
+def test_the_default_of_a_batch_is_by_the_costs_of_its_rows(
+    with_costs: Callable[[PassCosts], sprinter.Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_PAYS", PAYS)
+    alone = PassCosts(((1, 1.0), (4, 1.0), (8, 2.0), (16, 4.0)), ((1, 0.1), (8, 0.2)))
+    pair = with_costs(alone)
+    one, four = (pair.generate_batch([PROMPT] * rows, max_new_tokens=8, rows=rows) for rows in (1, 4))
+    assert one[0].method.startswith("auto(") and {made.method for made in four} == {"autoregressive"}
+
+
+def test_the_speed_over_plain_is_shown_where_costs_are_known(
+    with_costs: Callable[[PassCosts], sprinter.Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = with_costs(CHEAP)  # a token of plain decoding takes a second
+    made = pair.generate(PROMPT, max_new_tokens=20)
+    stats, ratio = made.stats, made.stats.estimated_speed_up
+    assert ratio is not None and ratio == 20 / (stats.wall_s - stats.prefill_s)
+    assert f"/s (est. {ratio:.1f}x plain), " in stats.summary
+    assert made.to_dict()["stats"]["estimated_speed_up"] == ratio
+    plain = pair.generate(PROMPT, method="autoregressive", max_new_tokens=20)
+    both = pair.generate_batch([PROMPT, PROMPT], method="speculative", max_new_tokens=20)
+    unknown = sprinter.Pair(pair.models).generate(PROMPT, method="speculative", max_new_tokens=20)
+    for other in (plain, both[0], unknown):
+        assert other.stats.estimated_speed_up is None and "plain" not in other.stats.summary
+
+
+def test_a_pass_over_one_token_is_timed_after_another_such(tiny_pair: sprinter.Pair) -> None:
+    """llama.cpp builds its graph anew for a pass of another length, which plain decoding never does."""
+    models = costs_module.borrow(tiny_pair.models, 32)
+    known = costs_module.read_prompts(models, 8, 4)
+    jobs = {n: costs_module.target_job(known, 8, n) for n in (1, 4)}
+    seen: list[int] = []
+    run = models.run
+    models.run = lambda jobs: seen.append(len(jobs[0].row.feed.tokens)) or run(jobs)  # type: ignore[method-assign,union-attr,func-returns-value]
+    times = costs_module.run_interleaved(models, jobs, 2)
+    assert seen == [1, 1, 4] * 3 and {n: len(each) for n, each in times.items()} == {1: 2, 4: 2}
 
 
 @pytest.mark.parametrize(

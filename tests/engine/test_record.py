@@ -91,6 +91,7 @@ def test_the_record_names_models_and_versions(builtin_pair: sprinter.Pair) -> No
     }
     assert record["models"]["draft"] == {
         "id": str(paths["draft"]), "revision": None, "dtype": "float32", "runner": "row", "compile": None,
+            "exactness": "to the bit",
         "device": str(builtin_pair.models.target.model.device), "attn_implementation": "sdpa",
         "quantization_config": None, "trust_remote_code": False,
     }  # fmt: skip

@@ -12,7 +12,7 @@ from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
 import sprinter
 from sprinter.engine import runners
-from sprinter.engine.runners import MIXED, OURS, RIVALS, USUAL, fastest_options, keep_fastest, rival_of
+from sprinter.engine.runners import MIXED, OURS, RIVALS, USUAL, choose_runner, keep_fastest, rival_of
 from sprinter.errors import UserError
 
 
@@ -29,16 +29,18 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 
 
 def test_nothing_is_chosen_before_a_probe(files: tuple[Path, Path]) -> None:
-    assert fastest_options(*files, {}) == {}
+    assert choose_runner(*files, {}).options == {}
 
 
 def test_what_was_found_is_taken(files: tuple[Path, Path]) -> None:
     keep_fastest(*files, {}, OURS)
-    assert fastest_options(*files, {}) == RIVALS[OURS]
-    assert fastest_options(*files, {"dtype": "auto", "device": "auto"}) == RIVALS[OURS]
-    assert fastest_options(str(files[0]), str(files[1]), {"trust_remote_code": False}) == RIVALS[OURS]
+    assert choose_runner(*files, {}).options == RIVALS[OURS]
+    assert choose_runner(*files, {"dtype": "auto", "device": "auto"}).options == RIVALS[OURS]
+    assert choose_runner(str(files[0]), str(files[1]), {"trust_remote_code": False}).options == RIVALS[OURS]
     keep_fastest(*files, {}, USUAL)
-    assert fastest_options(*files, {}) == {}  # as without a probe: the models keep their names and revisions
+    assert (
+        choose_runner(*files, {}).options == {}
+    )  # as without a probe: the models keep their names and revisions
 
 
 def test_a_file_on_the_hub_is_found_by_its_name(
@@ -47,7 +49,7 @@ def test_a_file_on_the_hub_is_found_by_its_name(
     monkeypatch.setenv("SPRINTER_MODELS", str(files[0].parent))
     names = [f"org/repository/{file.name}" for file in files]
     keep_fastest(names[0], names[1], {}, OURS)
-    assert fastest_options(names[0], names[1], {}) == RIVALS[OURS] == fastest_options(*files, {})
+    assert choose_runner(names[0], names[1], {}).options == RIVALS[OURS] == choose_runner(*files, {}).options
 
 
 def test_no_cache_is_no_choice(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,10 +60,10 @@ def test_no_cache_is_no_choice(files: tuple[Path, Path], monkeypatch: pytest.Mon
         raise RuntimeError("Could not determine home directory.")
 
     with pytest.raises(UserError, match="does not exist"):
-        fastest_options(files[0], files[1].with_name("nowhere.gguf"), {})
+        choose_runner(files[0], files[1].with_name("nowhere.gguf"), {})
     monkeypatch.setattr(runners, "cache_dir", homeless)
-    assert fastest_options(*files, {}) == {}
-    assert fastest_options(str(files[0].parent), None, {}) == {}
+    assert choose_runner(*files, {}).options == {}
+    assert choose_runner(str(files[0].parent), None, {}).options == {}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_options_that_settle_the_runner_are_not_replaced(
     files: tuple[Path, Path], given: dict[str, Any]
 ) -> None:
     keep_fastest(*files, {}, OURS)
-    assert fastest_options(*files, given) == {}
+    assert choose_runner(*files, given).options == {}
 
 
 def test_it_is_known_of_these_files_and_this_machine_alone(
@@ -84,21 +86,21 @@ def test_it_is_known_of_these_files_and_this_machine_alone(
 ) -> None:
     target, draft = files
     keep_fastest(target, draft, {}, OURS)
-    assert fastest_options(target, None, {}) == {} == fastest_options(draft, target, {})
-    assert fastest_options("org/model", "org/draft", {}) == {}
+    assert choose_runner(target, None, {}).options == {} == choose_runner(draft, target, {}).options
+    assert choose_runner("org/model", "org/draft", {}).options == {}
     threads = torch.get_num_threads()
     with monkeypatch.context() as other:
         other.setattr(runners.torch, "get_num_threads", lambda: threads + 1)
-        assert fastest_options(target, draft, {}) == {}
+        assert choose_runner(target, draft, {}).options == {}
     with monkeypatch.context() as other:
         other.setattr(runners, "cpu_name", lambda: "another")
-        assert fastest_options(target, draft, {}) == {}
+        assert choose_runner(target, draft, {}).options == {}
     with monkeypatch.context() as other:
         other.setattr(runners, "device_of", lambda name: torch.device("cuda"))
-        assert fastest_options(target, draft, {}) == {}
-    assert fastest_options(target, draft, {}) == RIVALS[OURS]
+        assert choose_runner(target, draft, {}).options == {}
+    assert choose_runner(target, draft, {}).options == RIVALS[OURS]
     draft.write_bytes(b"GGUF, another model")
-    assert fastest_options(target, draft, {}) == {}
+    assert choose_runner(target, draft, {}).options == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"fastest": "vllm"}), json.dumps({"other": 1})])
@@ -108,7 +110,7 @@ def test_a_damaged_choice_counts_as_none_and_is_logged(
     keep_fastest(*files, {}, OURS)
     (kept,) = (tmp_path / "cache" / "runners").glob("*.json")
     kept.write_text(text)
-    assert fastest_options(*files, {}) == {}
+    assert choose_runner(*files, {}).options == {}
     assert "cannot be read" in caplog.text and "probe again" in caplog.text
 
 
@@ -118,12 +120,82 @@ def test_a_choice_that_others_could_have_written_is_not_taken(
     keep_fastest(*files, {}, OURS)
     (kept,) = (tmp_path / "cache" / "runners").glob("*.json")
     kept.chmod(0o666)
-    assert fastest_options(*files, {}) == {}
+    assert choose_runner(*files, {}).options == {}
 
 
 def test_only_pairs_of_files_have_a_choice(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give two as target and draft"):
         keep_fastest(tmp_path, tmp_path, {}, OURS)
+
+
+@pytest.fixture
+def quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose blocks our kernels read, on a machine without a GPU; its cache directory is empty."""
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    monkeypatch.setattr(runners, "device_of", lambda name: torch.device("cpu"))
+    saved_llama(tmp_path / "one", 1, intermediate_size=64)
+    made = converted(tmp_path / "one", "q8_0")
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    return made
+
+
+def test_without_a_probe_our_kernels_run_what_they_can_read(quantised: Path, tmp_path: Path) -> None:
+    for draft in (None, quantised):
+        chosen = choose_runner(quantised, draft, {})
+        assert chosen.options == RIVALS[OURS] and chosen.reason is not None and "our kernels" in chosen.reason
+    chosen = choose_runner(converted(tmp_path / "one", "f16"), None, {})
+    assert chosen.options == {} and "llama.cpp: one-f16.gguf holds matrices in F16" in str(chosen.reason)
+    assert choose_runner(quantised, None, {"dtype": "float32"}) == ({}, None)  # chosen already
+    assert choose_runner(quantised, tmp_path / "one", {}).reason == "llama.cpp: the draft is not a GGUF file"
+    keep_fastest(quantised, None, {}, USUAL)
+    assert choose_runner(quantised, None, {}).options == {}  # measured
+
+
+def test_where_our_kernels_cannot_be_built_llama_cpp_runs_the_file_and_that_is_said(
+    quantised: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sprinter.models.quantised import library
+
+    library.kernel.cache_clear()
+    with monkeypatch.context() as bare:
+        bare.setattr(library, "_compiler", list)
+        chosen = choose_runner(quantised, None, {})
+        assert chosen.options == {} and "need a C++ compiler" in str(chosen.reason), chosen
+    assert choose_runner(quantised, None, {}).options == RIVALS[OURS]  # builds them
+    library.kernel.cache_clear()
+    monkeypatch.setattr(library, "_compiler", list)  # they are built: no compiler is needed
+    assert choose_runner(quantised, None, {}).options == RIVALS[OURS]
+
+
+def test_an_architecture_that_our_kernels_do_not_know_is_left_to_llama_cpp(
+    quantised: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sprinter.models.gguf import config
+
+    monkeypatch.setattr(config, "FAMILIES", {})
+    chosen = choose_runner(quantised, None, {})
+    assert chosen.options == {} and "its architecture is llama" in str(chosen.reason)
+
+
+def test_our_kernels_need_no_llama_cpp(quantised: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from sprinter.models.gguf import dequantise
+    from sprinter.models.gguf.load import EOS_KEY
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)  # cannot be imported
+    monkeypatch.setattr(dequantise, "find_spec", lambda name: None)
+    pair = sprinter.load_pair(quantised)
+    assert pair.models.target.quantised == "gguf" and "our kernels" in str(pair.runner_reason)
+    assert len(pair.generate([1, 2], max_new_tokens=4).tokens) == 4
+    head = dequantise.gguf_head(quantised)
+    words = ["a", "<|im_end|>", "<|file_sep|>", "<PAD>", "b"]
+    monkeypatch.setitem(head.metadata, "tokenizer.ggml.tokens", words)
+    for key in (EOS_KEY, "tokenizer.ggml.eos_token_id"):
+        monkeypatch.delitem(head.metadata, key, raising=False)
+    assert dequantise._spelled_eos_ids(head) == (1, 2, 3)
+    monkeypatch.setitem(head.metadata, "tokenizer.ggml.eos_token_id", 4)
+    assert dequantise._spelled_eos_ids(head) == (1, 2, 3, 4)
 
 
 def test_a_pair_is_loaded_as_a_probe_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +225,7 @@ def test_a_mixed_pair_is_loaded_as_a_probe_has_found(files: tuple[Path, Path], t
         made.append(converted(tmp_path / name, "q8_0"))
     for name, (own, other, options) in MIXED.items():
         keep_fastest(*made, {}, name)
-        assert fastest_options(*made, {}) == options
+        assert choose_runner(*made, {}).options == options
         pair = sprinter.load_pair(*made)
         assert pair.models.draft is not None and rival_of(pair.models) == name
         ours = [model.quantised == "gguf" for model in (pair.models.target, pair.models.draft)]

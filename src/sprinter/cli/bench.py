@@ -180,7 +180,7 @@ def run(
     from sprinter.bench.run import Extras, run_bench
     from sprinter.bench.settings import BenchSettings
     from sprinter.bench.suites import load_suite
-    from sprinter.engine.runners import fastest_options
+    from sprinter.engine.runners import choose_runner
 
     if not suite:
         raise UserError(
@@ -194,7 +194,9 @@ def run(
         loading.runner == "auto"
         and loading.target is not None
         and loading.target.endswith(".gguf")
-        and not fastest_options(loading.target, loading.draft, loading.arguments())  # nor run by PyTorch
+        and not choose_runner(
+            loading.target, loading.draft, loading.arguments()
+        ).options  # nor run by PyTorch
     )
     tuned = () if loading.profile is None else ("auto",)
     arms = parse_arms(arm or (*tuned, *_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))

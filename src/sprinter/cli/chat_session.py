@@ -228,7 +228,7 @@ def meter_line(stats: Stats, out: Generation) -> str:
     if stats.budget is not None:
         drift += f" of {stats.budget:g}"
     return (
-        f"{stats.new_tokens} token{'' if stats.new_tokens == 1 else 's'}, {stats.tokens_per_s:.1f}/s, {calls}, "
+        f"{stats.new_tokens} token{'' if stats.new_tokens == 1 else 's'}, {stats.speed}, {calls}, "
         f"drift {drift}, coverage {stats.drift_coverage:.0%}, {'lossless' if stats.lossless else 'lossy'}; "
         f"prompt {out.prompt_tokens} tokens ({stats.cached_tokens} reused), prefill {stats.prefill_s:.2f} s"
     )

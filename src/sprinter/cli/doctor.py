@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -119,9 +118,9 @@ def _checks(loading: Loading) -> Iterator[Finding]:
 
 def _loaded(loading: Loading) -> Pair:
     """The pair in float32 where no dtype was asked for; GGUF files in the way that a probe has found to be fastest."""
-    from sprinter.engine.runners import fastest_options
+    from sprinter.engine.runners import choose_runner
 
-    probed = loading.target and fastest_options(loading.target, loading.draft, loading.arguments())
+    probed = loading.target and choose_runner(loading.target, loading.draft, loading.arguments()).options
     return load(loading, **({} if loading.runner == "auto" and probed else {"dtype": "float32"}))
 
 
@@ -158,22 +157,14 @@ def _devices() -> Found:
 
 
 def _threads() -> Found:
-    import torch
+    from sprinter.models.devices import find_threads
 
-    count = getattr(os, "sched_getaffinity", None)
-    cores = len(count(0)) if count else os.cpu_count() or 1
-    threads = torch.get_num_threads()
+    found = find_threads()
     detail = (
-        f"torch uses {threads} thread{'s' * (threads != 1)}, {cores} core{'s' * (cores != 1)} may be used"
+        f"{found.now} thread{'s' * (found.now != 1)}, {found.cores} core{'s' * (found.cores != 1)} may be used, others "
+        f"keep {found.busy:.1f} of them busy"
     )
-    if threads > cores:
-        return "warn", f"{detail}: set OMP_NUM_THREADS={cores}, or threads will wait for each other"
-    if hasattr(os, "getloadavg") and (load_now := os.getloadavg()[0]) > cores and threads > 1:
-        return (
-            "warn",
-            f"{detail}; others keep them busy (load {load_now:.1f}): OMP_NUM_THREADS=1 may be faster meanwhile",
-        )
-    return "ok", detail
+    return ("ok", detail) if found.warning is None else ("warn", f"{detail}: {found.warning}")
 
 
 def _cpu() -> Found:
@@ -237,14 +228,14 @@ def _on_disk(directory: Path) -> str:
 
 
 def _runner(pair: Pair, which: str) -> Found:
-    from sprinter.models.choose import runner_kind
+    from sprinter.models.choose import exactness, runner_kind
 
     model = pair.models.target if which == "target" else pair.models.draft
     if model is None:
         return "warn", "no draft: only autoregressive decoding is possible"
     kind, reason = runner_kind(model.model)
     name = getattr(model.model, "architecture", type(model.model).__name__)
-    return "ok", f"{name}: {kind} runner ({reason}){_dequantised(model)}"
+    return "ok", f"{name}: {kind} runner ({reason}){_dequantised(model)}; exact {exactness(model.model)}"
 
 
 def _dequantised(model: LoadedModel) -> str:

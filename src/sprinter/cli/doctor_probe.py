@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,7 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
     if fastest is not None and not isinstance(best := runners[fastest], str):
         times = best
     methods = _methods(pair, recording, times, beta, asked.max_drift, sampling, progress)
+    choice = _recommended(methods)
     progress.close()
     return {
         "target": pair.models.target.id,
@@ -102,7 +104,37 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
         "kept": kept,
         "max_drift": asked.max_drift,
         "methods": methods,
+        "recommended": {"method": choice["method"], "command": _command(loading, choice, fastest, kept)},
     }
+
+
+def _recommended(methods: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The default, unless another exact method is expected to be faster by more than a probe can tell apart."""
+    default = next(row for row in methods if row["default"])
+    best = max((row for row in methods if row["lossless"]), key=lambda row: float(row["speed_up"]))
+    return best if best["speed_up"] > PAYS * default["speed_up"] else default
+
+
+def _command(loading: Loading, best: Mapping[str, Any], fastest: str | None, kept: bool) -> str:
+    """The command that generates in the recommended way; plain decoding needs no draft.
+
+    Args:
+        fastest, kept: the fastest runner, and whether ``--runner auto`` takes it.
+    """
+    from sprinter.engine.runners import MIXED, RIVALS
+
+    given = loading.given()
+    if fastest is not None and not kept:
+        given |= MIXED[fastest][2] if fastest in MIXED else RIVALS[fastest]
+    if best["method"] == "autoregressive":
+        given = {name: value for name, value in given.items() if not name.startswith("draft")}
+    words = ["sprinter", "generate", "PROMPT"]
+    for name, value in given.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
+    if not best["default"]:
+        words += ["--method", best["method"]]
+    return shlex.join(words)
 
 
 def _sizes(file: Path, texts: ProbeTexts) -> dict[str, Any]:
@@ -123,9 +155,14 @@ def _methods(
     progress: ProgressLine,
 ) -> list[dict[str, Any]]:
     """The fastest setting of each method with a drift of at most ``max_drift``."""
+    from sprinter.decode.costs import PassCosts
     from sprinter.decode.spec import parse_method
+    from sprinter.engine.parts import drafts_by_default
     from sprinter.theory.replay import replay
 
+    draft = ((1, times.draft_s), (2, times.draft_s))
+    drafts = drafts_by_default(PassCosts(tuple(sorted(times.target_s.items())), draft))
+    default = "auto" if drafts else "autoregressive"
     gamma, _ = _best_gamma(beta, times)
     tried = {"autoregressive": ["autoregressive"], "speculative": [f"speculative(gamma={gamma})"]}
     tried["block"] = [f"block(gamma={gamma})"]
@@ -134,12 +171,13 @@ def _methods(
         if name != "sprinter" or pair.gate is not None:
             tried[name] = [spec.format(value) for value in values]
     rows, done = [], 0
-    for specs in tried.values():
+    for name, specs in tried.items():
         found: list[dict[str, Any]] = []
         for spec in specs:
             method = parse_method(spec)
             run = replay(recording, method)
-            found.append(_row(spec, method.lossless(sampling.greedy), run, times))
+            row = _row(spec, method.lossless(sampling.greedy), run, times)
+            found.append({**row, "default": name == default})
             done += 1
             progress("replaying methods", done, sum(map(len, tried.values())))
         fit = [row for row in found if row["lossless"] or row["mean_drift"] <= max_drift]
@@ -205,6 +243,7 @@ def show_probe(found: Mapping[str, Any]) -> None:
     if (fastest := found["fastest_runner"]) is not None:
         later = " --runner auto takes it for these files from now on." if found["kept"] else ""
         page.print(f"Fastest here: runner {fastest}.{later}")
+    page.print(f"Recommended: {found['recommended']['command']}", markup=False, soft_wrap=True)
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
@@ -259,7 +298,8 @@ def _method_table(methods: Sequence[Mapping[str, Any]], max_drift: float) -> Tab
     )
     for row in methods:
         table.add_row(
-            row["method"], f"{row['speed_up']:.2f}x", f"{row['tokens_per_s']:.1f}", f"{row['target_calls']:.2f}",
+            row["method"] + " (default)" * row["default"],
+            f"{row['speed_up']:.2f}x", f"{row['tokens_per_s']:.1f}", f"{row['target_calls']:.2f}",
             f"{row['draft_steps']:.2f}", "0 (exact)" if row["lossless"] else f"{row['mean_drift']:.3f}",
             "-" if row["method"] == "autoregressive" else "yes" if row["pays"] else "no",
         )  # fmt: skip

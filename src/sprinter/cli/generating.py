@@ -45,11 +45,11 @@ _TYPES: dict[str, Any] = {
 }
 _SHOWN: dict[str, dict[str, Any]] = {
     "method": {
-        "show_default": "exact: speculative, or autoregressive without a draft",
+        "show_default": "exact: auto, or autoregressive without a draft",
         "autocompletion": complete_method,
     },
     "budget": {"show_default": "what the method says"},
-    "never_slower": {"show_default": "with method auto"},
+    "never_slower": {"show_default": "without a method, and with auto"},
     "stop": {"show_default": False},
     "stop_token_ids": {"show_default": False},
     "logit_bias": {"show_default": False, "metavar": "ID=NUMBER"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
@@ -100,7 +101,10 @@ def load(loading: Loading, **defaults: Any) -> Pair:
     quiet_libraries()
     from sprinter import load_pair
 
-    return load_pair(**{**defaults, **loading.arguments()})
+    pair = load_pair(**{**defaults, **loading.arguments()})
+    if pair.runner_reason is not None:
+        logging.getLogger("sprinter").warning("runner: %s", pair.runner_reason)
+    return pair
 
 
 def check_models(method: Method | Literal["auto"] | None, loading: Loading) -> None:

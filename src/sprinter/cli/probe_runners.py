@@ -41,9 +41,10 @@ def compare_runners(
     Returns:
         Times by runner, those of mixed pairs put together from them, or why it cannot serve the pair; the fastest one;
         and whether that is kept for later. None of these where there is no choice.
-        llama.cpp, which runs GGUF files otherwise, is left only for a runner that is faster by ``MARGIN``.
+        Our kernels, which run GGUF files otherwise where they can, are left only for a runner that is faster by
+        ``MARGIN``.
     """
-    from sprinter.engine.runners import MIXED, RIVALS, USUAL, keep_fastest, rival_of
+    from sprinter.engine.runners import MIXED, OURS, RIVALS, USUAL, keep_fastest, rival_of
     from sprinter.theory.passes import PassTimes, measure_passes
 
     own = rival_of(pair.models)
@@ -77,7 +78,8 @@ def compare_runners(
         if of_target in timed and of_draft in timed:
             found[name] = PassTimes(timed[of_target].target_s, timed[of_draft].draft_s)
     timed = {name: one for name, one in found.items() if not isinstance(one, str)}
-    seconds = {name: token_s(one) * (1 if name == USUAL else MARGIN) for name, one in timed.items()}
+    usual = OURS if OURS in timed else USUAL
+    seconds = {name: token_s(one) * (1 if name == usual else MARGIN) for name, one in timed.items()}
     fastest = min(seconds, key=seconds.__getitem__)
     try:
         keep_fastest(loading.target, loading.draft, loading.arguments(), fastest)

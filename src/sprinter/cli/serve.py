@@ -51,7 +51,7 @@ def serve(
     never_slower: Annotated[
         bool,
         typer.Option(
-            help="Stop drafting while it does not pay, in requests without method and seed.",
+            help="Stop drafting while it does not pay, in requests without a method.",
             rich_help_panel=_DECODING,
         ),
     ] = True,

@@ -272,7 +272,8 @@ class Stats:
     was at most 1/``least_ratio`` times as likely as the target to write one of them. ``changed`` and ``text_drift``:
     see ``Record.count``. ``switches``: the rounds from which on the text was written without drafting, with it again,
     and so on (``never_slower``). ``copy_switches``: those from which on it was copied from the text while it was not
-    drafted, no longer was, and so on.
+    drafted, no longer was, and so on. ``plain_token_s``: what a token of plain decoding costs on this machine, measured
+    apart; None where that is not known, or where other rows share the passes.
     """
 
     lossless: bool = False
@@ -298,6 +299,7 @@ class Stats:
     spent_drift: float = 0.0  # with a budget: drift of the text
     switches: list[int] = field(default_factory=list)
     copy_switches: list[int] = field(default_factory=list)
+    plain_token_s: float | None = None
     wall_s: float = 0.0
     prefill_s: float = 0.0
     draft_s: float = 0.0
@@ -346,6 +348,20 @@ class Stats:
         return max(0.0, self.wall_s - timed)
 
     @property
+    def estimated_speed_up(self) -> float | None:
+        """Estimate of the speed over plain decoding, prefill and closing passes apart; None: ``plain_token_s`` is."""
+        seconds = self.wall_s - self.prefill_s - self.closing_s
+        if self.plain_token_s is None or not self.new_tokens or seconds <= 0:
+            return None
+        return self.new_tokens * self.plain_token_s / seconds
+
+    @property
+    def speed(self) -> str:
+        """Tokens per second, and where it is known the estimated speed over plain decoding."""
+        ratio = self.estimated_speed_up
+        return f"{self.tokens_per_s:.1f}/s" + ("" if ratio is None else f" (est. {ratio:.1f}x plain)")
+
+    @property
     def summary(self) -> str:
         """Speed, target calls and drift in one line."""
         plural = "" if self.new_tokens == 1 else "s"
@@ -363,7 +379,7 @@ class Stats:
             drift += f", drafting {'stopped' if rests else 'resumed'} in round {self.switches[-1]}"
             drift += ", copies instead" if rests and len(self.copy_switches) % 2 else ""
         label = "lossless" if self.lossless else "lossy"
-        count = f"{self.new_tokens} token{plural}, {self.tokens_per_s:.1f}/s"
+        count = f"{self.new_tokens} token{plural}, {self.speed}"
         return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"
 
     def __repr__(self) -> str:

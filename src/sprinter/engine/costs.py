@@ -33,6 +33,7 @@ from sprinter.models import capture, quantised, runners
 from sprinter.models.cachedir import cache_dir, make_cache_dir, read_kept, write_kept
 from sprinter.models.capture.marks import hash_file
 from sprinter.models.choose import runner_kind
+from sprinter.models.devices import find_threads
 from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
@@ -42,7 +43,8 @@ from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
 __all__ = [
-    "borrow", "draft_job", "head_costs", "pass_costs", "read_prompts", "run_interleaved", "shared_costs", "target_job",
+    "borrow", "draft_job", "head_costs", "kept_costs", "pass_costs", "read_prompts", "run_interleaved",
+    "shared_costs", "target_job",
 ]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
@@ -52,11 +54,13 @@ _FOLDER = "costs"  # of the cache directory
 _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
 _SHARED = (4, 16)  # rows of passes over one token of each
-_REPEATS = 3  # of each, after a warm-up; the least counts: other work only adds
+_REPEATS = 2  # of each, after a warm-up; the least counts: other work only adds
 _STEADY = 0.02  # repeats go on until no least falls by this share any more,
-_LONGEST_S = 4.0  # or for so many seconds
-_LONG = 0.02  # seconds of a target pass beside which the host's part needs no exact measure
-_HOST_TOKENS, _HOST_REPEATS = 32, 5
+_LONGEST_S = 1.0  # or for so many seconds: a first text waits for them
+_LONG = 0.02  # seconds of a target pass that is long: then the longest passes are not timed, nor what the host does
+_LONG_TARGET, _LONG_DRAFT = 16, 8  # tokens of the longest passes that are timed then
+_LONG_HOST = (0.0003, 0.0002, 0.0003)  # what the host does beside long passes, where it does not matter
+_HOST_TOKENS, _HOST_REPEATS = 32, 2
 
 
 def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
@@ -69,12 +73,19 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
         SprinterError: a model fails.
     """
 
-    def read(kept: Mapping[str, Any]) -> PassCosts:
-        target, draft = (tuple((int(n), float(s)) for n, s in kept[name]) for name in ("target", "draft"))
-        round, step, learned = map(float, kept["host"])
-        return PassCosts(target, draft, host=(round, step, learned))
+    return _once(pair, described, "", _read_costs, lambda: _measure(pair), ("target", "draft", "host"))
 
-    return _once(pair, described, "", read, lambda: _measure(pair), ("target", "draft", "host"))
+
+def kept_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts | None:
+    """``pass_costs`` if they are known; None: they would have to be measured."""
+    name = _file(pair, described, "")
+    return None if name is None else _read(name, _read_costs)
+
+
+def _read_costs(kept: Mapping[str, Any]) -> PassCosts:
+    target, draft = (tuple((int(n), float(s)) for n, s in kept[name]) for name in ("target", "draft"))
+    round, step, learned = map(float, kept["host"])
+    return PassCosts(target, draft, host=(round, step, learned))
 
 
 def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCosts) -> PassCosts:
@@ -111,17 +122,16 @@ def _once(
     parts: Sequence[str],
 ) -> PassCosts:
     """Costs that were kept, or are measured and kept now."""
-    models = {name: described[name] for name in ("target", "draft")}
-    named = all(one is None or _is_named(one) for one in models.values())
-    name = f"{_key(pair, models)}{which}.json" if named else None
+    name = _file(pair, described, which)
     if name is not None and (known := _read(name, read)) is not None:
         return known
     with _turn():
         if name is not None and (known := _read(name, read)) is not None:
             return known
         _LOG.info("measuring what forward passes of this pair cost here (once)")
+        disturbed = find_threads().disturbed
         costs = measure()
-        if name is not None:
+        if name is not None and not disturbed:  # else they are measured again next time
             _keep(name, {part: getattr(costs, part) for part in parts})
     return costs
 
@@ -139,6 +149,13 @@ def _turn() -> Iterator[None]:
         except (OSError, UserError, RuntimeError) as error:  # no home, or no locks on this file system
             _LOG.debug("other processes may measure at the same time: %s", error)
         yield
+
+
+def _file(pair: LoadedPair, described: Mapping[str, Any], which: str) -> str | None:
+    """Name of the file that keeps costs; None for models that were given as objects."""
+    models = {name: described[name] for name in ("target", "draft")}
+    named = all(one is None or _is_named(one) for one in models.values())
+    return f"{_key(pair, models)}{which}.json" if named else None
 
 
 def _is_named(model: Mapping[str, Any]) -> bool:
@@ -233,13 +250,14 @@ def _measure(pair: LoadedPair) -> PassCosts:
     context = max(1, min(_CONTEXT, room - longest))
     models = borrow(pair, min(room, context + longest))
     ids = read_prompts(models, context, min(longest, room - context))
+    long = min(run_interleaved(models, {1: target_job(ids, context, 1)}, 2)[1]) > _LONG
     jobs: dict[
         tuple[str, int], Job
     ] = {}  # short ones first: what follows a long pass is slower than it is in a text
     for n in sorted({*_TARGET, *_DRAFT}):
-        if pair.draft and n in _DRAFT and context + n < room:
+        if pair.draft and n in _DRAFT and context + n < room and not (long and n > _LONG_DRAFT):
             jobs["draft", n] = draft_job(ids, context, n)
-        if n in _TARGET and context + n <= room:
+        if n in _TARGET and context + n <= room and not (long and n > _LONG_TARGET):
             jobs["target", n] = target_job(ids, context, n)
     seconds = _least(models, jobs)
     found: dict[str, list[tuple[int, float]]] = {"target": [], "draft": []}
@@ -249,10 +267,10 @@ def _measure(pair: LoadedPair) -> PassCosts:
     for points in found.values():
         if len(points) == 1:  # a context of a few tokens
             points.append((2, points[0][1]))
-    long = found["target"][0][1] > _LONG
-    tokens, repeats = (_HOST_TOKENS // 2, 1) if long else (_HOST_TOKENS, _HOST_REPEATS)
-    tokens = min(tokens, room)
-    host = host_costs(borrow(pair, tokens), tokens, repeats) if tokens > 8 else (0.0, 0.0, 0.0)
+    tokens = min(_HOST_TOKENS, room)
+    host = (0.0, 0.0, 0.0)
+    if tokens > 8:
+        host = _LONG_HOST if long else host_costs(borrow(pair, tokens), tokens, _HOST_REPEATS)
     return PassCosts(tuple(found["target"]), tuple(found["draft"]), host=host)
 
 
@@ -325,20 +343,31 @@ def run_interleaved(
 ) -> dict[Any, list[float]]:
     """Seconds of each job, or of jobs in one pass, in each repeat; a first one, the warm-up, is left out.
 
+    A pass over one token of each row is timed after another such pass, as in plain decoding, all others after passes of
+    another length, as where drafts differ in length: llama.cpp builds its graph anew after a pass of another length.
+
     Raises:
         SprinterError: a job fails.
     """
     times: dict[Any, list[float]] = {what: [] for what in jobs}
     with torch.inference_mode():
         for repeat in range(repeats + 1):
-            again = next(iter(jobs.items()))  # behind the last job, which may be a long pass
-            for i, (what, job) in enumerate([again, *jobs.items()]):
-                began = time.perf_counter()
-                for done in models.run(job if isinstance(job, Sequence) else [job]):
-                    if isinstance(done, SprinterError):
-                        raise done
-                if repeat and i:
-                    times[what].append(time.perf_counter() - began)
+            for what, job in jobs.items():
+                together = job if isinstance(job, Sequence) else [job]
+                for timed in (False, True) if all(map(_reads_one, together)) else (True,):
+                    began = time.perf_counter()
+                    for done in models.run(together):
+                        if isinstance(done, SprinterError):
+                            raise done
+                    if repeat and timed:
+                        times[what].append(time.perf_counter() - began)
             if progress is not None:
                 progress(repeat, repeats)
     return times
+
+
+def _reads_one(job: Job) -> bool:
+    """Whether a job reads one token of its row."""
+    if isinstance(job, TargetJob):
+        return len(job.row.feed.tokens) == 1
+    return isinstance(job, DraftJob) and len(job.row.tokens) == 1

@@ -85,6 +85,7 @@ class Generation:
             "logprobs": self._logprobs(),
             "method": self.method,
             "lossless": stats.lossless,
+            "exactness": (self.models.get("target") or {}).get("exactness"),
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.prompt_tokens,
             "accept_lengths": self.accept_lengths,
@@ -132,6 +133,7 @@ def stats_dict(stats: Stats) -> dict[str, Any]:
         "tokens_per_target_call": stats.tokens_per_target_call,
         "wall_s": stats.wall_s,
         "tokens_per_s": stats.tokens_per_s,
+        "estimated_speed_up": stats.estimated_speed_up,
         "times": {
             "prefill_s": stats.prefill_s,
             "draft_s": stats.draft_s,

@@ -287,8 +287,9 @@ class GenerationOptions:
     """
 
     method: Method | None = _option(
-        None, _method, "a spec such as \"sprinter(tau=0.6)\" or a Method; None: the pair's ``default_method``, exact, "
-        "or what its profile has within ``budget``.", help="For example auto or sprinter(tau=0.6): see 'methods'.",
+        None, _method, "a spec such as \"sprinter(tau=0.6)\" or a Method; None: the pair's ``default_method``, exact "
+        "and never slower than plain decoding, or what its profile has within ``budget``.",
+        help="For example auto or sprinter(tau=0.6): see 'methods'.",
     )  # fmt: skip
     max_new_tokens: int | None = _option(
         64, _limit, "exact limit of new tokens; None: to the end of the models' context, or of the engine's row.",
@@ -369,8 +370,8 @@ class GenerationOptions:
     )  # fmt: skip
     never_slower: bool | None = _option(
         None, _maybe, "stop drafting while the method costs more time than plain decoding would; "
-        'None: only where the method is "auto". Which rounds draft, and how long the drafts of "auto" are, then '
-        "depends on what passes cost on this machine, and on how many rows share them.",
+        'None: only where the method is "auto" or none is named. Which rounds draft, and how long the drafts of "auto" '
+        "are, then depends on what passes cost on this machine, and on how many rows share them.",
         help="Stop drafting while the method is slower than plain decoding.",
     )  # fmt: skip
     switches: tuple[int, ...] | None = _option(

@@ -20,7 +20,7 @@ from sprinter.engine.policy import Policy
 from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.profile import Profile, read_profile
 from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
-from sprinter.engine.runners import fastest_options
+from sprinter.engine.runners import choose_runner
 from sprinter.engine.stream import Stream
 from sprinter.engine.task import Task
 from sprinter.errors import UserError
@@ -31,6 +31,7 @@ from sprinter.heads.load import load_any_head
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.convert import for_runner
 from sprinter.models.cut import check_cut, keeping, kept_tokens, some_rows
+from sprinter.models.devices import choose_threads
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 from sprinter.models.quantised.layers import is_quantised
@@ -90,10 +91,13 @@ def load_pair(
         heads = heads or builtin_heads()
     if isinstance(heads, str | Path | Head | TokenHeads):
         raise UserError(f"heads={heads!r} is one head: give a list, heads=[...]")
+    choose_threads()
     tuned = None if profile is None else read_profile(profile)
     cache = PrefixCache(prefix_cache_bytes, prefix_reuse)
+    reason = None
     if runner == "auto" and draft_runner is None:
-        options |= fastest_options(target, draft, options)
+        chosen, reason = choose_runner(target, draft, options)
+        options |= chosen
         runner, draft_runner = options.pop("runner", runner), options.pop("draft_runner", None)
     target, draft, options = for_runner(runner, target, draft, options, draft_runner)
     # Without a draft model it is that of heads.
@@ -105,11 +109,16 @@ def load_pair(
     )  # before the models, which may take minutes
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]
     models = load_models(target, draft, **options)
-    return Pair(models, loaded, others, cache, tuned, words)
+    pair = Pair(models, loaded, others, cache, tuned, words)
+    pair.runner_reason = reason
+    return pair
 
 
 class Pair:
     """Two models, a tokenizer and optionally heads, ready to generate. Created by ``load_pair``.
+
+    Attributes:
+        runner_reason: which runner ``runner="auto"`` has chosen for GGUF files, and why; None: nothing was chosen.
 
     Args:
         prefix_cache: what is kept of texts for later ones.
@@ -131,6 +140,7 @@ class Pair:
         draft_vocabulary: int | str | Path | Sequence[int] | None = None,
     ) -> None:
         self.models, self.tokenizer = models, models.tokenizer
+        self.runner_reason: str | None = None
         self.heads: dict[str, Head] = {}
         self.drafting: TokenHeads | None = None
         for head in heads if gate is None else (gate, *heads):
@@ -215,8 +225,12 @@ class Pair:
 
     @property
     def default_method(self) -> str:
-        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, ``heads``
-        with heads that draft, else ``autoregressive``."""
+        """The method if none is given, lossless: the profile's fastest, else ``auto`` with a draft, ``heads`` with
+        heads that draft, else ``autoregressive``.
+
+        It is never slower than plain decoding: it drafts only while that pays, and not at all where by the costs of
+        passes (``pass_costs``) no draft could pay.
+        """
         return self._parts.default_method
 
     @property

@@ -12,7 +12,7 @@ from sprinter.decode.costs import STEP, PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method, spell, with_values
 from sprinter.engine.captured import captured_steps, compile_for_prompts
-from sprinter.engine.costs import head_costs, pass_costs, shared_costs
+from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
 from sprinter.engine.ending import special_ids
 from sprinter.engine.jobs import Costs, Models
 from sprinter.engine.options import GenerationOptions
@@ -27,7 +27,16 @@ from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "drafts_by_default"]
+
+# A draft is used by default if it would pay so much where the target keeps so many of its tokens: what it gains there
+# must outweigh what is lost in texts on which the two models agree less.
+_KEPT, _PAYS = 0.8, 1.1
+
+
+def drafts_by_default(costs: PassCosts) -> bool:
+    """Whether a text whose request names no method is drafted: else no draft would pay, and it is decoded plainly."""
+    return costs.speed_up(_KEPT) >= _PAYS
 
 
 class Parts:
@@ -64,13 +73,24 @@ class Parts:
 
     @property
     def default_method(self) -> str:
-        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, ``heads``
-        with heads that draft, else ``autoregressive``."""
+        """The method if none is given, lossless: the profile's fastest, else ``auto`` with a draft, ``heads`` with
+        heads that draft, else ``autoregressive``. The last two draft only while that pays."""
         if self.profile is not None:
             return self.profile.fastest(None).spec
         if self.models.draft is not None:
-            return "speculative"
+            return "auto"
         return "autoregressive" if self.drafting is None else "heads"
+
+    def _default(self, rows: int) -> Method:
+        """``default_method``, and plain decoding where by the costs of passes no draft could pay.
+
+        Args:
+            rows: that share passes.
+        """
+        method = parse_method(self.default_method)
+        if is_auto(method) and not drafts_by_default(self.costs_of(method, rows).for_rows(rows)):
+            return parse_method("autoregressive")
+        return method
 
     def tuned_for(self, options: GenerationOptions) -> TunedSetting | None:
         """The profile's setting that a request takes; None: its method does not come from a profile."""
@@ -89,7 +109,10 @@ class Parts:
         tuned = self.tuned_for(options)
         if tuned is not None:
             return self.settle(tuned.within(_budget_of(options), options.sampling.greedy))
-        asked = parse_method(self.default_method) if options.method is None else options.method
+        if options.method is None:  # exact, whatever the budget
+            shared = 1 if options.never_slower is False else rows
+            return self.settle(self._default(shared), shared)
+        asked = options.method
         budget = _budget_of(options) if is_auto(asked) else options.budget
         shares = is_auto(asked) and options.never_slower is not False
         if is_auto(asked) and self.models.draft is None:
@@ -112,6 +135,16 @@ class Parts:
     def pass_costs(self) -> PassCosts:
         """What forward passes of the pair cost on this machine, see ``engine.costs``."""
         return pass_costs(self.models, self.described)
+
+    @property
+    def plain_token_s(self) -> float | None:
+        """Seconds of a token of plain decoding; None: they have not been measured."""
+        costs = self.__dict__.get("pass_costs") or self._kept_costs
+        return None if costs is None else costs.target_s(1) + costs.host[0]
+
+    @cached_property
+    def _kept_costs(self) -> PassCosts | None:
+        return kept_costs(self.models, self.described)
 
     @cached_property
     def shared_costs(self) -> PassCosts:

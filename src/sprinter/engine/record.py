@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from sprinter.fingerprint import ids_name
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
-from sprinter.models.choose import runner_kind
+from sprinter.models.choose import exactness, runner_kind
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.models.quantised.layers import is_quantised
@@ -104,6 +104,7 @@ def _model(model: LoadedModel) -> dict[str, Any]:
         **({} if model.words is None else {"draft_vocabulary": model.words}),
         "device": str(model.model.device),
         "runner": runner_kind(model.model)[0],
+        "exactness": exactness(model.model),
         "compile": model.compile,
         **_loading(model.model),
     }

@@ -1,13 +1,14 @@
-"""Which runner serves a pair of GGUF files fastest on this machine: what a probe found, for ``runner="auto"``."""
+"""Which runner serves GGUF files with ``runner="auto"``: the fastest that a probe has found, else our kernels."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,15 +16,16 @@ from sprinter.engine.record import cpu_name, versions
 from sprinter.errors import UserError
 from sprinter.models.cachedir import cache_dir, read_kept, write_kept
 from sprinter.models.devices import device_of
+from sprinter.models.gguf.dequantise import why_not_as_stored
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.models.quantised.quantise import GGUF
 from sprinter.models.source import Source, find
 
-__all__ = ["MIXED", "OURS", "RIVALS", "USUAL", "fastest_options", "keep_fastest", "rival_of"]
+__all__ = ["MIXED", "OURS", "RIVALS", "USUAL", "RunnerChoice", "choose_runner", "keep_fastest", "rival_of"]
 
 USUAL = "llamacpp"
-"""The way in which GGUF files run unless a probe has found another to be faster."""
+"""The way in which GGUF files run where our kernels cannot."""
 OURS = "torch, dtype gguf"
 """Their own blocks through ``models.quantised``."""
 RIVALS: Mapping[str, Mapping[str, Any]] = {
@@ -71,45 +73,70 @@ def keep_fastest(target: Source, draft: Source | None, options: Mapping[str, Any
     Raises:
         UserError: a model is no GGUF file, or the cache directory cannot be written.
     """
-    key = _key(target, draft, options)
-    if key is None:
+    files = _files_of(target, draft, options)
+    if files is None:
         raise UserError("only pairs of GGUF files have several runners: give two as target and draft")
     try:
-        write_kept(_FOLDER, key, json.dumps({"fastest": name}))
+        write_kept(_FOLDER, _key(files), json.dumps({"fastest": name}))
     except OSError as error:
         raise UserError(
             f"cannot write into '{cache_dir()}' ({error.strerror}): make room, and probe again"
         ) from error
 
 
-def fastest_options(target: Source, draft: Source | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``runner="auto"`` stands for: options of the fastest way if a probe has found it, else none.
+class RunnerChoice(NamedTuple):
+    """What ``runner="auto"`` stands for.
 
-    Options that were given are never replaced: a dtype or a device settles the runner. A choice that cannot be read is
-    none, and is logged.
+    Attributes:
+        options: of ``load_pair``. reason: which runner was chosen for GGUF files, and why; None: nothing was chosen.
+    """
+
+    options: Mapping[str, Any]
+    reason: str | None
+
+
+def choose_runner(target: Source, draft: Source | None, options: Mapping[str, Any]) -> RunnerChoice:
+    """The runner of GGUF files: the fastest one if a probe has found it, else on a CPU our kernels where they can be
+    built and know the files, else llama.cpp.
+
+    Options that were given are never replaced: a dtype or a device settles the runner. What a probe has found and
+    cannot be read counts as nothing, and is logged.
 
     Raises:
         UserError: a model is not found.
     """
-    asked = [options.get(name) for name in _SETTLING]
-    if not str(target).endswith(".gguf") or any(one not in (None, "auto") for one in asked):
-        return {}
-    if options.get("compile") or device_of("auto").type != "cpu" or not _probed():
-        return {}
-    key = _key(target, draft, options)
-    if key is None:
-        return {}
+    if not str(target).endswith(".gguf"):
+        return RunnerChoice({}, None)
+    asked = [name for name in (*_SETTLING, "compile") if options.get(name) not in (None, "auto", False)]
+    if asked:
+        return RunnerChoice({}, None)  # the user has chosen
+    if device_of("auto").type != "cpu":
+        return RunnerChoice({}, "llama.cpp: our kernels for GGUF files are for CPUs")
+    files = _files_of(target, draft, options)
+    if files is None:
+        return RunnerChoice({}, "llama.cpp: the draft is not a GGUF file")
+    if (found := _found(target, files)) is not None:
+        return found
+    why = next(filter(None, map(why_not_as_stored, files)), None)
+    if why is not None:
+        return RunnerChoice({}, f"llama.cpp: {why}")
+    return RunnerChoice(RIVALS[OURS], "our kernels, the default where they can be built")
+
+
+def _found(target: Source, files: Sequence[Path]) -> RunnerChoice | None:
+    """What a probe has found for these files; None: there was none, or it cannot be read."""
     try:
-        text = read_kept(_FOLDER, key)
-        name = USUAL if text is None else json.loads(text)["fastest"]
-        if name == USUAL:
-            return {}
-        return dict(MIXED[name][2] if name in MIXED else RIVALS[name])
+        text = read_kept(_FOLDER, _key(files)) if _probed() else None
+        if text is None:
+            return None
+        name = json.loads(text)["fastest"]
+        found = {} if name == USUAL else MIXED[name][2] if name in MIXED else RIVALS[name]
+        return RunnerChoice(found, f"{name}: the fastest in 'sprinter doctor --probe'")
     except (OSError, ValueError, KeyError, TypeError, UserError) as error:
         _LOG.warning(
             "the runner that a probe has found for %s cannot be read (%s): probe again", target, error
         )
-        return {}
+        return None
 
 
 def _probed() -> bool:
@@ -120,21 +147,23 @@ def _probed() -> bool:
         return False
 
 
-def _key(target: Source, draft: Source | None, options: Mapping[str, Any]) -> str | None:
-    """Name of the file that keeps the choice for these models; None if they are not GGUF files."""
-    sources = {"target": (target, "revision"), "draft": (draft, "draft_revision")}
+def _files_of(target: Source, draft: Source | None, options: Mapping[str, Any]) -> list[Path] | None:
+    """The GGUF files of these models; None if one of them is another model."""
     files = []
-    for which, (source, revision) in sources.items():
+    for which, source, revision in (("target", target, "revision"), ("draft", draft, "draft_revision")):
         if source is None:
             continue
-        if not str(source).endswith(".gguf"):
-            return None
-        file = find(source, which, options.get(revision)).gguf
+        file = find(source, which, options.get(revision)).gguf if str(source).endswith(".gguf") else None
         if file is None:
             return None
-        facts = file.stat()
-        files.append((file.name, facts.st_size, facts.st_mtime_ns))
-    known = {"files": files, "threads": torch.get_num_threads(), "cpu": cpu_name(), "versions": _versions()}
+        files.append(file)
+    return files
+
+
+def _key(files: Sequence[Path]) -> str:
+    """Name of the file that keeps the choice for these models."""
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    known = {"files": facts, "threads": torch.get_num_threads(), "cpu": cpu_name(), "versions": _versions()}
     return f"{hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]}.json"
 
 

@@ -82,7 +82,8 @@ class Task:
         method.check_counts(largest, "the pair's context and vocabulary have tokens")
         if options.copy_switches and options.switches is None:
             raise UserError("copy_switches= belongs to the switches= of the same record: give both")
-        auto = options.method is not None and is_auto(options.method)
+        unnamed = options.method is None and self._tuned is None
+        paced = unnamed or (options.method is not None and is_auto(options.method))
         if options.require_lossless and not method.lossless(options.sampling.greedy):
             raise UserError(
                 f"method {method.name} is lossy, and require_lossless=True refuses it: give a lossless method, such as "
@@ -101,7 +102,8 @@ class Task:
         stops = self._stops(options)
         self.request = options.replace(
             method=method, max_new_tokens=new, rules=self._rules, stop_token_ids=stops,
-            never_slower=auto or None if options.never_slower is None else options.never_slower,
+            never_slower=paced or None if options.never_slower is None else options.never_slower,
+            budget=None if unnamed else options.budget,
             chat_template_kwargs=None,  # they are in the prompt's ids now
         )  # fmt: skip
         self.length = len(self._ids) + new
@@ -118,6 +120,7 @@ class Task:
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else parts.method_for(options)
         # Of a text that was interrupted: its switches, those of copies, and its rounds.
+        self._alone = most == 1
         self._written: tuple[tuple[int, ...], tuple[int, ...], int] = ((), (), 0)
         self._paces: weakref.ref[Paced] | None = None  # it ends with the text
         self.record = self._new_record()
@@ -232,7 +235,8 @@ class Task:
     def generation(self) -> Generation:
         """A copy of the result so far, each token with its text."""
         tokens, writer = [replace(token) for token in self.record.tokens], self.writer()
-        stats = replace(self.record.count())
+        plain_s = self._parts.plain_token_s if self._alone and self._may_switch else None
+        stats = replace(self.record.count(), plain_token_s=plain_s)
         if writer is not None:
             render(tokens, writer, last=True)
         text = "".join(token.text for token in tokens)

@@ -42,6 +42,7 @@ __all__ = [
     "cache_slots",
     "capture_kind",
     "check_capture",
+    "exactness",
     "holds_leaves",
     "longest_text",
     "make_runner",
@@ -112,6 +113,18 @@ def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     longer = f"not served, for {choice.limit}" if choice.limit else "read again, into a second cache"
     switch = f"beyond {choice.switch.at:,} tokens its rotary embedding is another: longer texts are {longer}"
     return choice.kind, f"{choice.reason}; {switch}"
+
+
+def exactness(model: PreTrainedModel | GgufModel) -> str:
+    """How far exact methods keep the target's law: "to the bit", or "up to rounding" where a pass over more tokens or
+    rows rounds otherwise, so that a greedy text may differ from plain decoding's in a near tie.
+
+    Our kernels give a token the same law in every pass; in float32 and float64 passes differ by their last bits alone.
+    """
+    if isinstance(model, GgufModel):
+        return "up to rounding"
+    exact = is_joined(model) or model.dtype in (torch.float32, torch.float64)
+    return "to the bit" if exact else "up to rounding"
 
 
 def longest_text(model: PreTrainedModel | GgufModel) -> int | None:

@@ -1,12 +1,27 @@
-"""Devices and dtypes by name."""
+"""Devices and dtypes by name; the number of threads."""
 
 from __future__ import annotations
+
+import logging
+import os
+import time
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from sprinter.errors import UserError
 
-__all__ = ["device_of", "dtype_name", "dtype_of"]
+__all__ = [
+    "Threads", "busy_cores", "choose_threads", "device_of", "dtype_name", "dtype_of", "find_threads", "usable_cores",
+]  # fmt: skip
+
+_log = logging.getLogger("sprinter")
+_NAMED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables that settle the number of threads
+_SAMPLES_S = (0.1, 0.2)  # time over which the use of the cores is read; the second only if they seem busy
+_FREE = 0.5  # so much of a core may be busy for a thread of ours to find it free
+_STAT, _QUOTA = Path("/proc/stat"), Path("/sys/fs/cgroup/cpu.max")
 
 _DTYPES = {
     "float32": torch.float32,
@@ -60,3 +75,113 @@ def dtype_of(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | st
     if name not in _DTYPES:
         raise UserError(f"there is no dtype {name!r}: use auto, {', '.join(_DTYPES)}, int8, int4 or gguf")
     return _DTYPES[name]
+
+
+class Threads(NamedTuple):
+    """Threads and cores.
+
+    Attributes:
+        now: number of threads that PyTorch, our kernels and llama.cpp use. cores: number of cores that this process may
+            use, by its affinity and its cgroup. busy: of these, kept busy by other processes.
+        named: an environment variable settles the number of threads.
+    """
+
+    now: int
+    cores: int
+    busy: float
+    named: bool
+
+    @property
+    def wanted(self) -> int:
+        """Number of threads that find a free core; at least 1, at most ``now``."""
+        return max(1, min(self.now, round(self.cores - self.busy)))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether some of the threads share a core with others."""
+        return self.busy > self.cores - self.now + _FREE
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with this number of threads, which wait for each other in every pass, and what to do."""
+        if self.now > self.cores:
+            return f"{self.now} threads share {_number(self.cores)}: set OMP_NUM_THREADS={self.cores}"
+        if self.now > self.wanted:
+            return (
+                f"other processes keep {self.busy:.1f} of {_number(self.cores)} busy, and {self.now} threads wait for "
+                f"each other: OMP_NUM_THREADS={self.wanted} may be faster meanwhile"
+            )
+        return None
+
+
+def _number(cores: int) -> str:
+    return f"{cores} core{'s' * (cores != 1)}"
+
+
+def find_threads() -> Threads:
+    """The threads of this process and what is free; takes 0.1 to 0.3 s."""
+    named = any(os.environ.get(name) for name in _NAMED)
+    return Threads(torch.get_num_threads(), usable_cores(), busy_cores(), named)
+
+
+@cache  # once in a process: what the user sets afterwards stays
+def choose_threads() -> None:
+    """Use no more threads than there are free cores, unless OMP_NUM_THREADS says how many; says so in one line.
+
+    ``torch.set_num_threads`` replaces the choice afterwards.
+    """
+    if torch.get_num_threads() == 1:
+        return
+    found = find_threads()
+    if found.named:
+        if found.warning is not None:
+            _log.warning("%s", found.warning)
+    elif found.wanted < found.now:
+        torch.set_num_threads(found.wanted)
+        _log.warning(
+            "other processes keep %.1f of %s busy: %d of %d threads are used (OMP_NUM_THREADS overrides this)",
+            found.busy, _number(found.cores), found.wanted, found.now,
+        )  # fmt: skip
+
+
+def usable_cores() -> int:
+    """Number of cores that this process may use: by its affinity, and by the quota of its cgroup."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, _QUOTA.read_text(encoding="ascii").split())
+    except (OSError, ValueError):  # no cgroups, or "max"
+        return cores
+    return max(1, min(cores, quota // period))
+
+
+def busy_cores() -> float:
+    """Number of this process's cores that others keep busy now; 0.0 where the system does not tell."""
+    least = float("inf")
+    for seconds in _SAMPLES_S:
+        before, own = _used(), time.process_time()
+        time.sleep(seconds)
+        after, own = _used(), time.process_time() - own
+        used = sum(
+            (after[core][0] - busy) / max(1, after[core][1] - total)
+            for core, (busy, total) in before.items()
+            if core in after
+        )
+        least = min(least, max(0.0, used - own / seconds))
+        if least < _FREE:
+            break
+    return least
+
+
+def _used() -> dict[int, tuple[int, int]]:
+    """By core of this process, its busy and all its ticks so far; {} where the system does not tell."""
+    try:
+        lines = _STAT.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    found = {}
+    for name, *ticks in (line.split() for line in lines if line.startswith("cpu") and line[3:4].isdigit()):
+        times = [int(one) for one in ticks[:8]]  # user nice system idle iowait irq softirq steal
+        if own is None or int(name[3:]) in own:
+            found[int(name[3:])] = (sum(times) - times[3] - times[4], sum(times))
+    return found

@@ -130,16 +130,11 @@ def _options(
         "max_new_tokens": most or (None if most is None else 1),
         "require_lossless": settings.require_lossless or ours.require_lossless,
         "budget": settings.budget if ours.budget is None else ours.budget,
-        "never_slower": _never_slower(ours, settings, seed),
+        # None: where no method is named, and with auto
+        "never_slower": ours.never_slower
+        if ours.never_slower is not None or settings.never_slower
+        else False,
     }
-
-
-def _never_slower(ours: SprinterOptions, settings: ServeSettings, seed: int | None) -> bool | None:
-    """Whether drafting may stop; None: as the method has it."""
-    if ours.never_slower is not None or not settings.never_slower:
-        return bool(ours.never_slower)
-    unnamed = ours.method is None and settings.method is None
-    return True if unnamed and seed is None else None
 
 
 def _prompts(body: CompletionRequest) -> list[PromptInput]:

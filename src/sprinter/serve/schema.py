@@ -93,7 +93,7 @@ class SprinterOptions(RequestObject):
         require_lossless: refuse a method whose text does not have the target's own law.
         budget: maximum mean drift a token of the text, and of each beginning of it; None: what the method says.
         never_slower: stop drafting while it costs more time than it saves; None: where neither the request nor
-            the server names a method, and the request no seed.
+            the server names a method, and with ``auto``.
     """
 
     method: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

@@ -22,8 +22,7 @@ class ServeSettings:
         method: method of requests that name none; None: exact, the pair's default.
         budget: maximum mean drift a token of requests that name none; None: what the method says.
         require_lossless: refuse lossy methods for all requests.
-        never_slower: stop drafting while it does not pay, in requests that name neither a method nor a seed, if
-            ``method`` is None too.
+        never_slower: stop drafting while it does not pay, where neither ``method`` nor the request names a method.
         rows: maximum number of texts that are generated at the same time.
         max_len: length of a row in tokens, prompt included; None: the models' context, at most 2,048.
         memory_bytes: maximum size of the KV caches; None: 90 % of the free memory.

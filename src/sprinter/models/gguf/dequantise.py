@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, first_line
 from sprinter.fingerprint import count_as
 from sprinter.models.cut import cut_output
 from sprinter.models.gguf.config import family_of, model_config, not_here
@@ -25,12 +26,27 @@ from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
 from sprinter.models.gguf.matrices import known_words, matrices
 from sprinter.models.gguf.output_head import GgufHead, gguf_head
 from sprinter.models.gguf.tensors import HEAD, Places, Tensors
+from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.layers import Matrix
+from sprinter.models.quantised.layout import FORMATS
+from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.quantise import put_matrices
 
-__all__ = ["Dequantised", "dequantised"]
+__all__ = ["Dequantised", "dequantised", "why_not_as_stored"]
 
 _ROPE = "rope_freqs.weight"
+_END_TEXTS = frozenset(
+    {
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>",
+        "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<|end_of_text|>", "<end_of_utterance>",
+    }
+)  # fmt: skip
+_END_ROLES = {
+    "eos": (), "eot": (), "eom": (), "fim_sep": ("<|file_sep|>",),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+}  # fmt: skip
+"""Roles of tokens that end a text, as GGUF's keys name them -> their texts, where the file has no key."""
 _ends: dict[str, tuple[int, ...]] = {}
 """Hash of a vocabulary, which the files of a pair share as a rule -> the EOS ids that llama.cpp names."""
 
@@ -112,6 +128,30 @@ def dequantised(
     return Dequantised(model, _stored(gguf, head), eos_ids)
 
 
+def why_not_as_stored(path: Path) -> str | None:
+    """Why our kernels cannot run this file's blocks as they are stored (``dtype="gguf"``); None: they can.
+
+    The header decides; then the kernels are compiled if they are not on disk.
+    """
+    try:
+        head = gguf_head(path)
+        family = family_of(head, path.name)
+        if family.model_type not in TYPES:
+            return f"our kernels do not run the architecture {family.architecture}"
+        if others := sorted(head.types - FORMATS.keys()):
+            return (
+                f"{path.name} holds matrices in {', '.join(others)}, which our kernels do not read as stored"
+            )
+        factors = (
+            Tensors(gguf_package(), head, path).read(_ROPE, torch.float32) if _ROPE in head.tensors else None
+        )
+        model_config(head, (), factors)
+        kernel()
+    except (UserError, ValueError, NotImplementedError) as error:
+        return first_line(error)
+    return None
+
+
 def _weights(
     place: Places, tensors: Tensors, dtype: torch.dtype, kept: Mapping[str, Matrix]
 ) -> Iterator[tuple[str, Tensor]]:
@@ -164,8 +204,19 @@ def _eos_ids(path: Path, head: GgufHead) -> tuple[int, ...]:
     ]
     vocabulary = hashlib.sha256(repr(facts).encode()).hexdigest()
     if vocabulary not in _ends:
-        _ends[vocabulary] = _llama_eos_ids(path)
+        _ends[vocabulary] = _llama_eos_ids(path) if find_spec("llama_cpp") else _spelled_eos_ids(head)
     return _ends[vocabulary]
+
+
+def _spelled_eos_ids(head: GgufHead) -> tuple[int, ...]:
+    """The EOS ids by llama.cpp's rule, where it is not installed: those that the file names, and known texts."""
+    given = head.metadata.get
+    ids = {text: id for id, text in enumerate(given("tokenizer.ggml.tokens") or ())}
+    ends = {ids[text] for text in _END_TEXTS & ids.keys()}
+    for role, texts in _END_ROLES.items():
+        named = given(f"tokenizer.ggml.{role}_token_id")
+        ends |= {ids[text] for text in texts if text in ids} if named is None else {int(named)}
+    return tuple(sorted(ends))
 
 
 def _llama_eos_ids(path: Path) -> tuple[int, ...]:

@@ -241,16 +241,11 @@ def _library(machine: Sequence[str]) -> Path:
     """The library for the instructions that the options ``machine`` allow."""
     compiler = _compiler()
     sources = sorted([_SOURCE, *_SOURCE.parent.glob("*.h")])
-    facts = [
-        *map(hash_file, sources),
-        cpu_flags(),
-        *compiler,
-        *_OPTIONS,
-        *machine,
-        *_threads(),
-        torch.__version__,
-    ]
-    stem = "quantised-" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+    facts = [*map(hash_file, sources), cpu_flags(), *_OPTIONS, *machine, *_threads(), torch.__version__]
+    made_by = (
+        hashlib.sha256("\n".join(compiler).encode()).hexdigest()[:8] if compiler else "*"
+    )  # whoever built it
+    stem = f"quantised-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:32]}-{made_by}"
     if found := _find(stem):
         return found
     make_cache_dir()
