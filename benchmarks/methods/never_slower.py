@@ -43,7 +43,7 @@ from sprinter.bench.statistics import ratio_of_ratios, ratio_of_sums
 from sprinter.bench.suites import load_suite
 from sprinter.decode.spec import parse_method
 
-NAME = "methods/never_slower"
+NAME, OF_DEFAULTS = "methods/never_slower", "methods/defaults"
 FIRST, NEW_TOKENS = sized(32, 2), sized(160, 8)
 PAIRS: dict[str, dict[str, Any]] = {
     "builtin": {"compile": False},
@@ -195,16 +195,16 @@ def defaults(chosen: Any) -> list[dict[str, Any]]:
     return measured
 
 
-def default_table(measured: Sequence[dict[str, Any]]) -> list[str]:
+def default_table(results: dict[str, Any]) -> str:
     """Speed of the default over plain decoding."""
     rows = [
         f"{run['pair']} | {run['rows']} | {run['prompts']} | {', '.join(run['methods'])} | "
         f"{run['tokens_per_s']['plain']:.1f} | {run['tokens_per_s']['default']:.1f} | "
         f"{cells(run['default_over_plain'])}"
-        for run in measured
+        for run in results["measured"]
     ]
     head = "pair | rows | prompts | default | plain, tokens/s | default, tokens/s | default ÷ plain"
-    return ["", *grid(head, rows)] if rows else []
+    return "\n".join(grid(head, rows))
 
 
 def table(results: dict[str, Any]) -> str:
@@ -213,12 +213,12 @@ def table(results: dict[str, Any]) -> str:
         f"{run['pair']} | {run['draft']} | {run['rows']} | {arm['arm']} | "
         f"{arm['ms']:.2f} | {cells(arm['speed_over_plain'])} | {cells(arm['speed_over_method'])} | "
         f"{cells(arm['whole_over_plain'])} | {arm['switches']}"
-        for run in results.get("measured", []) for arm in run["arms"]
+        for run in results["measured"] for arm in run["arms"]
     ]  # fmt: skip
     head = (
         f"target | draft | rows | arm | ms a token | speed ÷ plain | ÷ `{METHOD}` | whole ÷ plain | switches"
     )
-    return "\n".join([*grid(head, rows), *default_table(results.get("defaults", []))])
+    return "\n".join(grid(head, rows))
 
 
 def main() -> None:
@@ -236,10 +236,9 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     if chosen.default:
-        began, results = time.time(), kept_results(NAME)
-        results |= {"benchmark": NAME, "defaults": defaults(chosen)}
-        note_run(results, NAME, "defaults", began)
-        write_results(NAME, results, table(results))
+        began, results = time.time(), {"benchmark": OF_DEFAULTS, "measured": defaults(chosen)}
+        note_run(results, ", ".join(chosen.default), began)
+        write_results(OF_DEFAULTS, results, default_table(results))
         return
     began, loading = time.time(), dict(PAIRS[chosen.pair])
     if chosen.draft is not None:
