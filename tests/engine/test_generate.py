@@ -337,8 +337,8 @@ def test_methods_need_their_parts(tiny_pair: sprinter.Pair) -> None:
     no_gate = sprinter.Pair(tiny_pair.models)
     alone = sprinter.Pair(dataclasses.replace(tiny_pair.models, draft=None))
     assert [pair.default_method for pair in (tiny_pair, no_gate, alone)] == [
-        "speculative",
-        "speculative",
+        "auto",
+        "auto",
         "autoregressive",
     ]
     with pytest.raises(UserError, match="needs a gate"):

@@ -111,7 +111,7 @@ def test_a_setting_that_is_exact_when_greedy_alone(builtin_pair: sprinter.Pair, 
 
 def test_without_a_profile(builtin_pair: sprinter.Pair) -> None:
     assert builtin_pair.method_for(method="auto").name.startswith("auto(budget=0.0, step=")
-    assert builtin_pair.profile is None and builtin_pair.method_for().name == "speculative(gamma=5)"
+    assert builtin_pair.profile is None and builtin_pair.method_for().name.startswith("auto(")
     open_spec = sprinter.GenerationOptions(method="auto").to_dict()["method"]
     assert open_spec == "auto(budget=0.0, step=measured, token=measured, reads=measured)"
 

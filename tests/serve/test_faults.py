@@ -185,12 +185,13 @@ def test_no_memory_is_503(tiny: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) 
 
 # --- models -----------------------------------------------------------------------------------------------------------
 def test_a_request_that_poisons_logits_fails_alone_and_is_named(tiny: sprinter.Pair) -> None:
-    expected = [tiny.generate([*PROMPT, i], max_new_tokens=30, seed=1) for i in range(3)]
+    expected = [tiny.generate([*PROMPT, i], method="speculative", max_new_tokens=30, seed=1) for i in range(3)]
     with serving(tiny, rows=3, max_len=96) as server, held(server) as go:
         answers: list[Any] = [None] * 3
 
         def ask(i: int) -> None:
-            answers[i] = server.post(TEXT, {**body(30), "prompt": [*PROMPT, i], "sprinter": {"tokens": True}})
+            own = {"tokens": True, "method": "speculative"}  # no text depends on other rows
+            answers[i] = server.post(TEXT, {**body(30), "prompt": [*PROMPT, i], "sprinter": own})
 
         threads = [threading.Thread(target=ask, args=(i,)) for i in range(3)]
         for thread in threads:
