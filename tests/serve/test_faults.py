@@ -185,7 +185,9 @@ def test_no_memory_is_503(tiny: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) 
 
 # --- models -----------------------------------------------------------------------------------------------------------
 def test_a_request_that_poisons_logits_fails_alone_and_is_named(tiny: sprinter.Pair) -> None:
-    expected = [tiny.generate([*PROMPT, i], method="speculative", max_new_tokens=30, seed=1) for i in range(3)]
+    expected = [
+        tiny.generate([*PROMPT, i], method="speculative", max_new_tokens=30, seed=1) for i in range(3)
+    ]
     with serving(tiny, rows=3, max_len=96) as server, held(server) as go:
         answers: list[Any] = [None] * 3
 
