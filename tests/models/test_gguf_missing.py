@@ -28,7 +28,7 @@ def test_loading_tells_what_is_missing(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF")
     with pytest.raises(UserError, match="GGUF files need the package gguf, which " + MEND):
         load_models(path)
-    with pytest.raises(UserError, match="GGUF files need the package llama-cpp-python, which " + MEND):
+    with pytest.raises(UserError, match="GGUF files need the package gguf, which " + MEND):
         load_models(path, tokenizer=byte_tokenizer())
 
 

@@ -337,11 +337,9 @@ class GenerationOptions:
         help="No EOS or stop token before this number of tokens.",
     )  # fmt: skip
     seed: int = _option(
-        0,
-        whole,
-        "the same seed gives the same text; -1: another one each time, which the record holds.",
+        0, whole, "the same seed gives the same text; -1: another one each time, which the record holds.",
         help="The same seed gives the same text; -1: another one each time.",
-    )
+    )  # fmt: skip
     stop: tuple[str, ...] = _option(
         (), _texts, 'stop strings: the text ends before the first; also written special tokens ("<|im_end|>").',
         help="End the text before this string; may be repeated.", item=_is_single,
