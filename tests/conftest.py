@@ -6,11 +6,17 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from sprinter.decode.costs import PassCosts
+    from sprinter.models.pair import LoadedPair
 
 pytest_plugins = ["tests.skips"]
 
@@ -45,17 +51,41 @@ settings.register_profile("fixed", derandomize=True, database=None, deadline=Non
 settings.load_profile("fixed")
 
 
+def assumed_costs(pair: "LoadedPair") -> "PassCosts":
+    """Costs in place of measured ones, so that the default method writes the same text in each run."""
+    from sprinter.engine.costs import PassCosts
+
+    draft = () if pair.draft is None else ((1, 2e-4), (8, 4e-4), (32, 1e-3))
+    return PassCosts(((1, 1e-3), (8, 1.2e-3), (64, 3e-3)), draft)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs are measured, see ``assumed_costs``."""
+    from sprinter.engine import costs
+
+    monkeypatch.setattr(costs, "_measure", MEASURED["_measure"])
+    monkeypatch.setattr(costs, "_measure_shared", MEASURED["_measure_shared"])
+
+
+MEASURED: dict[str, Any] = {}
+"""What measures, by name, while ``assumed_costs`` stands in for it."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a test finds compiled must not depend on what was done on this machine before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPRINTER_CACHE", str(tmp_path_factory.mktemp("compiled")))
-        # Costs need not be exact here, and beside other tests they would hardly ever stand still. By name, because what
-        # this imports would import triton before the variable above is set.
+        # By name, because what this imports would import triton before the variable above is set.
         patch.setattr("sprinter.engine.costs._LONGEST_S", 0.2)
         patch.setattr("sprinter.engine.costs._HOST_REPEATS", 1)
         patch.setattr("sprinter.engine.costs._LONG", 10.0)  # s; passes may take long here
         patch.setattr("sprinter.engine.parts._PAYS", 0.0)  # the default drafts, whatever passes cost here
+        costs = import_module("sprinter.engine.costs")
+        MEASURED.update({name: getattr(costs, name) for name in ("_measure", "_measure_shared")})
+        patch.setattr(costs, "_measure", assumed_costs)
+        patch.setattr(costs, "_measure_shared", lambda pair: ((4, 1.2e-3, 2.5e-4), (16, 2e-3, 4e-4)))
         patch.setattr("sprinter.models.devices.busy_cores", lambda: 0.0)  # other tests
         yield
 

@@ -221,6 +221,7 @@ def test_the_host_counts_more_where_a_rule_learns(with_costs: Callable[[PassCost
     assert parts.costs_of(parse_method("certain(budget=0.05)")).host == found["auto"]
 
 
+@pytest.mark.usefixtures("measured")
 def test_passes_of_rows_are_measured_once_and_kept(
     builtin_pair: sprinter.Pair,
     tmp_path: Path,
@@ -319,6 +320,7 @@ def test_auto_without_a_draft_looks_up(tiny_pair: sprinter.Pair) -> None:
     assert ids(one) == ids(plain)
 
 
+@pytest.mark.usefixtures("measured")
 def test_costs_are_measured_once_and_kept(
     builtin_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,6 +395,7 @@ def test_costs_of_files_in_the_models_folder_are_kept(
     assert pass_costs(tiny_pair.models, described) == CHEAP
 
 
+@pytest.mark.usefixtures("measured")
 def test_costs_of_models_without_a_name_are_not_kept(
     tiny_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

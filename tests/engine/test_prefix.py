@@ -377,19 +377,19 @@ def test_a_text_that_reads_nothing_in_a_row_leaves_it_alone(cancelled: bool) -> 
 
 def test_a_row_that_failed_gives_nothing_to_the_next_request() -> None:
     here, fresh = pair_of(DEFAULT), pair_of(OFF)
-    wanted = [t.id for t in fresh.generate(SYSTEM, max_new_tokens=9).tokens]
+    wanted = [t.id for t in fresh.generate(SYSTEM, method="speculative", max_new_tokens=9).tokens]
     model: Any = here.models.target.model
     failed = 0
     with sprinter.Engine(here, rows=2, max_len=40) as engine:
         for call in range(1, 6):
             with hooked(model.model.layers[0].self_attn.v_proj, nan_at(call, call)):
                 for _ in range(2):
-                    engine.add(SYSTEM, max_new_tokens=9)
+                    engine.add(SYSTEM, method="speculative", max_new_tokens=9)
                 try:
                     engine.finish()
                 except BatchError:
                     failed += 1
-            numbers = [engine.add(SYSTEM, max_new_tokens=9) for _ in range(2)]
+            numbers = [engine.add(SYSTEM, method="speculative", max_new_tokens=9) for _ in range(2)]
             done = engine.finish()
             assert [[t.id for t in done[number].tokens] for number in numbers] == [wanted, wanted]
     assert failed >= 3
