@@ -10,13 +10,17 @@ import torch
 from tests.models.gguf_families import FAMILIES
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
+import sprinter
 from sprinter.errors import UserError
 from sprinter.models.pair import builtin_paths, load_models
+from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.quantise import quantise
+from sprinter.models.quantised.unchanged import changed_layer
 from sprinter.models.quantised.whole import _Forward, _Stack, is_joined
 from sprinter.models.runner import make_runner
+from sprinter.models.runners.forward import decoder_layers
 from sprinter.models.runners.row import RowRunner
 
 
@@ -74,8 +78,141 @@ def test_layers_that_are_changed_later_are_not_passed_over(
     found = passes()
     handle.remove()
     assert seen.count(LlamaDecoderLayer) == (9 if change == "hook for all modules" else 0)
+    assert seen.count(LlamaMLP) == seen.count(LlamaDecoderLayer)
     monkeypatch.setattr(_Stack, "together", lambda *_: None)
-    assert torch.equal(found, passes())
+    assert torch.allclose(found, passes(), atol=1e-4 if seen else 0.0)
+
+
+class Lora(nn.Module):
+    """As adapters wrap a layer: it registers the same parameter."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.weight, self.base = base.weight, base
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 3.0 * nn.functional.linear(x, self.weight)
+
+
+def _wrap(owner: Any, name: str) -> None:
+    setattr(owner, name, Lora(getattr(owner, name)))
+
+
+def _own_forward(part: Any) -> None:
+    inner = part.forward
+    part.forward = lambda x: 3.0 * inner(x)
+
+
+IN_LAYERS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "lora": (lambda layer: _wrap(layer.mlp, "down_proj"), "mlp.down_proj is of class Lora"),
+    "hook": (lambda layer: layer.mlp.register_forward_hook(lambda *a: 3.0 * a[2]), "mlp has a hook"),
+    "pre-hook": (
+        lambda layer: layer.self_attn.o_proj.register_forward_pre_hook(lambda _, a: (4.0 * a[0],)),
+        "self_attn.o_proj has a hook",
+    ),
+    "forward": (lambda layer: _own_forward(layer.mlp), "mlp has another forward"),
+    "activation": (lambda layer: setattr(layer.mlp, "act_fn", nn.Identity()), "mlp.act_fn is of class Identity"),
+    "eps": (
+        lambda layer: setattr(layer.post_attention_layernorm, "variance_epsilon", 10.0),
+        "post_attention_layernorm.variance_epsilon is 10.0",
+    ),
+    "method": (
+        lambda layer: setattr(layer.post_attention_layernorm, "extra_repr", lambda: ""),
+        "post_attention_layernorm has another extra_repr",
+    ),
+    "weight": (
+        lambda layer: layer.mlp.register_parameter("more", nn.Parameter(torch.ones(1))), "mlp has a weight more",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_LAYERS)
+def test_what_stands_in_a_layer_is_honoured(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was passed over in silence: the joined layer took the weights and called no part."""
+    change, said = IN_LAYERS[name]
+    text = torch.randint(1, 250, (1, 12), generator=torch.Generator().manual_seed(1))
+
+    def logits(changed: bool) -> tuple[Any, torch.Tensor]:
+        model = llama()
+        if changed:
+            change(model.model.layers[1])
+        quantise(model, "int8")
+        with torch.inference_mode():
+            return model, model(text).logits
+
+    kernel()  # what it says while it is compiled is another test's
+    caplog.clear()
+    _, plain = logits(False)
+    assert not caplog.records
+    model, found = logits(True)
+    assert [isinstance(vars(layer).get("forward"), _Forward) for layer in model.model.layers] == [
+        True,
+        False,
+        True,
+    ]
+    (record,) = caplog.records
+    assert (
+        "do not run whole layers" in record.getMessage() and f"model.layers.1.{said}" in record.getMessage()
+    )
+    monkeypatch.setattr("sprinter.models.quantised.quantise.join_layers", lambda _: 0)
+    _, wanted = logits(True)
+    assert torch.linalg.norm(found - wanted) <= 0.1 * torch.linalg.norm(wanted)
+    assert name in ("method", "weight") or torch.linalg.norm(found - plain) > 0.2 * torch.linalg.norm(plain)
+
+
+def test_a_class_that_was_patched_is_honoured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: 0.0 * x)
+    model = load_models(builtin_paths()["target"], compile=True, dtype="float32").target.model
+    assert not is_joined(model)
+    assert "mlp has another forward than that of its class" in caplog.text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_as_their_classes_make_them_are_unchanged(family: str) -> None:
+    model = FAMILIES[family][1]()
+    assert changed_layer(model) is None
+    layers: Any = decoder_layers(model)
+    mlp = layers[1].mlp
+    handle = mlp.register_forward_hook(lambda *_: None)
+    assert "mlp has a hook" in (changed_layer(model) or "")
+    handle.remove()
+    assert changed_layer(model) is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "int8"}, {"compile": True}, {"compile": True, "dtype": "float32"}]
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_what_is_put_into_a_layer_later_is_refused_until_a_reload(
+    options: dict[str, Any], first: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sprinter.models.choose.MOST_TOKENS", 0)  # what follows a pass is not compiled
+    pair = sprinter.load_pair(**options)
+    decode = {"method": "speculative(gamma=3)", "max_new_tokens": 8, "temperature": 0}
+    model: Any = pair.models.target.model
+    before = pair.generate("def f(", **decode).text if first else None
+    seen: list[int] = []
+    handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
+    for prompt in ("def f(", "class A:"):
+        with pytest.raises(UserError, match=r"layers\.1\.mlp has a hook; call pair\.reload\(\)"):
+            pair.generate(prompt, **decode)
+    caplog.clear()
+    pair.reload()
+    assert "layers.1.mlp has a hook" in caplog.text
+    with monkeypatch.context() as patch:  # captured, it would run for a minute
+        patch.setattr("sprinter.models.choose.check_capture", lambda _: None)
+        patch.setattr("sprinter.models.choose._units", lambda *_: None)
+        pair.generate("def f(", **decode)
+    assert seen
+    handle.remove()
+    pair.reload()
+    assert is_joined(model)
+    again = pair.generate("def f(", **decode).text
+    assert before is None or again == before
 
 
 def test_a_layer_between_that_is_not_quantised_is_not_passed_over() -> None:

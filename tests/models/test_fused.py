@@ -171,6 +171,15 @@ def test_an_output_layer_that_is_cut_is_fused_too() -> None:
         torch.testing.assert_close(run_pass(model, tokens, [0])[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_last_norm_with_an_eps_of_its_own_is_not_fused() -> None:
+    model = model_of("llama")
+    model.model.norm.variance_epsilon = 0.5
+    tokens = torch.ones(1, 2, dtype=torch.long)
+    expected = run_pass(model, tokens, [0])[0]
+    with fused_layers(model):
+        torch.testing.assert_close(run_pass(model, tokens, [0])[0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_the_model_is_as_before_behind_it() -> None:
     model = model_of("llama")
     inside = []
@@ -192,6 +201,14 @@ def _hook(model: Any) -> None:
     model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
 
 
+def _activation(model: Any) -> None:
+    model.model.layers[1].mlp.act_fn = torch.nn.Tanh()
+
+
+def _eps(model: Any) -> None:
+    model.model.layers[1].post_attention_layernorm.variance_epsilon = 0.5
+
+
 def _mixed(model: Any) -> None:
     model.model.norm.to(torch.float64)
 
@@ -204,6 +221,8 @@ def _mixed(model: Any) -> None:
         ("llama", _eager_attention, "its attention is 'eager'"),
         ("llama", _hook, "hooks"),
         ("llama", _mixed, "of several types"),
+        ("llama", _activation, "mlp.act_fn is of class Tanh, not SiLU"),
+        ("llama", _eps, "post_attention_layernorm.variance_epsilon is 0.5"),
     ],
 )
 def test_what_the_kernels_do_not_run_is_said_once(

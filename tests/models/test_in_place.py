@@ -264,7 +264,7 @@ def test_layers_that_the_kernels_do_not_run_are_said(
     model.model.layers[0].mlp.forward = model.model.layers[0].mlp.forward  # as a library that wraps it does
     assert not in_place.run_in_place(model)
     (line,) = [one.getMessage() for one in caplog.records if one.name == "sprinter"]
-    assert "which is slower: a module has a forward of its own" in line
+    assert "which is slower: model.layers.0.mlp has another forward than that of its class" in line
 
 
 def test_layers_that_compute_something_else_are_noticed(

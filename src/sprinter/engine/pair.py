@@ -265,6 +265,19 @@ class Pair:
             if pool is not None:
                 pool.clear()
 
+    def reload(self) -> None:
+        """Take the models as they are now, after a change of modules, hooks, settings, dtype or device.
+
+        A pair is frozen once it is loaded: what stands in a model then is decoded with, and what is put into it later
+        is refused or not seen until this call (new values of weights are seen when a text begins). Layers that our
+        kernels no longer know run by their own modules from then on, and a warning says so. Texts in caches are
+        forgotten; close engines and streams before.
+
+        Raises:
+            UserError: a model can no longer be served, or has fewer token ids than before.
+        """
+        self._parts.reload()
+
     @overload
     def generate(
         self,

@@ -7,10 +7,15 @@ from threading import RLock
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
+from transformers import PreTrainedModel
+
 from sprinter.engine.prefix import OFF, Changes, HeldRows, PrefixCache
+from sprinter.errors import UserError
 from sprinter.models.choose import holds_leaves, make_runner, tree_limit
 from sprinter.models.pair import LoadedModel
 from sprinter.models.runner import Runner
+from sprinter.models.runners.forward import head_sizes
 
 __all__ = ["IdleRunners", "RunnerPool"]
 
@@ -68,7 +73,7 @@ class RunnerPool:
         self._idle = IdleRunners() if idle is None else idle
         self._held: WeakKeyDictionary[Runner, HeldRows] = WeakKeyDictionary()
         self._changes = Changes(model.model)
-        self._attention = _attention(model)
+        self._kind = _kind(model)
 
     @property
     def _free(self) -> list[Runner]:
@@ -80,9 +85,7 @@ class RunnerPool:
         ``prompt``: token ids of a text that it will read; a runner that holds a beginning of them is preferred.
         """
         with self._idle.lock:
-            if (attention := _attention(self.model)) != self._attention:  # runners make masks for one kind
-                self.clear()
-                self._attention = attention
+            self.renew()
             runner, source = self._choose(max_len, rows, spare, prompt)
             if runner is not None:
                 self._idle.take(self, runner)
@@ -95,6 +98,23 @@ class RunnerPool:
         if source is not None:
             self._copy(source, runner, prompt)
         return runner
+
+    def renew(self) -> bool:
+        """Drop the idle runners if the model has another dtype, device or attention than theirs; whether it has.
+
+        Raises:
+            UserError: it has fewer token ids than when it was loaded.
+        """
+        if (kind := _kind(self.model)) == self._kind:
+            return False
+        if kind.ids < self.model.vocab_size:
+            raise UserError(
+                f"{self.model.id} has {kind.ids} token ids now and had {self.model.vocab_size} when it was loaded: "
+                "load the pair again"
+            )
+        self.clear()
+        self._kind = kind
+        return True
 
     def held(self, runner: Runner) -> HeldRows:
         """What the rows of a runner of this pool hold."""
@@ -169,9 +189,21 @@ class RunnerPool:
             self._idle.put(self, runner)
 
 
-def _attention(model: LoadedModel) -> str | None:
-    """The implementation of attention that transformers uses for a model; ``set_attn_implementation`` changes it."""
-    return getattr(model.model.config, "_attn_implementation", None)
+class _Kind(NamedTuple):
+    """What the caches and masks of a model's runners depend on, and its number of token ids."""
+
+    dtype: torch.dtype | None
+    device: torch.device | None
+    attention: str | None
+    ids: int
+
+
+def _kind(model: LoadedModel) -> _Kind:
+    own = model.model
+    if not isinstance(own, PreTrainedModel):
+        return _Kind(None, None, None, model.vocab_size)
+    attention = getattr(own.config, "_attn_implementation", None)  # ``set_attn_implementation`` changes it
+    return _Kind(own.dtype, torch.device(own.device), attention, head_sizes(own)[0])
 
 
 class _IdleChoice(NamedTuple):

@@ -20,6 +20,7 @@ from sprinter.decode.checks import at_least
 from sprinter.errors import UserError
 from sprinter.models.capture.marks import Watch
 from sprinter.models.gguf.load import GgufModel
+from sprinter.models.quantised.in_place import check_unchanged
 from sprinter.models.quantised.whole import is_joined
 
 __all__ = [
@@ -148,6 +149,11 @@ class Changes:
         self.steady = self._model is not None and is_joined(self._model)
         self._watch, self._lock, self._count = Watch(rotary=False), RLock(), 0
 
+    def check(self) -> None:
+        """Refuse a change that the model's runners would pass over, see ``check_unchanged``."""
+        if self._model is not None:
+            check_unchanged(self._model)
+
     def count(self) -> int:
         """Number of changes up to now. A check costs about a fifth of an eager forward pass."""
         with self._lock:
@@ -182,6 +188,11 @@ class HeldRows:
     def empty(self) -> bool:
         """Whether no row holds anything that may be reused."""
         return not any(text.usable(self.cache.reuse) for text in self.texts)
+
+    def check(self) -> None:
+        """Called when a text begins, see ``Changes``."""
+        if self._changes is not None:
+            self._changes.check()
 
     def outdated(self) -> bool:
         """Whether the model may have changed since the rows were read; then all texts become obsolete.

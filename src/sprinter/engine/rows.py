@@ -90,7 +90,11 @@ class CacheRows:
 
         Returns:
             Its number of tokens; the row holds no others.
+
+        Raises:
+            UserError: the model was changed since it was loaded, in a way that its runner would pass over.
         """
+        self.held.check()
         self._idle.discard(row)
         if not self.held.on:
             return 0

@@ -21,13 +21,14 @@ from sprinter.errors import UserError
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.results import MOST_TOKENS, JoinedRunner, ResultUnits
 from sprinter.models.capture.runner import CapturedRunner, Units
-from sprinter.models.capture.units import CompiledUnits
+from sprinter.models.capture.units import CompiledUnits, forget_code
 from sprinter.models.checks import check_causal, check_config, distance, rounding_bound
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.gguf.sequences import MOST
 from sprinter.models.interface import Runner
-from sprinter.models.quantised.fused_trial import fused
+from sprinter.models.quantised.fused_trial import forget_trial, fused
+from sprinter.models.quantised.in_place import renew_layers
 from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.quantised.straight import Straight
 from sprinter.models.quantised.whole import is_joined
@@ -47,6 +48,7 @@ __all__ = [
     "longest_text",
     "make_runner",
     "pads_rows",
+    "renew",
     "runner_kind",
     "tree_leaves",
     "tree_limit",
@@ -217,6 +219,22 @@ def check_capture(model: PreTrainedModel | GgufModel) -> None:
     kind, reason = capture_kind(model)
     if kind == "none":
         raise UserError(f"{_name(model)} cannot be compiled: {reason}; use compile=False")
+
+
+def renew(model: PreTrainedModel | GgufModel) -> None:
+    """Take a model as it is now, after a change: forget what was found out about it and captured of it, and have our
+    kernels run the layers that they know.
+
+    Raises:
+        UserError: no runner can serve it any more.
+    """
+    if isinstance(model, GgufModel):
+        return
+    _choices.pop(model, None)
+    forget_code(model)
+    forget_trial(model)
+    renew_layers(model)
+    _choose(model)
 
 
 def make_runner(

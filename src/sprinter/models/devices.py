@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sprinter.errors import UserError
 
 __all__ = [
-    "Threads", "busy_cores", "choose_threads", "device_of", "dtype_name", "dtype_of", "find_threads", "usable_cores",
+    "Threads", "busy_cores", "choose_threads", "device_of", "dtype_name", "dtype_of", "find_threads", "place_of",
+    "unmoved", "usable_cores",
 ]  # fmt: skip
 
 _log = logging.getLogger("sprinter")
@@ -185,3 +188,26 @@ def _used() -> dict[int, tuple[int, int]]:
         if own is None or int(name[3:]) in own:
             found[int(name[3:])] = (sum(times) - times[3] - times[4], sum(times))
     return found
+
+
+def place_of(model: Any) -> str:
+    """Dtype and device of a transformers model, in words."""
+    return f"{dtype_name(model.dtype)} on {model.device}"
+
+
+@contextmanager
+def unmoved(model: Any, was: str) -> Iterator[None]:
+    """Context of a pass of a model over caches that were made where it ``was`` (``place_of``).
+
+    Raises:
+        UserError: it failed, and is somewhere else.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if (now := place_of(model)) == was:
+            raise
+        raise UserError(
+            f"{type(model).__name__} was moved from {was} to {now} while caches hold texts: close engines and "
+            "streams, call pair.reload(), and begin the texts anew"
+        ) from error

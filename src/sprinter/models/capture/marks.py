@@ -24,7 +24,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from sprinter.models.runners.forward import NOTING
 
-__all__ = ["Momentary", "Watch", "digest", "hash_file", "places"]
+__all__ = [
+    "NOT_READ", "Momentary", "Watch", "comparable", "digest", "hash_file", "hooks_everywhere", "hooks_of", "places",
+]  # fmt: skip
 
 _WHOLE = 4096
 """Maximum number of elements of a tensor of which all are checked."""
@@ -32,7 +34,7 @@ _WHOLE = 4096
 _EVERY = 61
 """Of longer tensors one element in 61 is checked: a prime, so that every column of a matrix is sampled."""
 
-_NOT_READ = {*vars(nn.Module()), "config", "generation_config", "name_or_path", "_is_hf_initialized"}
+NOT_READ = {*vars(nn.Module()), "config", "generation_config", "name_or_path", "_is_hf_initialized"}
 """Attributes that do not affect what a module computes, or that are read separately."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -91,21 +93,21 @@ def _identity(module: nn.Module, rotary: bool) -> tuple[list[Hashable], list[Ten
         if rotary or part._parameters or not hasattr(part, "inv_freq"):
             # Copied to a list first: another thread may be capturing the model, and replace a forward meanwhile.
             own_values = [id(one) for one in list(vars(part).values()) if not isinstance(one, Momentary)]
-            held += (id(type(part)), *own_values, *_hooks(part))
+            held += (id(type(part)), *own_values, *hooks_of(part))
             for own in (part._parameters, part._buffers):
                 if own:
                     tensors += [x for x in own.values() if x is not None]
         waiting += part._modules.values()
     config = getattr(module, "config", None)
-    return [*held, _settings(config), *_hooks_of_all()], tensors
+    return [*held, _settings(config), *hooks_everywhere()], tensors
 
 
-def _hooks(part: nn.Module) -> list[Hashable]:
+def hooks_of(part: nn.Module) -> list[Hashable]:
     """Ids of the hooks that may change what a submodule computes; torch never uses the same id twice."""
     return _foreign(part._forward_hooks) + _foreign(part._forward_pre_hooks)
 
 
-def _hooks_of_all() -> list[Hashable]:
+def hooks_everywhere() -> list[Hashable]:
     """Ids of such hooks that were registered for all modules."""
     return _foreign(torch_module._global_forward_hooks) + _foreign(torch_module._global_forward_pre_hooks)
 
@@ -171,46 +173,46 @@ def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
             path,
             _name(type(part)),
             _name(type(part).forward),
-            *((_RUN, hook) for hook in _hooks(part)),
+            *((_RUN, hook) for hook in hooks_of(part)),
         ]
         held = [*part._parameters.items(), *part._buffers.items()]
         for name, value in vars(part).items():
-            if name in _NOT_READ or (name[0] == "_" and isinstance(part, PreTrainedModel)):
+            if name in NOT_READ or (name[0] == "_" and isinstance(part, PreTrainedModel)):
                 continue  # transformers' own records of how a model was loaded
             if isinstance(value, Tensor):
                 held.append((name, value))
             else:
-                facts.append((name, _plain(value)))
+                facts.append((name, comparable(value)))
         tensors += [(f"{path}.{name}", value) for name, value in held if value is not None]
-    return [*facts, *((_RUN, hook) for hook in _hooks_of_all())], tensors
+    return [*facts, *((_RUN, hook) for hook in hooks_everywhere())], tensors
 
 
 def _settings(config: Any) -> Hashable:
     """The entries of a config that its model may read: not its origin, nor what tracing changes for a moment."""
     if not isinstance(config, PretrainedConfig):
         return None
-    return tuple((name, _plain(value)) for name, value in sorted(vars(config).items()) if name[0] != "_")
+    return tuple((name, comparable(value)) for name, value in sorted(vars(config).items()) if name[0] != "_")
 
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
-def _plain(value: Any) -> Hashable:
+def comparable(value: Any) -> Hashable:
     """A value in comparable, printable form; for other objects their class."""
     if isinstance(value, Enum):
         return str(value)
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list | tuple):
-        return tuple(map(_plain, value))
+        return tuple(map(comparable, value))
     if isinstance(value, dict):
-        return tuple((_plain(key), _plain(held)) for key, held in value.items())
+        return tuple((comparable(key), comparable(held)) for key, held in value.items())
     if isinstance(value, set | frozenset):
-        return tuple(sorted(repr(_plain(held)) for held in value))
+        return tuple(sorted(repr(comparable(held)) for held in value))
     if isinstance(value, PretrainedConfig):
         return _settings(value)
     if isinstance(value, partial):
-        return _plain((value.func, value.args, value.keywords))
+        return comparable((value.func, value.args, value.keywords))
     return _name(value) if hasattr(value, "__qualname__") else _name(type(value))
 
 

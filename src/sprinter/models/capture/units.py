@@ -18,7 +18,7 @@ from sprinter.models.capture.runner import FEWEST, LONGEST, ReadUnit, Unit, as_m
 from sprinter.models.capture.trace import RowPass, own_attention
 from sprinter.models.runners.row import Windows
 
-__all__ = ["CodeCache", "CompiledUnits", "code_of"]
+__all__ = ["CodeCache", "CompiledUnits", "code_of", "forget_code"]
 
 _SIDE_BY_SIDE = 4
 """Number of versions of a unit's code that are kept: several pairs may share a draft, each with its own gate."""
@@ -73,6 +73,11 @@ _shelves: WeakKeyDictionary[PreTrainedModel, CodeCache] = WeakKeyDictionary()
 def code_of(model: PreTrainedModel) -> CodeCache:
     """The cache of a model's code."""
     return _shelves.setdefault(model, CodeCache())
+
+
+def forget_code(model: PreTrainedModel) -> None:
+    """Have later runners of a model begin with an empty cache."""
+    _shelves.pop(model, None)
 
 
 @dataclass(slots=True)

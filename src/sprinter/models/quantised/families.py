@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2DecoderLayer
 from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer
@@ -138,6 +139,21 @@ class LayerFamily:
         query, key = (_weight(attention.get(name)) for name in ("q_norm", "k_norm"))
         first, second = _weight(parts["input_layernorm"]), _weight(parts["post_attention_layernorm"])
         return Norms(first, None, query, key, second, None, None, None)
+
+    def by_parts(self, layer: Any, *given: Any, **named: Any) -> Tensor:
+        """The result of a layer's own ``forward``, which calls its parts."""
+        return type(layer).forward(layer, *given, **named)  # type: ignore[no-any-return]
+
+    def is_whole(self, layer: Any) -> bool:
+        """Whether the layer has attention as its class makes it, which knows its config and its number."""
+        own = layer._modules.get(self.attention)
+        return own is not None and hasattr(own, "config") and hasattr(own, "layer_idx")
+
+    def usual(self, layer: Any) -> nn.Module:
+        """A layer as its class makes it of the same config, without memory for weights."""
+        own = self.attends(layer)
+        with torch.device("meta"):
+            return type(layer)(own.config, own.layer_idx)  # type: ignore[no-any-return]
 
     def shape(self, layer: Any) -> LayerShape:
         """Its numbers."""

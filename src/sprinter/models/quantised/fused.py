@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from sprinter.models.capture.marks import Momentary
+from sprinter.models.capture.marks import Momentary, hooks_everywhere, hooks_of
 from sprinter.models.capture.trace import RowBuffers
 from sprinter.models.quantised.families import (
     ACTIVATIONS,
@@ -47,7 +47,8 @@ from sprinter.models.quantised.fused_plan import (
     tokens_block,
 )
 from sprinter.models.quantised.layers import RoundedLinear, plain_matrix
-from sprinter.models.runners.forward import NOTING, decoder_layers
+from sprinter.models.quantised.unchanged import changed_layer
+from sprinter.models.runners.forward import decoder_layers
 
 __all__ = ["fused_layers", "why_not_fused"]
 
@@ -74,7 +75,7 @@ def why_not_fused(model: PreTrainedModel) -> str | None:
         return "its weights are quantised"
     if model.config._attn_implementation != "sdpa":
         return f"its attention is {model.config._attn_implementation!r}, not 'sdpa'"
-    if any("forward" in vars(part) or _is_changed(part) for part in model.modules()):
+    if hooks_everywhere() or any("forward" in vars(part) or hooks_of(part) for part in model.modules()):
         return "its modules have hooks or a forward of their own"
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "pretraining_tp", 1) != 1 or getattr(config, "use_bidirectional_attention", False):
@@ -85,13 +86,7 @@ def why_not_fused(model: PreTrainedModel) -> str | None:
         return str(error)
     if strange := next((layer for layer in layers if not _fits(layer)), None):
         return f"the kernels do not know {type(strange).__name__}"
-    return None
-
-
-def _is_changed(part: nn.Module) -> bool:
-    """Whether a hook may change what a part computes."""
-    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-    return any(getattr(hook, "__module__", None) not in NOTING for hook in hooks)
+    return changed_layer(model)
 
 
 def _fits(layer: nn.Module) -> bool:
@@ -153,7 +148,13 @@ def _final(norm: Any, layer: Any) -> tuple[Tensor, Tensor | None] | None:
     first = layer._modules.get("ln_1" if centred else "input_layernorm")
     if norm is None or type(norm) is not type(first) or norm.weight is None:
         return None
+    if _eps(norm) != _eps(first):
+        return None
     return norm.weight, getattr(norm, "bias", None)
+
+
+def _eps(norm: Any) -> Any:
+    return getattr(norm, "variance_epsilon", None) or norm.eps
 
 
 class _Matrices(NamedTuple):

@@ -17,7 +17,7 @@ from sprinter.models.quantised.fused import fused_layers, why_not_fused
 from sprinter.models.quantised.fused_plan import MOST
 from sprinter.models.runners.forward import head_sizes
 
-__all__ = ["FAR", "fused"]
+__all__ = ["FAR", "forget_trial", "fused"]
 
 FAR = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest distance of states from transformers', relative to their size, that rounding explains."""
@@ -55,6 +55,11 @@ def fused(run: RowPass, buffers: Sequence[Tensor]) -> Iterator[bool]:
         return
     with fused_layers(model):
         yield True
+
+
+def forget_trial(model: PreTrainedModel) -> None:
+    """Have the kernels be tried again with a model."""
+    _tried.pop(model, None)
 
 
 def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from sprinter.errors import UserError
+from sprinter.models.capture.marks import Watch
 from sprinter.models.quantised.attention import attend_in_order
 from sprinter.models.quantised.families import TYPES
-from sprinter.models.quantised.layers import plain_matrix, without_gradient
+from sprinter.models.quantised.layers import is_quantised, plain_matrix, without_gradient
 from sprinter.models.quantised.library import FLOATS, kernel
 from sprinter.models.quantised.norm import Instead
-from sprinter.models.quantised.quantise import SCALE, is_plain, try_joined
+from sprinter.models.quantised.quantise import SCALE, is_plain, join_quantised, try_joined
 from sprinter.models.quantised.straight import goes_straight
-from sprinter.models.quantised.whole import join_layers, joinable, reads_in_place
+from sprinter.models.quantised.unchanged import changed_layer
+from sprinter.models.quantised.whole import join_layers, joinable, part_layers, reads_in_place
+from sprinter.models.runners.forward import decoder_layers
+from sprinter.models.runners.masks import ORDERED
 
-__all__ = ["LEAST", "run_in_place"]
+__all__ = ["LEAST", "check_unchanged", "renew_layers", "run_in_place"]
 
 _log = logging.getLogger("sprinter")
 
@@ -32,6 +39,9 @@ LEAST = 32 << 20
 compiled with them."""
 _FAR = 1e-3
 """Largest distance of logits that come from the order of sums alone; nothing is rounded."""
+_run: WeakSet[PreTrainedModel] = WeakSet()
+"""Models that the kernels have run in place; since a reload, some may run without."""
+_watches: WeakKeyDictionary[PreTrainedModel, Watch] = WeakKeyDictionary()
 
 
 def run_in_place(model: PreTrainedModel) -> bool:
@@ -68,14 +78,79 @@ def run_in_place(model: PreTrainedModel) -> bool:
         instead = _Product if reads_in_place(own) else _Norm if type(own) is nn.LayerNorm else None
         if instead is not None:
             own.forward = instead(own)
-    try_joined(model, lambda: join_layers(model, in_place=True), "compiled", "compile=False", _FAR)
+    _run.add(model)
+    try:
+        try_joined(model, lambda: join_layers(model, in_place=True), "compiled", "compile=False", _FAR)
+    except BaseException:
+        _leave(model)
+        raise
     return True
+
+
+def _leave(model: PreTrainedModel) -> None:
+    """Undo ``run_in_place``: the model runs as transformers wrote it."""
+    for part in model.modules():
+        if isinstance(vars(part).get("forward"), Instead):
+            del part.forward
+        if type(part) is Conv1D:
+            part.weight.data = part.weight.data.contiguous()
+    if model.config._attn_implementation == ORDERED:
+        model.config._attn_implementation = "sdpa"
+
+
+def renew_layers(model: PreTrainedModel) -> None:
+    """After a change of a model, see anew which of its layers the kernels can run; a warning names one that they no
+    longer can. Of a model with weights in place the kernels run all layers or none.
+
+    Raises:
+        UserError: as ``run_in_place``.
+    """
+    _watches.pop(model, None)
+    if is_quantised(model):
+        part_layers(model)
+        join_quantised(model)
+    elif model in _run:
+        _leave(model)
+        run_in_place(model)
+
+
+def check_unchanged(model: nn.Module) -> None:
+    """Refuse a model of whose layers, which our kernels run, a part was changed since: they would pass over that.
+
+    Called when a text begins. Models without such layers run their own modules, whatever these are.
+
+    Raises:
+        UserError: says what has changed.
+    """
+    if not isinstance(model, PreTrainedModel) or not _has_joined(model):
+        return
+    watch = _watches.setdefault(model, Watch(contents=False, rotary=False))
+    if not watch.changed(model):
+        return
+    why, kept = changed_layer(model, joined=True), [torch.float32] if is_quantised(model) else [*FLOATS]
+    for weights in model.parameters():
+        if weights.device.type != "cpu" or weights.dtype not in kept:
+            kind = str(weights.dtype).removeprefix("torch.")
+            why = f"its weights are in {kind} on {weights.device}, which our kernels do not read"
+    if why is not None:
+        del _watches[model]  # the next text is refused too
+        raise UserError(
+            f"{type(model).__name__} was changed since it was loaded: {why}; call pair.reload(), or load with "
+            "compile=False"
+        )
+
+
+def _has_joined(model: PreTrainedModel) -> bool:
+    try:
+        return any(isinstance(vars(layer).get("forward"), Instead) for layer in decoder_layers(model))
+    except NotImplementedError:
+        return False
 
 
 def _why_not(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
     if len(joinable(model, True)) != getattr(config, "num_hidden_layers", -1):
-        return "they are built otherwise than the kernels know"
+        return changed_layer(model) or "they are built otherwise than the kernels know"
     if model.config._attn_implementation not in ("sdpa", "eager"):
         return f"its attention is {model.config._attn_implementation!r}, not 'sdpa'"
     if any("forward" in vars(part) for part in model.modules()):  # another library's

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.fingerprint import count_as, weights_fingerprint
 from sprinter.models.cache_name import with_cache
+from sprinter.models.capture.marks import hooks_of
 from sprinter.models.quantised.attention import attend_in_order
 from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.layers import (
@@ -25,6 +26,7 @@ from sprinter.models.quantised.layers import (
 )
 from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import kernel
+from sprinter.models.quantised.unchanged import changed_layer
 from sprinter.models.quantised.whole import is_joined, join_layers
 from sprinter.models.runners.row_cache import RowCache
 
@@ -35,6 +37,7 @@ __all__ = [
     "SCALE",
     "ends_of",
     "is_plain",
+    "join_quantised",
     "padded",
     "put_matrices",
     "quantise",
@@ -142,11 +145,22 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
             layer.weight = None  # type: ignore[assignment]
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, made[layer])
+    join_quantised(model)
+
+
+def join_quantised(model: PreTrainedModel) -> None:
+    """Join the quantised layers of a model that are what their classes make; a warning names one that is not.
+
+    Raises:
+        UserError: the model does not run, or computes something else.
+    """
     try_joined(model, lambda: join_layers(model), "quantised", "bfloat16", _FAR)
-    if model.config.get_text_config(decoder=True).model_type in TYPES and not is_joined(model):
+    why, known = changed_layer(model), model.config.get_text_config(decoder=True).model_type in TYPES
+    if why is not None or (known and not is_joined(model)):
         _log.warning(
-            "the kernels do not run whole layers of %s, which is slower: their shapes are others than they know",
+            "the kernels do not run whole layers of %s, which is slower: %s",
             model.name_or_path or type(model).__name__,
+            why or "their shapes are others than they know",
         )
 
 
@@ -195,14 +209,18 @@ def _over_rows(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def replaceable(model: PreTrainedModel) -> dict[str, Any]:
-    """The linear layers (``Conv1D`` too) and the input embedding, by path; a layer in two places twice."""
+    """The linear layers (``Conv1D`` too) and the input embedding, by path; a layer in two places twice.
+
+    Those with hooks or a ``forward`` of their own stay: others in their place would run neither.
+    """
     embedding = model.get_input_embeddings()
     found = model.named_modules(remove_duplicate=False)
     return {
         path: part
         for path, part in found
-        if plain_matrix(part) is not None or (part is embedding and is_plain(part))
-    }
+        if (plain_matrix(part) is not None or (part is embedding and is_plain(part)))
+        and not hooks_of(part) and "forward" not in vars(part)
+    }  # fmt: skip
 
 
 def ends_of(model: PreTrainedModel) -> set[int]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import count_as, weights_fingerprint
+from sprinter.models.capture.marks import hooks_of
 from sprinter.models.quantised.layers import RoundedLinear, plain_matrix
 
 __all__ = ["round_linears"]
@@ -22,7 +23,8 @@ _TRIED = 8  # tokens of a trial pass
 
 
 def round_linears(model: PreTrainedModel) -> None:
-    """Replace the linear layers of a model, in place; the input embedding, norms and biases stay as they are.
+    """Replace the linear layers of a model, in place; the input embedding, norms and biases stay as they are,
+    and so do layers with hooks or a ``forward`` of their own, which others in their place would not run.
 
     The model keeps its fingerprint, so that gates and heads for it load.
 
@@ -32,7 +34,7 @@ def round_linears(model: PreTrainedModel) -> None:
     name, fingerprint = model.name_or_path or type(model).__name__, weights_fingerprint(model)
     found: dict[nn.Module, list[str]] = {}
     for path, part in model.named_modules(remove_duplicate=False):
-        if plain_matrix(part) is not None:
+        if plain_matrix(part) is not None and not hooks_of(part) and "forward" not in vars(part):
             found.setdefault(part, []).append(path)
     for part, paths in found.items():
         weight: Any = plain_matrix(part)

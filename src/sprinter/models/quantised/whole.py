@@ -3,10 +3,12 @@
 Their weights are quantised, or in float32 or bfloat16 where they are (``in_place``).
 
 The step of a small model spends as much time in Python and in small operators as in its products. The layers stay what
-they are, modules of transformers; only their ``forward`` is another, which does not call those of their children:
-hooks on a layer run, hooks on its parts do not. Over the cache of the row runner, the first layer runs those behind it
-too, up to one whose states a hook wants to see; each of these then returns what it is given. What the first runs are
-the layers that its model holds behind it at that time: one that is wrapped, replaced or left out ends the call.
+they are, modules of transformers; only their ``forward`` is another, which does not call those of their children. So a
+layer joins only if its parts are what its class makes of the config, without hooks (``changed_part``). Hooks on the
+layer itself run; where there are hooks for all modules, layers run part by part. Over the cache of the row runner, the
+first layer runs those behind it too, up to one whose states a hook wants to see; each of these then returns what it is
+given. What the first runs are the layers that its model holds behind it at that time: one that is wrapped, replaced or
+left out ends the call.
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import PreTrainedModel
 
+from sprinter.models.capture.marks import hooks_everywhere
 from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.families import FAMILIES, MATRICES, NORMS, LayerShape, MatrixPart
 from sprinter.models.quantised.layers import QuantisedLinear, plain_matrix, without_gradient
 from sprinter.models.quantised.library import CHANNELS, FLOATS, MatrixFacts, floats, kernel
-from sprinter.models.quantised.norm import LastNorm, is_last_norm
-from sprinter.models.quantised.unchanged import Unchanged, place_of
+from sprinter.models.quantised.norm import Instead, LastNorm, is_last_norm
+from sprinter.models.quantised.unchanged import Unchanged, changed_part, place_of
 from sprinter.models.runners.forward import NOTING
 from sprinter.models.runners.row_cache import RowCache
 
-__all__ = ["is_joined", "join_layers", "joinable", "reads_in_place"]
+__all__ = ["is_joined", "join_layers", "joinable", "part_layers", "reads_in_place"]
 
 _COLUMNS = 16  # of which rows in place are multiples
 _DONE = "_sprinter_layers_done"  # of states: by which stack, up to which layer
@@ -63,10 +66,17 @@ def join_layers(model: PreTrainedModel, in_place: bool = False) -> int:
         if parent not in stacks:
             stacks[parent] = _Stack(parent, FAMILIES[type(layer)].layers)
             norm = parent._modules.get("norm")
-            if is_last_norm(norm):
+            if is_last_norm(norm) and "forward" not in vars(norm):
                 norm.forward = LastNorm(norm)  # type: ignore[arg-type,union-attr]
         layer.forward = _Forward(layer, stacks[parent], place, in_place)
     return len(known)
+
+
+def part_layers(model: nn.Module) -> None:
+    """Give joined layers their own ``forward`` back."""
+    for part in model.modules():
+        if isinstance(vars(part).get("forward"), _Forward):
+            del part.forward
 
 
 def joinable(model: PreTrainedModel, in_place: bool) -> list[tuple[nn.Module, int, nn.Module]]:
@@ -100,7 +110,9 @@ def is_joined(model: object) -> bool:
 def _fits(layer: nn.Module, list_name: str, in_place: bool) -> bool:
     """Whether the kernels know the layer and can read its matrices: plain ones, or quantised ones of whole groups."""
     family = FAMILIES.get(type(layer))
-    if family is None or family.layers != list_name:
+    if family is None or family.layers != list_name or not family.is_whole(layer):
+        return False
+    if "forward" in vars(layer) or changed_part(layer, family.usual(layer)) is not None:
         return False
     parts, readable = family.parts(layer), reads_in_place if in_place else _has_whole_groups
     if not all(map(readable, family.holders(layer))):
@@ -149,9 +161,8 @@ def _facts_of(part: MatrixPart, bias: Tensor | None) -> MatrixFacts:
     return MatrixFacts(FLOATS[weight.dtype], at, part.rows, weight.shape[1], more, run, step)
 
 
-class _Forward:
-    """``forward`` of a decoder layer. It holds the layer weakly, and nothing else when copied: a copy's weights are
-    elsewhere.
+class _Forward(Instead):
+    """``forward`` of a decoder layer. It holds nothing else when copied: a copy's weights are elsewhere.
 
     Args:
         layer: the layer. stack: of all such layers of its model. place: its number in the model.
@@ -163,7 +174,8 @@ class _Forward:
     """
 
     def __init__(self, layer: nn.Module, stack: _Stack, place: int, in_place: bool) -> None:
-        self.layer, self._stack, self._place, self._in_place = ref(layer), stack, place, in_place
+        super().__init__(layer)
+        self.layer, self._stack, self._place, self._in_place = self._layer, stack, place, in_place
         self.family = FAMILIES[type(layer)]
         self._facts: _Facts | None = None
         self._places: list[Any] = []  # of the norms' weights, and of others that are read in place
@@ -186,6 +198,8 @@ class _Forward:
     def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
         """``[batch, n, d]`` -> ``[batch, n, d]``, as transformers' decoder layers have it."""
         layer, family = self.layer(), self.family
+        if hooks_everywhere():  # for all modules, parts of layers too
+            return self.family.by_parts(layer, hidden_states, *given, **named)
         if (last := self._stack.done(hidden_states)) is not None and self._place <= last:
             return hidden_states if self._place < last else self._stack.taken(hidden_states)
         if len(given) > len(family.given):

@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from sprinter.errors import UserError
 from sprinter.models.cache_name import with_cache
+from sprinter.models.devices import place_of, unmoved
 from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.tree import RowTree
 
@@ -380,16 +380,19 @@ class ModelRunner(BaseRunner):
         self.model = model
         model.train(False)
         self.vocab_size, self.hidden_size = head_sizes(model)
-        self.device = torch.device(model.device)
+        self.device, self._place = torch.device(model.device), place_of(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.straight: StraightPass | None = None
 
     def _call(self, tokens: Tensor, logits: bool, layers: Sequence[int], **kwargs: Any) -> ModelOutput:
-        if self.straight is not None:
-            with _turn(head_of(self.model)):
-                if (made := self.straight(tokens, logits, layers=layers, **kwargs)) is not None:
-                    return ModelOutput(*made)
-        said, hidden, *states = call_model(self.model, tokens, None if logits else _last, layers, **kwargs)
+        with unmoved(self.model, self._place):
+            if self.straight is not None:
+                with _turn(head_of(self.model)):
+                    if (made := self.straight(tokens, logits, layers=layers, **kwargs)) is not None:
+                        return ModelOutput(*made)
+            said, hidden, *states = call_model(
+                self.model, tokens, None if logits else _last, layers, **kwargs
+            )
         return ModelOutput(said if logits else None, hidden, tuple(states))
 
     def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
@@ -454,7 +457,7 @@ def call_model(
 def _states_of(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
     """Context that collects the outputs of some decoder layers, by layer, without the final norm."""
     states: dict[int, Tensor] = {}
-    handles: list[RemovableHandle] = []
+    handles: list[Any] = []
 
     def noting(layer: int) -> Callable[[nn.Module, Any, Any], None]:
         # A function of this module, not a partial: ``Watch`` recognises harmless hooks by their module.
