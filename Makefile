@@ -71,7 +71,7 @@ floors: $(STAMP) ## import-linter: modules import only from lower floors
 
 unit: $(STAMP) ## pytest without the slow tests and those that need a GPU or real models, with the coverage floor
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" --skips cpu,llama,browser $(PARALLEL) --cov --cov-report=term-missing --durations=25 --durations-min=5
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" --skips cpu,llama,peers,browser $(PARALLEL) --cov --cov-report=term-missing --durations=25 --durations-min=5
 
 test-all: $(STAMP) ## pytest, slow tests too (not those that need a GPU or real models)
 	@$(BIN)/python -m pytest -m "not gpu and not real" $(PARALLEL)
@@ -81,7 +81,7 @@ test-gpu: $(STAMP) ## pytest, those tests that need a CUDA device
 
 test-gguf: users ## the tests of GGUF files and llama.cpp (built once, some minutes), in an environment of their own
 	@echo "== pytest with llama.cpp"
-	@$(USERS)/bin/python -m pytest -m "not slow and not gpu and not real" --skips gpu,cpu $(PARALLEL) \
+	@$(USERS)/bin/python -m pytest -m "not slow and not gpu and not real" --skips gpu,cpu,peers $(PARALLEL) \
 		$$(grep -rlE 'NO_LLAMA|NO_GGUF' tests --include='test_*.py')
 
 test-real: users ## the tests on SmolLM2 (98 MB), also through llama.cpp; REAL=qwen or REAL=all: on more models (2 GB)

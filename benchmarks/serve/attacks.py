@@ -9,7 +9,6 @@ Starts ``sprinter serve`` with the built-in pair and two keys on loopback, and r
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -27,7 +26,9 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 import httpx2
 import numpy as np
 
+from benchmarks.common import command, environment, grid, option_parser, write_results
 from benchmarks.serve.servers import ServerProcess, free_port, sprinter_server, started
+from benchmarks.smoke import sized
 
 KEYS = {"attacker": "attacker-secret-key-1", "other": "other-secret-key-22222"}
 TEXT = "/v1/completions"
@@ -183,26 +184,38 @@ async def _attacked(server: ServerProcess, ask: Ask) -> dict[str, Any]:
     return {**seen, "asked": len(watch.times_ms), "statuses": dict(sorted(counts.items()))}
 
 
+def _table(results: dict[str, dict[str, Any]]) -> str:
+    rows = [
+        f"{name} | {one['health_p50_ms']} | {one['health_p99_ms']} | {one['health_p100_ms']} | {one['memory_mb']}"
+        for name, one in results.items()
+    ]
+    return "\n".join(grid("attack | /health p50, ms | p99 | longest | more memory, MB", rows))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=ATTACKS, default=[*ATTACKS], help="names of attacks")
-    names = parser.parse_args().only
+    parser = option_parser(__doc__, data=False)
+    parser.add_argument("--only", nargs="+", choices=ATTACKS, help="names of attacks")
+    names = parser.parse_args().only or sized([*ATTACKS], ["nothing", "gamma", "odd logit_bias"])
+    began = time.time()
     with TemporaryDirectory() as folder:
         keys, port = Path(folder) / "keys", free_port()
         keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
         keys.chmod(0o600)
-        command = sprinter_server(
-            port, "--max-len", "1024", "--api-keys", str(keys), "--request-timeout", "60"
-        )
+        words = sprinter_server(port, "--max-len", "1024", "--api-keys", str(keys), "--request-timeout", "60")
         results = {}
-        with started("sprinter", command, port, Path(folder) / "log", seconds=600) as server:
+        with started("sprinter", words, port, Path(folder) / "log", seconds=600) as server:
             _warm(server)
             for name in names:
                 results[name] = asyncio.run(_attacked(server, ATTACKS[name]))
                 print(f"{name}: {results[name]}", file=sys.stderr)
-    print(json.dumps(results))
+    facts = {
+        "benchmark": "serve/attacks",
+        "command": command(),
+        "environment": environment(),
+        "attacks": results,
+        "seconds": round(time.time() - began, 1),
+    }
+    write_results("serve/attacks", facts, _table(results))
 
 
 def _warm(server: ServerProcess) -> None:

@@ -79,6 +79,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/probe": {"rows"},
     "real/rows": {"pairs", "runs"},
     "real/weights": {"law", "passes", "texts", "dial", "loads", "rows"},
+    "serve/attacks": {"attacks"},
     "serve/crowd": {"crowd"},
     "serve/evaluate": {"rows"},
     "serve/latency": {"rows"},

@@ -26,7 +26,7 @@ TALK: list[dict[str, Any]] = [
     {"role": "assistant", "content": "Hello."},
     {"role": "user", "content": "Who?"},
 ]
-SHORT: dict[str, Any] = {"max_new_tokens": 6, "seed": 3}
+SHORT: dict[str, Any] = {"method": "speculative", "max_new_tokens": 6, "seed": 3}
 
 
 def with_template(

@@ -124,7 +124,7 @@ def test_what_was_left_open_is_filled_in(tiny_pair: sprinter.Pair) -> None:
     out = tiny_pair.generate(PROMPT, GenerationOptions(max_new_tokens=None, seed=2))
     assert out.request is not None and out.request.method is not None
     assert (out.request.max_new_tokens, out.request.seed) == (96 - len(PROMPT), 2)
-    assert out.request.method.name.startswith("speculative")
+    assert out.request.method.name.startswith("auto(")
     assert ids(tiny_pair.generate(out.prompt_ids, out.request)) == ids(out)
 
 

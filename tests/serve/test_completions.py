@@ -28,6 +28,11 @@ def made(pair: sprinter.Pair, prompt: Any = PROMPT, **options: Any) -> sprinter.
     return out
 
 
+SPECULATIVE = {
+    "sprinter": {"method": "speculative"}
+}  # drafts of the default depend on how many rows share passes
+
+
 @pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with server.openai() as found:
@@ -83,21 +88,18 @@ def test_texts_are_those_of_generate(
 def test_n_and_lists_of_prompts(client: openai.OpenAI, pair: sprinter.Pair) -> None:
     ids = made(pair).prompt_ids
     for prompts in ([PROMPT, "The city lies on"], [ids, ids[:3]]):
-        answer = client.completions.create(model="builtin", prompt=prompts, max_tokens=6, seed=5, n=2)  # type: ignore[arg-type]
+        asked: dict[str, Any] = {
+            "model": "builtin", "prompt": prompts, "max_tokens": 6, "seed": 5, "n": 2, "extra_body": SPECULATIVE,
+        }  # fmt: skip
+        answer = client.completions.create(**asked)
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-        expected = [made(pair, prompt, seed=seed, max_new_tokens=6) for prompt in prompts for seed in (5, 6)]
+        options = {"method": "speculative", "max_new_tokens": 6}
+        expected = [made(pair, prompt, seed=seed, **options) for prompt in prompts for seed in (5, 6)]
         assert [choice.text for choice in answer.choices] == [out.text for out in expected]
         assert answer.usage is not None and answer.usage.completion_tokens == 24
         assert answer.usage.prompt_tokens == sum(out.prompt_tokens for out in expected[::2])
         texts = [""] * 4
-        for event in client.completions.create(
-            model="builtin",
-            prompt=prompts,
-            max_tokens=6,
-            seed=5,
-            n=2,
-            stream=True,  # type: ignore[arg-type]
-        ):
+        for event in client.completions.create(stream=True, **asked):
             texts[event.choices[0].index] += event.choices[0].text
         assert texts == [out.text for out in expected]
 

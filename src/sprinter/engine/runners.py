@@ -22,7 +22,7 @@ from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.models.quantised.quantise import GGUF
 from sprinter.models.source import Source, find
 
-__all__ = ["MIXED", "OURS", "RIVALS", "USUAL", "RunnerChoice", "choose_runner", "keep_fastest", "rival_of"]
+__all__ = ["MIXED", "OURS", "RIVALS", "USUAL", "ChosenOptions", "choose_runner", "keep_fastest", "rival_of"]
 
 USUAL = "llamacpp"
 """The way in which GGUF files run where our kernels cannot."""
@@ -84,7 +84,7 @@ def keep_fastest(target: Source, draft: Source | None, options: Mapping[str, Any
         ) from error
 
 
-class RunnerChoice(NamedTuple):
+class ChosenOptions(NamedTuple):
     """What ``runner="auto"`` stands for.
 
     Attributes:
@@ -95,7 +95,7 @@ class RunnerChoice(NamedTuple):
     reason: str | None
 
 
-def choose_runner(target: Source, draft: Source | None, options: Mapping[str, Any]) -> RunnerChoice:
+def choose_runner(target: Source, draft: Source | None, options: Mapping[str, Any]) -> ChosenOptions:
     """The runner of GGUF files: the fastest one if a probe has found it, else on a CPU our kernels where they can be
     built and know the files, else llama.cpp.
 
@@ -106,24 +106,24 @@ def choose_runner(target: Source, draft: Source | None, options: Mapping[str, An
         UserError: a model is not found.
     """
     if not str(target).endswith(".gguf"):
-        return RunnerChoice({}, None)
+        return ChosenOptions({}, None)
     asked = [name for name in (*_SETTLING, "compile") if options.get(name) not in (None, "auto", False)]
     if asked:
-        return RunnerChoice({}, None)  # the user has chosen
+        return ChosenOptions({}, None)  # the user has chosen
     if device_of("auto").type != "cpu":
-        return RunnerChoice({}, "llama.cpp: our kernels for GGUF files are for CPUs")
+        return ChosenOptions({}, "llama.cpp: our kernels for GGUF files are for CPUs")
     files = _files_of(target, draft, options)
     if files is None:
-        return RunnerChoice({}, "llama.cpp: the draft is not a GGUF file")
+        return ChosenOptions({}, "llama.cpp: the draft is not a GGUF file")
     if (found := _found(target, files)) is not None:
         return found
     why = next(filter(None, map(why_not_as_stored, files)), None)
     if why is not None:
-        return RunnerChoice({}, f"llama.cpp: {why}")
-    return RunnerChoice(RIVALS[OURS], "our kernels, the default where they can be built")
+        return ChosenOptions({}, f"llama.cpp: {why}")
+    return ChosenOptions(RIVALS[OURS], "our kernels, the default where they can be built")
 
 
-def _found(target: Source, files: Sequence[Path]) -> RunnerChoice | None:
+def _found(target: Source, files: Sequence[Path]) -> ChosenOptions | None:
     """What a probe has found for these files; None: there was none, or it cannot be read."""
     try:
         text = read_kept(_FOLDER, _key(files)) if _probed() else None
@@ -131,7 +131,7 @@ def _found(target: Source, files: Sequence[Path]) -> RunnerChoice | None:
             return None
         name = json.loads(text)["fastest"]
         found = {} if name == USUAL else MIXED[name][2] if name in MIXED else RIVALS[name]
-        return RunnerChoice(found, f"{name}: the fastest in 'sprinter doctor --probe'")
+        return ChosenOptions(found, f"{name}: the fastest in 'sprinter doctor --probe'")
     except (OSError, ValueError, KeyError, TypeError, UserError) as error:
         _LOG.warning(
             "the runner that a probe has found for %s cannot be read (%s): probe again", target, error
