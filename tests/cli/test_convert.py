@@ -31,7 +31,10 @@ def test_convert_and_generate(run: Run, tmp_path: Path) -> None:
     status, out, _ = run("doctor", *pair, "--json")
     details = {check["name"]: check["detail"] for check in json.loads(out)["checks"]}
     assert status == 0
-    assert details["target"] == "llama: llamacpp runner (a GGUF file, F32, which llama.cpp runs on the CPU)"
+    assert (
+        details["target"]
+        == "llama: llamacpp runner (a GGUF file, F32, which llama.cpp runs on the CPU); exact up to rounding"
+    )
     assert "speculative equals autoregressive" in details["self-test"]
     assert "MiB" in details["pair"]
 
@@ -83,7 +86,10 @@ def test_the_runner_that_was_asked_for(
     details = {check["name"]: check["detail"] for check in json.loads(out)["checks"]}
     assert status == 0
     for which in ("target", "draft"):
-        assert details[which] == "llama: llamacpp runner (a GGUF file, F32, which llama.cpp runs on the CPU)"
+        assert (
+            details[which]
+            == "llama: llamacpp runner (a GGUF file, F32, which llama.cpp runs on the CPU); exact up to rounding"
+        )
 
 
 def test_changed_weights_are_converted_anew(run: Run, tmp_path: Path, cache: Path) -> None:

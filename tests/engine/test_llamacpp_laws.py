@@ -77,12 +77,16 @@ def law_through_llamacpp(pair: Pair, method: Method, ahead: int) -> dict[Text, f
     )
 
 
-@pytest.mark.parametrize("name", sorted(METHODS.names()))
+# llama.cpp hands out no states for heads
+WITHOUT_HEADS = [
+    name for name in sorted(METHODS.names()) if not parse_method(SPECS.get(name, name)).drafter.by_heads
+]
+
+
+@pytest.mark.parametrize("name", WITHOUT_HEADS)
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_the_joint_law_of_every_method(pairs: Callable[[int], Pair], name: str, ahead: int) -> None:
     method = parse_method(SPECS.get(name, name))
-    if method.drafter.by_heads:
-        pytest.skip("llama.cpp hands out no states")
     pair: Any = pairs(2 if ahead > 1 else 3)
     found = law_through_llamacpp(pair, method, ahead)
     assert sum(found.values()) == pytest.approx(1, abs=CLOSE)

@@ -47,7 +47,7 @@ def test_a_file_on_the_hub_is_found_by_its_name(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPRINTER_MODELS", str(files[0].parent))
-    names = [f"org/repository/{file.name}" for file in files]
+    names = [f"org/{file.stem}/{file.name}" for file in files]
     keep_fastest(names[0], names[1], {}, OURS)
     assert choose_runner(names[0], names[1], {}).options == RIVALS[OURS] == choose_runner(*files, {}).options
 

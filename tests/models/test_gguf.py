@@ -185,8 +185,7 @@ def damaged(files: Path, tmp_path: Path, change: object) -> Path:
 def test_damaged_files_are_refused(files: Path, tmp_path: Path, change: object) -> None:
     path = damaged(files, tmp_path, change)
     assert refusal(path) == f"the GGUF file {path} is damaged or cut short: fetch it again"
-    line = refusal(path, tokenizer=byte_tokenizer())  # then llama.cpp is the first to look
-    assert line.startswith(f"llama.cpp cannot load {path}: ") and len(line) > len(str(path)) + 30
+    assert refusal(path, tokenizer=byte_tokenizer()) == refusal(path)  # before llama.cpp looks
 
 
 def test_an_unknown_architecture_is_refused(files: Path, tmp_path: Path) -> None:
