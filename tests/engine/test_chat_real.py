@@ -38,7 +38,7 @@ TALKS: list[list[dict[str, Any]]] = [
 
 @pytest.fixture(scope="module", params=["smollm2", "qwen-draft"])
 def pair(request: pytest.FixtureRequest) -> Iterator[sprinter.Pair]:
-    yield sprinter.load_pair(real_file(request.param))
+    yield sprinter.load_pair(real_file(request.param), runner="llamacpp")
     gc.collect()
 
 

@@ -15,6 +15,7 @@ import sprinter
 from sprinter.serve.page import page_methods
 from sprinter.serve.static_files import TYPES, read_static
 
+METHODS = '.side[data-side="0"] option'  # there once the page knows the pair
 STATIC = Path(sprinter.__file__).parent / "serve" / "static"
 
 
@@ -96,7 +97,7 @@ def opened(chromium: Any, server: Running) -> Any:
     page.on("pageerror", lambda error: pytest.fail(str(error)))
     page.on("request", lambda asked: asked.url.startswith(server.url) or pytest.fail(asked.url))
     page.goto(server.url)
-    page.wait_for_selector("#dial-0-gamma")
+    page.wait_for_selector(METHODS, state="attached")
     return page
 
 
@@ -193,4 +194,4 @@ def test_a_key_is_asked_for(chromium: Any, pair: sprinter.Pair, tmp_path: Path) 
         view.wait_for_selector("#key-dialog[open]")
         view.fill("#key", "secret-secret-secret-secret")
         view.click("#key-dialog button")
-        view.wait_for_selector("#dial-0-gamma")
+        view.wait_for_selector(METHODS, state="attached")
