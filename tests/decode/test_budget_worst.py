@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_judged_exactly(name: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         Budget, "allows", lambda self, signals, position, wanted: True if wanted is None else wanted
     )
-    pair = MarkovPair(3, 4)
+    pair = MarkovPair(2, 4)
     method = replace(JUDGED[name], budget=1e-6)
     check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), name)
     method = replace(method, budget=0.9)

@@ -86,7 +86,13 @@ def test_fused_layers_compute_what_transformers_do(kind: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+# interpreted, these take long: three kinds of layers, and all in `make test-all`
+FEW = ("gemma3", "gpt2", "qwen3")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in FEW else pytest.mark.slow) for kind in FAMILIES]
+)
 def test_many_rows_have_the_librarys_products_and_our_attention(kind: str) -> None:
     model = model_of(kind)
     tokens = torch.randint(0, 61, (MOST // 2 + 1, 2), generator=torch.Generator().manual_seed(2))
