@@ -35,12 +35,12 @@ def chatting(template: str) -> sprinter.Pair:
 class Recording:
     """A tokenizer that records its calls."""
 
-    chat_template = None
+    chat_template = bos_token_id = bos_token = None
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def __call__(self, text: str, verbose: bool) -> dict[str, list[int]]:
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
         self.asked.append(text)
         return {"input_ids": [1]}
 

@@ -71,7 +71,7 @@ def test_places_that_cannot_be_written_and_no_network(environment: Environment, 
         pytest.skip("needs /proc as a directory in which nobody can write")
     nowhere = environment | {"HOME": "/proc/nowhere", "TMPDIR": "/proc"}
     nowhere.pop("HF_HOME", None)
-    command = [*CLI, "generate", "-", *places.gated, "-n", "4", "--json"]
+    command = [*CLI, "generate", "-", *places.gated, "--method", "speculative", "-n", "4", "--json"]
     done = subprocess.run(
         command, env=nowhere, cwd="/proc", input=b"Hello\n", capture_output=True, check=False
     )

@@ -69,7 +69,8 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0}
 
 def test_seed_minus_one_is_another_seed_each_time() -> None:
     pair, prompt = sprinter.load_pair(), "The first king of"
-    options = sprinter.GenerationOptions(seed=-1, **OPTIONS)
+    named: dict[str, Any] = {"method": "speculative", **OPTIONS}
+    options = sprinter.GenerationOptions(seed=-1, **named)
     outs = [pair.generate(prompt, options) for _ in range(2)]
     outs += pair.generate([prompt] * 2, options)
     stream = pair.stream(prompt, options)
@@ -77,7 +78,7 @@ def test_seed_minus_one_is_another_seed_each_time() -> None:
     seeds = [out.request.seed for out in outs if out.request is not None]
     assert len({*seeds}) == 5 and min(seeds) >= 0 and len({out.text for out in outs}) == 5
     for out, seed in zip(outs, seeds, strict=True):
-        assert pair.generate(prompt, seed=seed, **OPTIONS).text == out.text
+        assert pair.generate(prompt, seed=seed, **named).text == out.text
 
 
 def test_seeds_that_follow_a_negative_one_pass_over_minus_one() -> None:

@@ -277,10 +277,9 @@ def test_stop_tokens_end_a_text_and_are_no_part_of_it(builtin_pair: sprinter.Pai
 
 def test_stop_tokens_need_no_tokenizer_and_one_list_a_prompt_will_do(tiny_pair: sprinter.Pair) -> None:
     prompt = [3, 7, 1, 12, 5]
-    ids = [token.id for token in tiny_pair.generate(prompt, max_new_tokens=20).tokens]
-    outs = tiny_pair.generate_batch(
-        [prompt] * 3, max_new_tokens=20, stop_token_ids=[[ids[4]], [], [ids[9], ids[11]]]
-    )
+    options: dict[str, Any] = {"method": "speculative", "max_new_tokens": 20}
+    ids = [token.id for token in tiny_pair.generate(prompt, **options).tokens]
+    outs = tiny_pair.generate_batch([prompt] * 3, stop_token_ids=[[ids[4]], [], [ids[9], ids[11]]], **options)
     ends = [ids.index(ids[4]) + 1, 20, min(ids.index(ids[9]), ids.index(ids[11])) + 1]
     assert [len(out.tokens) for out in outs] == ends
 
