@@ -84,8 +84,8 @@ test-gguf: users ## the tests of GGUF files and llama.cpp (built once, some minu
 	@$(USERS)/bin/python -m pytest -m "not slow and not gpu and not real" --skips gpu,cpu,peers $(PARALLEL) \
 		$$(grep -rlE 'NO_LLAMA|NO_GGUF' tests --include='test_*.py')
 
-test-real: users ## the tests on SmolLM2 (98 MB), also through llama.cpp; REAL=qwen or REAL=all: on more models (2 GB)
-	@test ! -x $(FETCH) || for name in $(if $(filter all,$(REAL)),smollm2 qwen gemma,$(REAL)); do \
+test-real: users ## the tests on SmolLM2 (98 MB), also through llama.cpp; REAL=smollm2,qwen or all: on more (2 GB)
+	@test ! -x $(FETCH) || for name in $(if $(filter all,$(REAL)),smollm2 qwen gemma,$(subst $(comma), ,$(REAL))); do \
 		$(FETCH) $$name "$(MODELS)" >/dev/null || exit 1; done
 	@echo "== pytest on $(REAL)"
 	@SPRINTER_MODELS="$(MODELS)" REAL="$(subst qwen,qwen$(comma)qwen-draft,$(REAL))" $(USERS)/bin/python -m pytest -m real \
