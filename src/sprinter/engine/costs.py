@@ -72,7 +72,6 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
     Raises:
         SprinterError: a model fails.
     """
-
     return _once(pair, described, "", _read_costs, lambda: _measure(pair), ("target", "draft", "host"))
 
 

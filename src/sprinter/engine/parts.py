@@ -34,6 +34,9 @@ __all__ = ["Parts", "drafts_by_default"]
 # must outweigh what is lost in texts on which the two models agree less.
 _KEPT, _PAYS = 0.8, 1.1
 
+_COSTS = ("pass_costs", "shared_costs", "head_costs", "shared_head_costs")
+"""Attributes that hold measured costs."""
+
 
 def drafts_by_default(costs: PassCosts) -> bool:
     """Whether a text whose request names no method is drafted: else no draft would pay, and it is decoded plainly."""
@@ -208,7 +211,7 @@ class Parts:
             pool.clear()
             renew(pool.model.model)
         self._follow()
-        for name in ("described", "pass_costs", "shared_costs", "head_costs", "shared_head_costs"):
+        for name in ("described", "_kept_costs", *_COSTS):
             self.__dict__.pop(name, None)  # made again when needed
 
     def take(
