@@ -119,8 +119,9 @@ def summaries(run: Run, temperature: float) -> list[dict[str, Any]]:
 
 
 def table(run: Run, temperature: float, suite: str) -> list[str]:
-    """Markdown table of one suite at one temperature of one run."""
-    rows = [one for one in summaries(run, temperature) if one["suite"] == suite]
+    """Markdown table of one suite at one temperature of one run; an arm that failed has its error for numbers."""
+    failed = {arm["name"]: arm["error"] for arm in run.header["arms"] if arm["status"] == "failed"}
+    rows = [one for one in summaries(run, temperature) if one["suite"] == suite and one["arm"] not in failed]
     right = [name for name in _ACCURACY if any(name in one["quality"] for one in rows)]
     same = any(one["as_plain"] is not None for one in rows)
     head = ["arm", "tokens/s", "÷ plain", "target calls/token", "mean drift", "trusted"]
@@ -139,6 +140,8 @@ def table(run: Run, temperature: float, suite: str) -> list[str]:
             ["–" if one["as_plain"] is None else f"{one['as_plain']} of {one['answers']}"] if same else []
         )
         lines.append(f"| {' | '.join(cells)} |")
+    for arm, error in failed.items():
+        lines.append(f"| `{arm}` | failed: {error.replace('|', '/')} {'| ' * (len(head) - 2)}|")
     return lines
 
 

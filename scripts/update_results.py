@@ -70,6 +70,7 @@ TOPICS = {
     "methods": Topic(
         "methods on the built-in pair, and counts against transformers'",
         {
+            "methods/defaults": "Defaults beside plain decoding, by pair and runner",
             "methods/tuner": "The tuner against an exhaustive grid",
             "methods/crosscheck": "Against transformers' assisted decoding",
             "methods/trees": "Trees against chains",
@@ -108,6 +109,7 @@ TOPICS = {
             "serve/crowd_builtin": "One seed alone and in a crowd: the built-in pair",
             "serve/crowd_smollm2": "One seed alone and in a crowd: SmolLM2",
             "serve/schema": "Requests made from the description",
+            "serve/attacks": "The server under attack",
         },
     ),
     "llamacpp": Topic(

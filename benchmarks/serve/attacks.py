@@ -3,14 +3,16 @@
     python benchmarks/serve/attacks.py [--only NAME ...]
 
 Starts ``sprinter serve`` with the built-in pair and two keys on loopback, and runs one attack after the other while
-``/health`` is asked every 20 ms. The last line of standard output is one JSON object: by attack, the times of
-``/health`` in ms (p50, p99, p100), the growth of the peak resident memory in MB, and the statuses of the answers.
+``/health`` is asked every 20 ms by a process of its own. The last line of standard output is one JSON object: by
+attack, the times of ``/health`` in ms (p50, p99, p100), the growth of the peak resident memory in MB, and the statuses
+of the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -27,11 +29,12 @@ import httpx2
 import numpy as np
 
 from benchmarks.common import command, environment, grid, option_parser, write_results
-from benchmarks.serve.servers import ServerProcess, free_port, sprinter_server, started
+from benchmarks.serve.servers import ServerProcess, free_port, rss_mib, sprinter_server, started
 from benchmarks.smoke import sized
 
 KEYS = {"attacker": "attacker-secret-key-1", "other": "other-secret-key-22222"}
 TEXT = "/v1/completions"
+WATCH = "--watch"  # the command of the watching process
 HEALTH_EVERY_S = 0.02
 SIZE = 3_900_000  # bytes of a large body
 Ask = Callable[[httpx2.AsyncClient], Awaitable[list[int]]]
@@ -142,46 +145,54 @@ ATTACKS: dict[str, Ask] = {
 }  # fmt: skip
 
 
-class Watch(threading.Thread):
-    """Asks for ``/health`` and looks at the server's memory, in a thread, until it is told to stop.
-
-    Attributes:
-        times_ms: of the answers. sizes_mib: resident memory of the server.
-    """
+class Watch:
+    """Asks for ``/health`` and looks at the server's memory, in a process of its own, until it is told to stop."""
 
     def __init__(self, server: ServerProcess) -> None:
-        super().__init__(daemon=True)
-        self._server, self._over = server, threading.Event()
-        self.times_ms: list[float] = []
-        self.sizes_mib = [server.rss_mib()]
-
-    def run(self) -> None:
-        with httpx2.Client(base_url=self._server.url, timeout=600, trust_env=False) as client:
-            while not self._over.wait(HEALTH_EVERY_S):
-                began = time.perf_counter()
-                client.get("/health").raise_for_status()
-                self.times_ms.append(1e3 * (time.perf_counter() - began))
-                self.sizes_mib.append(self._server.rss_mib())
+        self._before = server.rss_mib()
+        # Spawned: what the attacker's threads and loop hold must not slow it down.
+        words = [sys.executable, str(Path(__file__).resolve()), WATCH, server.url, str(server.process.pid)]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it has asked once
 
     def stop(self) -> dict[str, float]:
         """What was seen."""
-        self._over.set()
-        self.join()
-        grown = max(self.sizes_mib) - self.sizes_mib[0]
-        found = {f"health_p{at}_ms": float(np.percentile(self.times_ms, at)) for at in (50, 99, 100)}
-        return {name: round(value, 1) for name, value in (found | {"memory_mb": grown * 1.048576}).items()}
+        out, _ = self._process.communicate(b"\n")
+        if self._process.returncode:
+            sys.exit("error: /health was not answered during an attack")
+        seen = json.loads(out)
+        times_ms = seen["times_ms"]
+        found = {f"health_p{at}_ms": float(np.percentile(times_ms, at)) for at in (50, 99, 100)}
+        found["memory_mb"] = (max(seen["sizes_mib"]) - self._before) * 1.048576
+        return {"asked": len(times_ms), **{name: round(value, 1) for name, value in found.items()}}
+
+
+def _watch(url: str, pid: int) -> None:
+    """The watching process: ends when its standard input does, and prints what it saw."""
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(1), over.set()), daemon=True).start()
+    times_ms, sizes_mib = [], []
+    with httpx2.Client(base_url=url, timeout=600, trust_env=False) as client:
+        client.get("/health").raise_for_status()
+        print("ready", flush=True)
+        while not over.wait(HEALTH_EVERY_S):
+            began = time.perf_counter()
+            client.get("/health").raise_for_status()
+            times_ms.append(1e3 * (time.perf_counter() - began))
+            sizes_mib.append(rss_mib(pid))
+    print(json.dumps({"times_ms": times_ms, "sizes_mib": sizes_mib}))
 
 
 async def _attacked(server: ServerProcess, ask: Ask) -> dict[str, Any]:
     async with server.client(KEYS["attacker"]) as client:
-        watch = Watch(server)
-        watch.start()
+        watch = await asyncio.to_thread(Watch, server)
         await asyncio.sleep(0.5)
         statuses = await ask(client)
         await asyncio.sleep(0.3)
-        seen = watch.stop()
+        seen = await asyncio.to_thread(watch.stop)
     counts = Counter(map(str, statuses))
-    return {**seen, "asked": len(watch.times_ms), "statuses": dict(sorted(counts.items()))}
+    return {**seen, "statuses": dict(sorted(counts.items()))}
 
 
 def _table(results: dict[str, dict[str, Any]]) -> str:
@@ -226,4 +237,7 @@ def _warm(server: ServerProcess) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [WATCH]:
+        _watch(sys.argv[2], int(sys.argv[3]))
+    else:
+        main()

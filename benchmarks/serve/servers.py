@@ -21,6 +21,7 @@ __all__ = [
     "ServerProcess",
     "free_port",
     "llama_server",
+    "rss_mib",
     "sprinter_server",
     "started",
     "vllm_server",
@@ -52,7 +53,12 @@ class ServerProcess:
 
     def rss_mib(self) -> float:
         """Resident memory of the process and its children."""
-        return sum(_rss_kib(pid) for pid in _family(self.process.pid)) / 1024
+        return rss_mib(self.process.pid)
+
+
+def rss_mib(root: int) -> float:
+    """Resident memory of a process and its children."""
+    return sum(_rss_kib(pid) for pid in _family(root)) / 1024
 
 
 def _family(root: int) -> list[int]:

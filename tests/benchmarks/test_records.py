@@ -151,3 +151,19 @@ def test_records_of_two_temperatures_make_no_table(
     run = records.read(records.publish(written(tmp_path / "toy", results), "methods"))
     with pytest.raises(records.MixedRecordsError, match=r"2 values of temperature \(0.0, 1.0\)"):
         records.one_run(run.records, "temperature")
+
+
+def test_an_arm_that_failed_has_its_error_in_the_table(
+    records: Any, results: dict[str, Any], tmp_path: Path
+) -> None:
+    error = "out of memory | at once"
+    results["arms"][1] |= {"status": "failed", "error": error}
+    results["arms"].append({"name": "svip", "engine": "sprinter", "status": "failed", "error": "no draft"})
+    run = records.read(records.publish(written(tmp_path / "run", results), "toy"))
+    rows = records.table(run, 1.0, "toy")[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| `autoregressive`", "| `sprinter`", "| `svip`"]
+    assert (
+        rows[1].startswith("| `sprinter` | failed: out of memory / at once |")
+        and "failed: no draft" in rows[2]
+    )
+    assert len({row.count("|") for row in records.table(run, 1.0, "toy")}) == 1

@@ -69,7 +69,7 @@ def test_a_model_with_our_layers_says_what_they_do_not_read(change: str) -> None
     CHANGES[change](pair.models.target.model)
     for prompt in ("def f(", "class A:"):
         with pytest.raises(
-            UserError, match=r"its weights are in \w+ on \w+, which our kernels do not read; call"
+            UserError, match=r"its weights are in \w+ on \w+, which our kernels do not read; load it anew"
         ):
             pair.generate(prompt, **GREEDY)
 

@@ -12,7 +12,6 @@ from sprinter.errors import UserError, install_line
 
 __all__ = ["serve"]
 
-_DECODING, _LIMITS, _SAFETY = "Decoding", "Limits", "Safety"  # panels on the help page
 _MIB = 2**20
 
 
@@ -26,13 +25,7 @@ def serve(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
-            "--method",
-            "-m",
-            help="Method of requests that name none.",
-            show_default="exact",
-            rich_help_panel=_DECODING,
-        ),
+        typer.Option("--method", "-m", help="Method of requests that name none.", show_default="exact"),
     ] = None,
     budget: Annotated[
         float | None,
@@ -41,94 +34,66 @@ def serve(
             max=1.0,
             help="Maximum mean drift a token of requests that name none; 0: exact.",
             show_default="what the method says",
-            rich_help_panel=_DECODING,
         ),
     ] = None,
     require_lossless: Annotated[
         bool,
-        typer.Option("--require-lossless", help="Refuse lossy methods.", rich_help_panel=_DECODING),
+        typer.Option("--require-lossless", help="Refuse lossy methods."),
     ] = False,
     never_slower: Annotated[
         bool,
-        typer.Option(
-            help="Stop drafting while it does not pay, in requests without a method.",
-            rich_help_panel=_DECODING,
-        ),
+        typer.Option(help="Stop drafting while it does not pay, in requests without a method."),
     ] = True,
-    rows: Annotated[
-        int, typer.Option(min=1, help="Texts generated at the same time.", rich_help_panel=_DECODING)
-    ] = 8,
+    rows: Annotated[int, typer.Option(min=1, help="Texts generated at the same time.")] = 8,
     max_len: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Tokens of a row, prompt included.",
-            show_default="the context, at most 2048",
-            rich_help_panel=_DECODING,
+            min=1, help="Tokens of a row, prompt included.", show_default="the context, at most 2048"
         ),
     ] = None,
     memory_mib: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Maximum size of the KV caches.",
-            show_default="90 % of the free memory",
-            rich_help_panel=_DECODING,
-        ),
+        typer.Option(min=1, help="Maximum size of the KV caches.", show_default="90 % of the free memory"),
     ] = None,
-    max_waiting: Annotated[
-        int, typer.Option(min=0, help="Texts that wait for a row.", rich_help_panel=_LIMITS)
-    ] = 64,
+    max_waiting: Annotated[int, typer.Option(min=0, help="Texts that wait for a row.")] = 64,
     max_prompt_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Longest prompt.", show_default="the row", rich_help_panel=_LIMITS),
+        typer.Option(min=1, help="Longest prompt.", show_default="the row"),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest text.", show_default="the row", rich_help_panel=_LIMITS)
+        int | None, typer.Option(min=1, help="Longest text.", show_default="the row")
     ] = None,
-    max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request.", rich_help_panel=_LIMITS)] = 4,
-    queue_timeout: Annotated[
-        float, typer.Option(help="Seconds that a request waits for a row.", rich_help_panel=_LIMITS)
-    ] = 60.0,
-    request_timeout: Annotated[
-        float, typer.Option(help="Seconds that a request takes.", rich_help_panel=_LIMITS)
-    ] = 600.0,
-    drain_timeout: Annotated[
-        float, typer.Option(help="Seconds for open requests after SIGTERM.", rich_help_panel=_LIMITS)
-    ] = 30.0,
+    max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request.")] = 4,
+    queue_timeout: Annotated[float, typer.Option(help="Seconds that a request waits for a row.")] = 60.0,
+    request_timeout: Annotated[float, typer.Option(help="Seconds that a request takes.")] = 600.0,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds for open requests after SIGTERM.")] = 30.0,
     rate_limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Texts per minute of a key.", show_default="none", rich_help_panel=_LIMITS),
+        typer.Option(min=1, help="Texts per minute of a key.", show_default="none"),
     ] = None,
     token_limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens per minute of a key.", show_default="none", rich_help_panel=_LIMITS),
+        typer.Option(min=1, help="Tokens per minute of a key.", show_default="none"),
     ] = None,
     api_keys: Annotated[
         Path | None,
-        typer.Option(help="File of keys, one per line; read again when it changes.", rich_help_panel=_SAFETY),
+        typer.Option(help="File of keys, one per line; read again when it changes."),
     ] = None,
     allow_anonymous: Annotated[
         bool,
-        typer.Option(
-            "--allow-anonymous", help="Let other machines in without a key.", rich_help_panel=_SAFETY
-        ),
+        typer.Option("--allow-anonymous", help="Let other machines in without a key."),
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Further name of this server in the header Host; may be repeated.",
-            show_default=False,
-            rich_help_panel=_SAFETY,
+            help="Further name of this server in the header Host; may be repeated.", show_default=False
         ),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel=_SAFETY)] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="Key of the certificate (PEM).", rich_help_panel=_SAFETY)
-    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
     log_prompts: Annotated[
         bool,
-        typer.Option("--log-prompts", help="Write prompts and answers to the log.", rich_help_panel=_SAFETY),
+        typer.Option("--log-prompts", help="Write prompts and answers to the log."),
     ] = False,
 ) -> int:
     """Serve the pair over HTTP, with OpenAI's interface: completions, chat completions, models.

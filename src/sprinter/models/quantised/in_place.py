@@ -128,16 +128,15 @@ def check_unchanged(model: nn.Module) -> None:
     if not watch.changed(model):
         return
     why, kept = changed_layer(model, joined=True), [torch.float32] if is_quantised(model) else [*FLOATS]
+    advice = "call pair.reload(), or load with compile=False"
     for weights in model.parameters():
         if weights.device.type != "cpu" or weights.dtype not in kept:
             kind = str(weights.dtype).removeprefix("torch.")
             why = f"its weights are in {kind} on {weights.device}, which our kernels do not read"
+            advice = "load it anew" if is_quantised(model) else advice
     if why is not None:
         del _watches[model]  # the next text is refused too
-        raise UserError(
-            f"{type(model).__name__} was changed since it was loaded: {why}; call pair.reload(), or load with "
-            "compile=False"
-        )
+        raise UserError(f"{type(model).__name__} was changed since it was loaded: {why}; {advice}")
 
 
 def _has_joined(model: PreTrainedModel) -> bool:
