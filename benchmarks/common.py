@@ -37,7 +37,7 @@ sys.path.insert(1, str(ROOT / "scripts"))  # some benchmarks read what the pair 
 T = TypeVar("T")
 RESULTS = scratch("results") if SMOKE else ROOT / "benchmarks" / "results"
 PROMPT_WORDS = 200
-LONGEST = 30
+LONGEST = 20
 """Lines of a table that a page shows; a longer one is CSV."""
 NEW_TOKENS = sized(64, 8)
 STARTED = {key: value for key, value in present_environment().items() if key in ("commit", "dirty", "load")}

@@ -15,7 +15,8 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,8 @@ def script_lines(name: str, title: str) -> list[str]:
     if short.is_file():
         return ["", f"## {title}", "", where, "", short.read_text(encoding="utf-8").strip()]
     link = f"[All numbers as CSV](../../benchmarks/results/{name}.csv)."
-    return ["", f"## {title}", "", where, "", *verdicts(load(name)), link]
+    told = verdicts(load(name))
+    return ["", f"## {title}", "", *([where, "", *told, link] if told else [f"{where} {link}"])]
 
 
 def verdicts(results: dict[str, Any]) -> list[str]:
@@ -221,18 +223,14 @@ def verdicts(results: dict[str, Any]) -> list[str]:
 
 # --- runs of the bench -----------------------------------------------------------------------------------------------
 def run_lines(name: str, run: Run) -> list[str]:
-    """Heading, how it was made, and its tables: one a temperature, and one a suite if they are few."""
+    """Heading, how it was made, and a table a temperature: of all suites together, if there are several."""
     lines = ["", f"## Run: {name}", "", records.where(run)]
-    suites = run.suites if len(run.suites) <= 3 else run.suites[:1]
-    if len(run.header["arms"]) <= SHOWN_ARMS:
+    if name.startswith("readme-"):
+        lines[-1] += " Its table stands in [README](../../README.md#results)."
+    elif len(run.header["arms"]) <= SHOWN_ARMS:
         for temperature in run.temperatures:
-            for suite in suites:
-                lines += [
-                    "",
-                    f"**{suite}, temperature {temperature:g}**",
-                    "",
-                    *records.table(run, temperature, suite),
-                ]
+            told = f"**{run.suites[0]}, temperature {temperature:g}**"
+            lines += ["", told, "", *records.table(run, temperature, run.suites[0])]
     return [*lines, "", f"All suites and temperatures: [CSV]({name}.csv)."]
 
 
@@ -278,6 +276,15 @@ def index_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def wrapped(lines: Iterable[str]) -> str:
+    """Lines as text, those of prose at most 120 characters long."""
+    found: list[str] = []
+    for line in "\n".join(lines).split("\n"):
+        prose = len(line) > 120 and not line.startswith("|")
+        found += textwrap.wrap(line, 120, break_long_words=False, break_on_hyphens=False) if prose else [line]
+    return "\n".join(found)
+
+
 def tables(name: str, topic: Topic) -> str:
     """The tables of a topic."""
     lines = [
@@ -288,7 +295,7 @@ def tables(name: str, topic: Topic) -> str:
         lines += run_lines(run_name, run)
     for result, title in topic.titles.items():
         lines += script_lines(result, title)
-    return "\n".join(lines)
+    return wrapped(lines)
 
 
 def readme_block() -> str:
@@ -312,7 +319,7 @@ def readme_block() -> str:
             records.where(runs[name]),
         ]
     lines += ["", "All published runs: [results](docs/results.md)."]
-    return "\n".join(lines).strip()
+    return wrapped(lines).strip()
 
 
 def between_marks(path: Path, text: str) -> str:
