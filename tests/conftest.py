@@ -26,7 +26,8 @@ TESTS = Path(__file__).parent
 UNMEASURED = {
     "test_house", "test_random",
     "bench/test_arms",
-    "decode/test_addresses", "decode/test_budget", "decode/test_budget_worst", "decode/test_calibrated", "decode/test_chain_rules",
+    "decode/test_addresses", "decode/test_budget", "decode/test_budget_worst", "decode/test_calibrated",
+    "decode/test_chain_rules",
     "decode/test_check_drafter", "decode/test_conformance", "decode/test_fuzzy_bound", "decode/test_guards",
     "decode/test_head", "decode/test_joint_law", "decode/test_mutants", "decode/test_optimal",
     "decode/test_several", "decode/test_switch", "decode/test_trees",
