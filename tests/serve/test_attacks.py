@@ -99,6 +99,8 @@ def test_the_shape_of_a_body_is_what_is_outside_of_its_texts() -> None:
     ):
         with pytest.raises(Refusal, match="too many values"):
             check_shape(json.dumps({"prompt": wrong}).encode())
+    with pytest.raises(Refusal, match="JSON in UTF-8"):
+        check_shape('{"model": "\u0122", "messages": [{}]}'.encode("utf-16-le"))
 
 
 @pytest.mark.parametrize("fields", [
@@ -109,6 +111,7 @@ def test_the_shape_of_a_body_is_what_is_outside_of_its_texts() -> None:
     {"stop_token_ids": [10**30]},
     {"sprinter": {"method": "speculative(gamma=1000000000)"}}, {"sprinter": {"method": "speculative(cap=1000000000)"}},
     {"sprinter": {"method": "speculative(gamma=" + "9" * 900 + ")"}}, {"sprinter": {"method": "\ud800(gamma=2)"}},
+    {"sprinter": {"method": "certain(signal=1.0)"}}, {"sprinter": {"method": "certain(signal=none)"}},
 ], ids=lambda fields: ascii(fields)[:50])  # fmt: skip
 def test_odd_values_are_mistakes_of_the_client(server: Running, fields: dict[str, Any]) -> None:
     body = json.dumps({"prompt": "The", "max_tokens": 2, **fields}).encode()
@@ -284,6 +287,19 @@ def test_health_is_answered_when_all_else_is_full(tiny: sprinter.Pair) -> None:
         for one in idle:
             one.close()
         assert statuses == (200, 200)
+
+
+@pytest.mark.parametrize("more", ["content-length: 1000", "transfer-encoding: chunked"])
+def test_paths_without_keys_wait_for_no_body(tiny: sprinter.Pair, more: str) -> None:
+    with serving(tiny, rows=1, max_len=96, max_connections=2) as server:
+        head = f"POST /health HTTP/1.1\r\nhost: localhost\r\n{more}\r\n\r\n".encode()
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(4)]
+        for client in clients:
+            client.sendall(head)
+            assert b" 400 " in client.recv(4000)
+        assert server.post(TEXT, {"prompt": PROMPT, "max_tokens": 1}).status_code == 200
+        for client in clients:
+            client.close()
 
 
 def test_bodies_that_come_at_the_same_time_are_limited_together(

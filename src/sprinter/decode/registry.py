@@ -20,7 +20,7 @@ Item = TypeVar("Item", bound=Callable[..., Any])
 
 def did_you_mean(kind: str, name: str, known: list[str]) -> UserError:
     """The error for an unknown name, with a suggestion: the nearest known name."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
     return UserError(f"unknown {kind} '{name}': {hint}")
 

@@ -29,6 +29,7 @@ ChatMessage = Mapping[str, Any]
 """One message: "role", "content" (text, or a list of text parts), and what else the chat template reads."""
 
 _ROLES = ("system", "user", "assistant")
+_LONGEST_NAME = 64  # of a role or field: a template is searched for it
 _ASKED = ("user", "tool")  # the last message of a conversation that the model answers
 _OURS = {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {
     "tools", "documents", "chat_template",
@@ -125,7 +126,7 @@ def _template(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> s
 
 def _reads(template: str, name: str) -> bool:
     """Whether a template mentions a variable, field or role."""
-    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+    return len(name) <= _LONGEST_NAME and re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
@@ -143,7 +144,10 @@ def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
             if role is None
             else f"the role of {where} is {role!r}, which is no text: give 'user', 'assistant' or 'system'"
         )
-    if role not in _ROLES and not re.search(rf"""["']{re.escape(role)}["']""", template):
+    known = role in _ROLES or (
+        len(role) <= _LONGEST_NAME and re.search(rf"""["']{re.escape(role)}["']""", template) is not None
+    )
+    if not known:
         raise UserError(
             f"the role of {where} is {role!r}, which the chat template does not know: give 'user', 'assistant' or "
             "'system'"
@@ -154,9 +158,13 @@ def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
         raise UserError(
             f"{where} has a field {unread!r}, which the chat template does not read: leave it out"
         )
+    try:
+        others = deepcopy(others)
+    except RecursionError:
+        raise UserError(f"{where} has a field that is nested too deeply: flatten it") from None
     if message.get("content") is None and "tool_calls" in others:
-        return {"role": role, **deepcopy(others)}
-    return {"role": role, "content": _text(message.get("content"), where), **deepcopy(others)}
+        return {"role": role, **others}
+    return {"role": role, "content": _text(message.get("content"), where), **others}
 
 
 def _text(content: Any, where: str) -> str:

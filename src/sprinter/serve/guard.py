@@ -83,7 +83,9 @@ class RequestGuard:
             return
         headers, began = Headers(scope=scope), time.perf_counter()
         given = headers.get("x-request-id", "")
-        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s
+        keyless = scope["path"] in _OPEN
+        seconds = self._settings.body_timeout_s if keyless else self._settings.request_timeout_s
+        deadline = asyncio.get_running_loop().time() + seconds
         note = RequestNote(given if _ID.fullmatch(given) else uuid.uuid4().hex, deadline)
         scope["sprinter.note"], head = note, scope["method"] == "HEAD"
         scope = {**scope, "method": "GET"} if head else scope
@@ -102,10 +104,10 @@ class RequestGuard:
                 scope.get("sprinter.abort", lambda: None)()
                 raise ClientLeft from None
 
-        self._open += 1
+        self._open += not keyless
         try:
             self._check(scope, headers, note)
-            body = await self._read(headers, receive)
+            body = b"" if keyless else await self._read(headers, receive)
             await self._app(scope, _again(body, receive), noted)
         except ClientLeft:
             note.status = note.status or 499
@@ -120,7 +122,7 @@ class RequestGuard:
             response = JSONResponse(refusal.body(), refusal.status, refusal.headers | {"connection": "close"})
             await response(scope, receive, noted)
         finally:
-            self._open -= 1
+            self._open -= not keyless
             self._end(scope, note, time.perf_counter() - began)
 
     def _end(self, scope: Scope, note: RequestNote, wall_s: float) -> None:
@@ -143,6 +145,10 @@ class RequestGuard:
         client = scope.get("client")
         note.owner = client[0] if client else "unknown"
         if scope["path"] in _OPEN:
+            if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+                raise Refusal(
+                    400, "send no body to this path", code="body_not_expected"
+                )  # nor is it waited for
             return
         if self._open > self._settings.max_connections:
             raise Refusal(
@@ -227,6 +233,8 @@ def check_shape(body: bytes) -> None:
     Raises:
         Refusal: it has too many.
     """
+    if b"\0" in body:  # a parser would guess UTF-16, in which the marks below are others
+        raise Refusal(400, "the body has a NUL byte: send JSON in UTF-8", code="invalid_json")
     if body.count(b",") + body.count(b"[") + body.count(b"{") <= _MOST_OBJECTS:  # in texts or outside of them
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
