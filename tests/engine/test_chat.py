@@ -189,6 +189,8 @@ BAD: list[tuple[Any, str]] = [
     ([{"role": "user", "content": ["x"]}], "a part of type 'str'"),
     ([{"role": "user", "content": [{"type": "text"}]}], "a text part without text"),
     ([{**USER, "name": "Bob"}], "message 0 has a field 'name', which the chat template does not read"),
+    ([{**USER, "q" * 65: "x"}], "which the chat template does not read"),
+    ([{"role": "q" * 65, "content": "x"}], "which the chat template does not know"),
     ([USER, "and"], "message 1 is of type str"),
     ([USER, {"role": "assistant", "content": ""}], "has no text to continue"),
     ([{"role": "system", "content": "x"}], "the last message has the role 'system'"),
