@@ -21,7 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVS = Path(os.environ.get("SPRINTER_ENVS") or Path.home() / ".cache" / "sprinter-envs")
 WORK = ENVS / "install"
 DOCKERFILE = ROOT / "examples" / "serve" / "Dockerfile"
-IMPORTS = {"gguf": "gguf, llama_cpp", "serve": "fastapi, uvicorn, prometheus_client"}
+IMPORTS = {
+    "gguf": "gguf, llama_cpp",
+    "serve": "fastapi, uvicorn, prometheus_client",
+    "bench": "rouge_score.rouge_scorer",
+    "plots": "matplotlib",
+}
 """Extra -> what it brings."""
 _LINE = re.compile(r"(?:[\w/.]*/)?pip install (?:-\S+ )*(?:'[^']+'|[^\s`#)';]+)")
 
