@@ -73,7 +73,7 @@ class RequestGuard:
         settings = service.settings
         self._keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
         self._open, self._held = 0, 0  # requests, and bytes of bodies that are being read
-        self._hosts = _LOOPBACK | {settings.host, *settings.allowed_hosts}
+        self._hosts = _LOOPBACK | {name.lower() for name in (settings.host, *settings.allowed_hosts)}
         # A server that all may reach under any name has no names to check.
         self._any_host = "*" in settings.allowed_hosts or not settings.is_loopback
 

@@ -7,6 +7,7 @@ import hmac
 import logging
 import re
 import stat
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -157,23 +158,27 @@ class RateLimit:
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = per_minute, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (what is left, at that time)
+        self._lock = threading.Lock()  # requests are charged in several threads
 
     def wait_s(self, owner: str, cost: float = 1.0, *, take: bool = True) -> float:
         """0 and so much less in the bucket, or the time until there is enough.
 
         A cost above a minute's worth waits for a full bucket, which it leaves in debt. ``take``: False to ask only.
         """
-        now, rate = self._clock(), self._most / 60
-        left, at = self._left.pop(owner, (float(self._most), now))
-        left = min(self._most, left + (now - at) * rate)
-        wait = max(0.0, min(cost, self._most) - left) / rate
-        self._left[owner] = (left if wait or not take else left - cost, now)
-        while len(self._left) > _MOST_OWNERS:
-            self._left.popitem(last=False)
+        rate = self._most / 60
+        with self._lock:
+            now = self._clock()
+            left, at = self._left.pop(owner, (float(self._most), now))
+            left = min(self._most, left + (now - at) * rate)
+            wait = max(0.0, min(cost, self._most) - left) / rate
+            self._left[owner] = (left if wait or not take else left - cost, now)
+            while len(self._left) > _MOST_OWNERS:
+                self._left.popitem(last=False)
         return wait
 
     def give_back(self, owner: str, amount: float) -> None:
         """Put back what was taken and not used."""
-        if owner in self._left:
-            left, at = self._left[owner]
-            self._left[owner] = (left + amount, at)
+        with self._lock:
+            if owner in self._left:
+                left, at = self._left[owner]
+                self._left[owner] = (left + amount, at)
