@@ -30,6 +30,9 @@ TRUSTING = (
     "online(cap=40)", "coin(rate=0.9)", "draft-only", "auto(budget=0.5)", "sprinter(tail=3,tail_ratio=0.005)",
     "trust=everyone,stop=confidence(c=0.5),cap=12", "trust=everyone,stop=fixed(gamma=30),accept=block",
     "trust=coin(rate=0.9),stop=svip(h=2)",
+    "trust=gate(tau=0.3),stop=confidence(c=0.4),accept=threshold,cap=3",
+    "trust=gate(tau=0.3),stop=confidence(c=0.4),accept=random(rate=0),cap=3",
+    "trust=everyone,stop=confidence(c=0.5),accept=threshold,cap=12",
 )  # fmt: skip
 ACCEPTING = (
     "opt(epsilon=0.8)", "uno(epsilon=0.8)", "fuzzy(divergence=tv,threshold=1)", "lenient(w=0.1)", "mentored(kl=2)",
@@ -151,6 +154,10 @@ JUDGED = {
     "sees the token": SEEING,
     "stops by the token": Method(trust=Gate(0.3), stop=UnlikelyToken(0.3), accept=Exact(), cap=3),
     "block": Method(trust=Gate(0.3), stop=Untrusted(tail=1), accept=Block(), cap=3),
+    **{
+        f"sees the token, {accept}": replace(SEEING, accept=parse_method(f"accept={accept},cap=3").accept)
+        for accept in ("threshold", "random(rate=0)", "block")
+    },
 }
 
 

@@ -3,7 +3,8 @@
 With a ratio a trusted x stays if p(x)/q(x) >= the ratio; else with probability p(x)/q(x), as under the exact rule,
 whose replacement follows it. At ratio 0 every trusted token stays, and at 1 each is judged exactly: a point between
 SPRINTER and exact speculative decoding whose trust rule only ends the runs. A budget has those judged exactly whose
-drift does not fit.
+drift does not fit; if trust looked at the token, by the lossless rule that judges untrusted tokens: two exact rules in
+turn, by the token, are not exact.
 """
 
 from __future__ import annotations
@@ -64,20 +65,22 @@ def review(
             then a one-sample bound: TV(π₀, p) + TV(K, K₀), with π₀ the law of ``meter_rule``, and K and K₀ the laws of
             what becomes of x under ``TailRatio`` and ``meter_rule``.
         meter_rule: the rule that would have judged a trusted token; None: such positions have no drift.
-        budget: the text's account; a trusted token whose drift does not fit is judged exactly.
+        budget: the text's account; a trusted token whose drift does not fit is judged exactly (``rule`` is lossless).
     """
     tree, p, raw_p, draws, round, position, heads = call
     n = len(saw_token)
     q, own_p = torch.stack(list(tree.laws[:n])), p[:n]
     b, r = TailRatio(ratio).both(own_p, q)
 
+    def control(i: int) -> Control | None:
+        return control_at(i, p, raw_p, q[i], tree.raws[i] if tree.raws else None, heads)
+
     def sampled(i: int, y: int) -> tuple[float | None, float | None]:
         """(drift, ratio) where the decision saw the token and y is in the text."""
         if meter_rule is None:
             return None, None
-        x, laws = tree.tokens[i], LawPair(p[i], q[i])
-        control = control_at(i, p, raw_p, q[i], tree.raws[i] if tree.raws else None, heads)
-        return one_sample(meter_rule, laws, control, x, y, becomes(x, b[i], r[i]))
+        x = tree.tokens[i]
+        return one_sample(meter_rule, LawPair(p[i], q[i]), control(i), x, y, becomes(x, b[i], r[i]))
 
     pi = emitted(q, b, r)
     drifts: list[float | None] = list(tv_distance(pi, own_p).tolist())
@@ -86,6 +89,10 @@ def review(
         fits = budget.fitting([1.0 if cost is None else cost for cost in costs], position)
         if not all(fits):
             b = torch.where(torch.tensor(fits, device=b.device).unsqueeze(-1), b, chances(own_p, q))
+            for i, fit in enumerate(fits):
+                if saw_token[i] and not fit:
+                    assert meter_rule is not None
+                    b[i], r[i] = meter_rule.both(p[i], q[i], control(i))
             pi = emitted(q, b, r)
             drifts = [drift if fit else 0.0 for drift, fit in zip(drifts, fits, strict=True)]
     kept = draws.keep(at_tokens(b, tree.tokens[:n]).tolist(), round, position)
