@@ -388,11 +388,33 @@ def test_costs_of_files_in_the_models_folder_are_kept(
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
     described = dict(tiny_pair._parts.described)
+    models = tiny_pair.models
     for name in ("target", "draft"):
         described[name] = {**described[name], "id": f"org/repository/{name}.gguf", "revision": None}
-    assert pass_costs(tiny_pair.models, described) == CHEAP
+        models = replace(models, **{name: replace(getattr(models, name), load_s=1.0)})
+    assert pass_costs(models, described) == CHEAP
     monkeypatch.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured again"))
-    assert pass_costs(tiny_pair.models, described) == CHEAP
+    assert pass_costs(models, described) == CHEAP
+
+
+def test_costs_of_changed_models_are_neither_kept_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    pair = sprinter.load_pair()
+    assert pair.pass_costs == CHEAP and len([*(tmp_path / "cache" / "costs").iterdir()]) == 1
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: DEAR)
+    pair.reload()
+    assert pair.pass_costs == DEAR
+    assert pair.models.target.model.name_or_path  # a directory that exists, and may hold other weights
+    given = sprinter.load_pair(
+        pair.models.target.model,
+        pair.models.draft.model,
+        tokenizer=pair.tokenizer,  # type: ignore[union-attr]
+    )
+    assert given.pass_costs == DEAR
+    assert sprinter.load_pair().pass_costs == CHEAP
 
 
 @pytest.mark.usefixtures("measured")

@@ -127,11 +127,12 @@ def _command(loading: Loading, best: Mapping[str, Any], fastest: str | None, kep
     if fastest is not None and not kept:
         given |= MIXED[fastest][2] if fastest in MIXED else RIVALS[fastest]
     if best["method"] == "autoregressive":
-        given = {name: value for name, value in given.items() if not name.startswith("draft")}
+        given = {name: value for name, value in given.items() if not name.startswith(("draft", "gate"))}
     words = ["sprinter", "generate", "PROMPT"]
     for name, value in given.items():
         for one in value if isinstance(value, list | tuple) else [value]:
-            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
+            words += [f"--{'no-' if one is False else ''}{name.replace('_', '-')}"]
+            words += [] if isinstance(one, bool) else [str(one)]
     if not best["default"]:
         words += ["--method", best["method"]]
     return shlex.join(words)

@@ -63,11 +63,12 @@ _LONG_HOST = (0.0003, 0.0002, 0.0003)  # what the host does beside long passes, 
 _HOST_TOKENS, _HOST_REPEATS = 32, 2
 
 
-def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
+def pass_costs(pair: LoadedPair, described: Mapping[str, Any] | None) -> PassCosts:
     """The costs of one row's passes: read if they are known, else measured, which takes some seconds, and kept.
 
     Args:
-        described: the record of the models; those that were given as objects are measured each time.
+        described: the record of the models; None: they were changed since. Such models, and those that were given as
+            objects, are measured each time.
 
     Raises:
         SprinterError: a model fails.
@@ -75,7 +76,7 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
     return _once(pair, described, "", _read_costs, lambda: _measure(pair), ("target", "draft", "host"))
 
 
-def kept_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts | None:
+def kept_costs(pair: LoadedPair, described: Mapping[str, Any] | None) -> PassCosts | None:
     """``pass_costs`` if they are known; None: they would have to be measured."""
     name = _file(pair, described, "")
     return None if name is None else _read(name, _read_costs)
@@ -87,7 +88,7 @@ def _read_costs(kept: Mapping[str, Any]) -> PassCosts:
     return PassCosts(target, draft, host=(round, step, learned))
 
 
-def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCosts) -> PassCosts:
+def shared_costs(pair: LoadedPair, described: Mapping[str, Any] | None, costs: PassCosts) -> PassCosts:
     """``costs`` with those of passes that rows share, measured and kept in the same way.
 
     Without them where a model decodes one row at a time, where passes over several rows would have to be compiled
@@ -114,7 +115,7 @@ def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCost
 
 def _once(
     pair: LoadedPair,
-    described: Mapping[str, Any],
+    described: Mapping[str, Any] | None,
     which: str,
     read: Callable[[Mapping[str, Any]], PassCosts],
     measure: Callable[[], PassCosts],
@@ -150,17 +151,11 @@ def _turn() -> Iterator[None]:
         yield
 
 
-def _file(pair: LoadedPair, described: Mapping[str, Any], which: str) -> str | None:
-    """Name of the file that keeps costs; None for models that were given as objects."""
-    models = {name: described[name] for name in ("target", "draft")}
-    named = all(one is None or _is_named(one) for one in models.values())
-    return f"{_key(pair, models)}{which}.json" if named else None
-
-
-def _is_named(model: Mapping[str, Any]) -> bool:
-    """Whether a model was named: a revision, a path, or a file of the models folder; not an object, named by class."""
-    name = model["id"]
-    return bool(model["revision"]) or name.endswith(".gguf") or Path(name).expanduser().exists()
+def _file(pair: LoadedPair, described: Mapping[str, Any] | None, which: str) -> str | None:
+    """Name of the file that keeps costs; None for models that are not, or no longer, what their files hold."""
+    if described is None or any(one.load_s is None for one in pair.asked().values()):
+        return None
+    return f"{_key(pair, {name: described[name] for name in ('target', 'draft')})}{which}.json"
 
 
 @torch.inference_mode()

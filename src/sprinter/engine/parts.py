@@ -67,6 +67,7 @@ class Parts:
         self.models, self.heads, self.profile, self.drafting = models, heads, profile, drafting
         self.watch = None if profile is None else PromptWatch(profile)
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
+        self._reloaded = False
         idle = IdleRunners(cache.max_bytes)
         self.targets = RunnerPool(models.target, cache, idle)
         self.drafts = RunnerPool(models.draft, cache, idle) if models.draft else None
@@ -135,10 +136,15 @@ class Parts:
         """The thresholds that heads record, by kind."""
         return {kind: head.config.tau for kind, head in self.heads.items()}
 
+    @property
+    def _as_loaded(self) -> dict[str, Any] | None:
+        """``described``, under which costs are kept; None since a ``reload``: models may be others than their files."""
+        return None if self._reloaded else self.described
+
     @cached_property
     def pass_costs(self) -> PassCosts:
         """What forward passes of the pair cost on this machine, see ``engine.costs``."""
-        return pass_costs(self.models, self.described)
+        return pass_costs(self.models, self._as_loaded)
 
     @property
     def plain_token_s(self) -> float | None:
@@ -148,12 +154,12 @@ class Parts:
 
     @cached_property
     def _kept_costs(self) -> PassCosts | None:
-        return kept_costs(self.models, self.described)
+        return kept_costs(self.models, self._as_loaded)
 
     @cached_property
     def shared_costs(self) -> PassCosts:
         """``pass_costs`` with those of passes that several rows share."""
-        return shared_costs(self.models, self.described, self.pass_costs)
+        return shared_costs(self.models, self._as_loaded, self.pass_costs)
 
     @cached_property
     def head_costs(self) -> PassCosts:
@@ -211,6 +217,7 @@ class Parts:
             pool.clear()
             renew(pool.model.model)
         self._follow()
+        self._reloaded = True
         for name in ("described", "_kept_costs", *_COSTS):
             self.__dict__.pop(name, None)  # made again when needed
 

@@ -302,7 +302,8 @@ def _load(
         check_capture(model)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,
-        eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored, time.perf_counter() - begun,
+        eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored,
+        None if model is origin.at else time.perf_counter() - begun,
         quantised,
     )  # fmt: skip
 
