@@ -100,6 +100,8 @@ def test_the_default_is_a_row_and_one_command_is_recommended(
         else:
             assert command.startswith(f"sprinter generate PROMPT --target {target} --draft {draft}")
         assert ("--method" in command) == (method != row["method"])
+        done, out, _ = run(*line, "--no-compile", "--json")
+        assert "--no-compile" in json.loads(out)["probe"]["recommended"]["command"].split()
         done, out, _ = run(*line)
         assert f"{row['method']} (default)" in out and out.splitlines()[-1] == f"Recommended: {command}"
 
