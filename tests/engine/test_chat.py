@@ -172,6 +172,16 @@ def test_a_special_token_that_cannot_be_text_is_refused(pair: sprinter.Pair, mon
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 USER = {"role": "user", "content": "x"}
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists in lists."""
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 BAD: list[tuple[Any, str]] = [
     ([USER, {"role": "tool", "content": "x"}],
      "the chat template of the tokenizer fails on these messages (not here): change them"),
@@ -189,6 +199,7 @@ BAD: list[tuple[Any, str]] = [
     ([{"role": "user", "content": ["x"]}], "a part of type 'str'"),
     ([{"role": "user", "content": [{"type": "text"}]}], "a text part without text"),
     ([{**USER, "name": "Bob"}], "message 0 has a field 'name', which the chat template does not read"),
+    ([{**USER, "m": nested(2000)}], "message 0 has a field that is nested too deeply"),
     ([{**USER, "q" * 65: "x"}], "which the chat template does not read"),
     ([{"role": "q" * 65, "content": "x"}], "which the chat template does not know"),
     ([USER, "and"], "message 1 is of type str"),

@@ -160,6 +160,7 @@ def test_without_a_tokenizer_it_is_refused(tiny_pair: sprinter.Pair) -> None:
     [
         ("```pip install x``` installs it\nand", False), ("say:\n- ```py\n  a = 1\n", True),
         ("- ```py\n  a = 1\n  ```\n", False), ("````\n```\n", True), ("~~~\n```\n~~~\n", False),
+        ("```py\r\na\r\n```\r\n", False), ("```py\r\na\r\n", True),
         ("```py\na\n```x\n", True), ("```py", False), ("a ```\nb\n", False),
         (f"```py {'x' * 400}\na\n", True), (f"~~~ {'`' * 400}\na\n", True), (f"```py {'x' * 400}`\na\n", False),
         (f"```py `{'x' * 400}\na\n", False), (f"```\na\n```{' ' * 400}\n", False),

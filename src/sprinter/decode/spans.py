@@ -45,7 +45,7 @@ _FENCE = re.compile(r"\n[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?(`{3,}(?=[^`\n]*\n)|~
 def _same_fence(opened: re.Match[str]) -> re.Pattern[str]:
     """A line with no more than this fence, or a longer one."""
     fence = opened[1]
-    return re.compile(rf"\n[ \t>]*{fence[0]}{{{len(fence)},}}[ \t]*(?=\n)")
+    return re.compile(rf"\n[ \t>]*{fence[0]}{{{len(fence)},}}[ \t]*\r?(?=\n)")
 
 
 SPANS: Mapping[str, TextSpan] = {

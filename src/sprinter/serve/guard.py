@@ -146,9 +146,8 @@ class RequestGuard:
         note.owner = client[0] if client else "unknown"
         if scope["path"] in _OPEN:
             if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-                raise Refusal(
-                    400, "send no body to this path", code="body_not_expected"
-                )  # nor is it waited for
+                # It is not waited for: no key limits who sends one.
+                raise Refusal(400, "send no body to this path", code="body_not_expected")
             return
         if self._open > self._settings.max_connections:
             raise Refusal(
