@@ -69,7 +69,7 @@ def test_no_cache_is_no_choice(files: tuple[Path, Path], monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "given",
     [
-        {"dtype": "int8"}, {"device": "cpu"}, {"device_map": {"": "cpu"}}, {"attn_implementation": "eager"},
+        {"dtype": "int8"}, {"device_map": {"": "cpu"}}, {"attn_implementation": "eager"},
         {"draft_vocabulary": 100}, {"draft_dtype": "int8"}, {"compile": True},
     ],
     ids=str,
@@ -78,7 +78,19 @@ def test_options_that_settle_the_runner_are_not_replaced(
     files: tuple[Path, Path], given: dict[str, Any]
 ) -> None:
     keep_fastest(*files, {}, OURS)
-    assert choose_runner(*files, given).options == {}
+    options, reason = choose_runner(*files, given)
+    assert (
+        options == {}
+        and reason == f"llama.cpp: {next(iter(given))} was given without runner=torch (--runner torch)"
+    )
+    assert choose_runner(files[0].parent, files[1], {}).reason == (
+        "llama.cpp for the draft: it is a GGUF file, and the target is not"
+    )
+
+
+def test_the_cpu_by_its_name_is_the_cpu_by_default(files: tuple[Path, Path]) -> None:
+    keep_fastest(*files, {}, OURS)
+    assert choose_runner(*files, {"device": "cpu"}) == choose_runner(*files, {})
 
 
 def test_it_is_known_of_these_files_and_this_machine_alone(
@@ -145,7 +157,7 @@ def test_without_a_probe_our_kernels_run_what_they_can_read(quantised: Path, tmp
         assert chosen.options == RIVALS[OURS] and chosen.reason is not None and "our kernels" in chosen.reason
     chosen = choose_runner(converted(tmp_path / "one", "f16"), None, {})
     assert chosen.options == {} and "llama.cpp: one-f16.gguf holds matrices in F16" in str(chosen.reason)
-    assert choose_runner(quantised, None, {"dtype": "float32"}) == ({}, None)  # chosen already
+    assert choose_runner(quantised, None, {"dtype": "float32"}).options == {}  # chosen already
     assert choose_runner(quantised, tmp_path / "one", {}).reason == "llama.cpp: the draft is not a GGUF file"
     keep_fastest(quantised, None, {}, USUAL)
     assert choose_runner(quantised, None, {}).options == {}  # measured

@@ -99,18 +99,22 @@ def choose_runner(target: Source, draft: Source | None, options: Mapping[str, An
     """The runner of GGUF files: the fastest one if a probe has found it, else on a CPU our kernels where they can be
     built and know the files, else llama.cpp.
 
-    Options that were given are never replaced: a dtype or a device settles the runner. What a probe has found and
-    cannot be read counts as nothing, and is logged.
+    Options that were given are never replaced: a dtype, or another device than the CPU, settles the runner. What a
+    probe has found and cannot be read counts as nothing, and is logged.
 
     Raises:
         UserError: a model is not found.
     """
     if not str(target).endswith(".gguf"):
-        return ChosenOptions({}, None)
+        mixed = "llama.cpp for the draft: it is a GGUF file, and the target is not"
+        return ChosenOptions({}, mixed if str(draft).endswith(".gguf") else None)
     asked = [name for name in (*_SETTLING, "compile") if options.get(name) not in (None, "auto", False)]
-    if asked:
-        return ChosenOptions({}, None)  # the user has chosen
-    if device_of("auto").type != "cpu":
+    device = device_of(options.get("device") or "auto")
+    if device.type == "cpu" and "device" in asked:
+        asked.remove("device")
+    if asked:  # the user has chosen
+        return ChosenOptions({}, f"llama.cpp: {asked[0]} was given without runner=torch (--runner torch)")
+    if device.type != "cpu":
         return ChosenOptions({}, "llama.cpp: our kernels for GGUF files are for CPUs")
     files = _files_of(target, draft, options)
     if files is None:
