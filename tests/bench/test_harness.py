@@ -13,11 +13,14 @@ from tests.bench.arms import FakeArm
 
 import sprinter
 from sprinter.bench.arm import ArmAnswer, Ask
+from sprinter.bench.arms.engine import AutoArm
 from sprinter.bench.harness import Harness
-from sprinter.bench.journal import ROWS, Journal
+from sprinter.bench.journal import ROWS, Journal, recorded_costs
+from sprinter.bench.run import Extras, run_bench
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
 from sprinter.bench.summary import summarise
+from sprinter.decode.costs import PassCosts
 from sprinter.errors import UserError
 
 RUN = {"pair": "p", "settings": {"seed": 0}}
@@ -234,3 +237,16 @@ def test_settings_out_of_range_are_refused() -> None:
                   {"temperatures": (-1.0,)}, {"warmup": -1}):  # fmt: skip
         with pytest.raises(ValueError, match="="):
             BenchSettings(**wrong)
+
+
+def test_auto_goes_on_with_the_costs_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs that are not kept in the cache directory are measured anew, and never the same."""
+    specs = []
+    for cost in (0.1, 0.2):
+        costs = PassCosts(((1, 1.0), (9, 1.0)), ((1, cost), (9, cost)))
+        monkeypatch.setattr("sprinter.engine.parts.pass_costs", lambda *_, costs=costs: costs)
+        pair, extras = sprinter.load_pair(), Extras(quality=None, analysis=False)
+        found = run_bench(pair, [AutoArm()], [suite(1)], out=tmp_path, extras=extras)
+        specs.append(found["arms"][0]["spec"])
+    assert specs[0] == specs[1] and "step=0.1," in specs[0]
+    assert recorded_costs(tmp_path, {"pair": "another"}) == {}

@@ -13,6 +13,7 @@ import pytest
 from tests.cli.tiny import CONTEXT, Places, Run
 
 from sprinter.cli import generate_many as many
+from sprinter.decode.costs import PassCosts
 from sprinter.heads.artifact import load_head, save_head
 
 COMMON = ("-m", "speculative(gamma=3)", "-n", "8")
@@ -110,6 +111,33 @@ def test_results_are_not_mixed(run: Run, places: Places, prompts: Path, tmp_path
     notes.write_text("mine\n")
     status, _, err = run(*args[:-1], str(notes))
     assert status == 2 and "no file of results" in err and notes.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("method", [(), ("-m", "auto")])
+def test_a_run_goes_on_with_the_costs_of_its_record(
+    run: Run,
+    places: Places,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: tuple[str, ...],
+) -> None:
+    """Costs that are not kept in the cache directory are measured anew, and never the same."""
+    out = tmp_path / "texts.jsonl"
+    args = ("generate", "--prompts", str(prompts), *places.pair, *method, "-n", "4", "--out", str(out))
+    for cost in (0.1, 0.2):
+        costs = PassCosts(((1, 1.0), (9, 1.0)), ((1, cost), (9, cost)), shared=((4, 1.0, cost),))
+        monkeypatch.setattr("sprinter.engine.parts.pass_costs", lambda *_, costs=costs: costs)
+        monkeypatch.setattr("sprinter.engine.parts.shared_costs", lambda *_, costs=costs: costs)
+        status, _, err = run(*args)
+        assert status == 0, err
+        rows = objects(out.read_text())
+        assert len({row["method"] for row in rows}) == 1 and "step=0.1," in rows[0]["method"]
+        out.write_text(json.dumps(rows[0]) + "\n")
+    about = json.loads((tmp_path / "texts.jsonl.run.json").read_text())
+    (tmp_path / "texts.jsonl.run.json").write_text(json.dumps({**about, "costs": {"pass_costs": 1}}))
+    status, _, err = run(*args)
+    assert status == 2 and "are damaged" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("other", ["weights", "tau", "target", "version"])

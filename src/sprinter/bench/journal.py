@@ -12,7 +12,7 @@ from typing import Any, Self
 from sprinter.errors import UserError
 from sprinter.files import read_json_lines, write_atomic
 
-__all__ = ["QUALITY", "ROWS", "RUN", "Journal", "Memory", "key_of"]
+__all__ = ["QUALITY", "ROWS", "RUN", "Journal", "Memory", "key_of", "recorded_costs"]
 
 RUN, ROWS, QUALITY = "run.json", "rows.jsonl", "quality.jsonl"
 
@@ -46,6 +46,7 @@ class Journal(Memory):
         directory: created if it does not exist.
         run: what the rows depend on (pair, suites, settings, machine), JSON values.
         arms: name -> spec. A later call may add arms, and only those are asked then; a name cannot have two specs.
+        costs: of passes, which the specs depend on; see ``recorded_costs``.
         session: how and where this call asks (command, environment); ``run.json`` lists the sessions of a run, so that
             one that was resumed elsewhere, by another command or commit, can be told from one that was not.
         restart: delete the rows in the directory.
@@ -60,6 +61,7 @@ class Journal(Memory):
         run: dict[str, Any],
         *,
         arms: Mapping[str, str] | None = None,
+        costs: Mapping[str, Any] | None = None,
         session: Mapping[str, Any] | None = None,
         restart: bool = False,
     ) -> None:
@@ -83,6 +85,7 @@ class Journal(Memory):
             self.run_id = str(there.get("id") or _new_id(session or {}))
             self.sessions = [*there.get("sessions", []), *([dict(session)] if session else [])]
             self._facts = {"id": self.run_id, **run, "arms": {**known, **(arms or {})}}
+            self._facts["costs"] = {**there.get("costs", {}), **(costs or {})}
             self._write_run()
             # This drops a last line that was truncated when the run was killed.
             write_atomic(directory / ROWS, "".join(map(_line, self.rows)))
@@ -168,6 +171,19 @@ class Journal(Memory):
                     f"'{self.directory}' holds answers of another arm called '{name}' ({known[name]}, now {spec}): "
                     "give it another name (SPEC as NAME) or another directory"
                 )
+
+
+def recorded_costs(directory: Path, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The costs of passes that the run in a directory was begun with; {}: there is no such run.
+
+    A call that resumes it decides by them, whether or not they were kept elsewhere, so that its arms stay the same.
+    """
+    try:
+        there = json.loads((directory / RUN).read_text(encoding="utf-8"))
+        same = all(there[name] == value for name, value in json.loads(json.dumps(run)).items())
+        return dict(there["costs"]) if same else {}
+    except (OSError, ValueError, LookupError, TypeError):  # ``Journal`` says what is wrong
+        return {}
 
 
 def _new_id(session: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from sprinter.bench.arms.engine import EngineArm
 from sprinter.bench.environment import environment, load_average, pair_facts
 from sprinter.bench.grading import Grading, JudgeSettings
 from sprinter.bench.harness import Harness, OnBenchProgress
-from sprinter.bench.journal import Journal
+from sprinter.bench.journal import Journal, recorded_costs
 from sprinter.bench.quality.measure import QualitySettings
 from sprinter.bench.report import write_report
 from sprinter.bench.results import SCHEMA, write_results, write_spec_bench
@@ -89,12 +89,15 @@ def run_bench(
         "settings": asked,
         "machine": machine,
     }
+    if not restart:
+        pair._parts.use_measured(recorded_costs(out, run))
     for arm in arms:
         if isinstance(arm, EngineArm):
             arm.fit(pair)
     specs = {arm.name: arm.spec for arm in arms}
     session = {"command": extras.command, "environment": where, "began": _now()}
-    with Journal(out, run, arms=specs, session=session, restart=restart) as journal:
+    costs = pair._parts.measured
+    with Journal(out, run, arms=specs, costs=costs, session=session, restart=restart) as journal:
         harness = Harness(pair, arms, suites, settings, journal, progress)
         try:
             harness.run()

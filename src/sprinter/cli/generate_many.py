@@ -143,7 +143,21 @@ class ResultsFile:
             raise UserError(
                 f"--out '{self.file}' holds results with another {other[0].replace('_', ' ')}: {_FIX}"
             )
-        self._settings = {**before, **settings}
+        self._write({**before, **settings})
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        """The costs of passes by which the existing results were decoded."""
+        return dict(self._settings.get("costs", {}))
+
+    def keep_costs(self, costs: Mapping[str, Any]) -> None:
+        """Record these, before results that depend on them."""
+        kept = json_module.loads(json_module.dumps(costs))
+        if kept != self.costs:
+            self._write({**self._settings, "costs": kept})
+
+    def _write(self, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
         write_atomic(self._about, json_module.dumps(self._settings) + "\n")
 
     def _held(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -196,11 +210,15 @@ def generate_many(
 
     options = options.replace(seed=drawn_seed(options.seed))
     chat = any(prompt.prompt is not None and not isinstance(prompt.prompt, str) for prompt in prompts)
+    if results is not None:
+        results.made_with(_made_with(pair))
+        pair._parts.use_measured(results.costs)
     pair.stream(
         [{"role": "user", "content": "a"}] if chat else "a", options
     ).close()  # errors of all requests
     if results is not None:
-        results.made_with(_made_with(pair, options))
+        default = pair.method_for(options).name if options.method is None else None
+        results.made_with({"default_method": default})
     resumed = len(results.rows) if results is not None else 0
     failed = sum("error" in row for row in results.rows) if results is not None else 0
     with BenchProgressBar() if results is not None or not sys.stdout.isatty() else nullcontext() as meter:
@@ -208,6 +226,7 @@ def generate_many(
             found = _generate(pair, chunk, options, rows)
             failed += sum("error" in row for row in found)
             if results is not None:
+                results.keep_costs(pair._parts.measured)
                 results.add(found)
             else:
                 for row in found:
@@ -223,14 +242,13 @@ def generate_many(
     return 1 if failed else 0
 
 
-def _made_with(pair: Pair, options: GenerationOptions) -> dict[str, Any]:
+def _made_with(pair: Pair) -> dict[str, Any]:
     """What the results depend on besides the settings, as JSON values: paths and names do not identify models."""
     from sprinter.engine.record import fingerprints, versions
 
     held = fingerprints(pair.models, pair.heads, pair.drafting)
     numbers = {f"{name}_version": number for name, number in versions().items()}
-    default = pair.method_for(options).name if options.method is None else None
-    return {"default_method": default, **held, **numbers}
+    return {**held, **numbers}
 
 
 def _chunks(prompts: Sequence[PromptLine], rows: int) -> Iterator[Sequence[PromptLine]]:

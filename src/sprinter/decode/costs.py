@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from sprinter.errors import UserError
 
@@ -53,6 +55,12 @@ class PassCosts:
             raise UserError(
                 f"shared={self.shared}, host={self.host}: give ascending rows from 2, and seconds that are not negative"
             )
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> PassCosts:
+        """Costs from the JSON values of their fields; raises a TypeError or ValueError for others."""
+        points = {name: tuple(map(tuple, kept[name])) for name in ("target", "draft", "shared")}
+        return cls(**points, host=tuple(kept["host"]))
 
     def of_rules(self, learns: bool) -> PassCosts:
         """The costs of a method with, or without, a rule that learns."""

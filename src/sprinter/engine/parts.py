@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -183,6 +183,25 @@ class Parts:
         else:
             costs = self.shared_costs if rows > 1 else self.pass_costs
         return costs.of_rules(learns=method.learned_from is not None)
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The costs that were needed so far, as JSON values for ``use_measured``."""
+        return {name: asdict(self.__dict__[name]) for name in _COSTS if name in self.__dict__}
+
+    def use_measured(self, kept: Mapping[str, Any]) -> None:
+        """Take costs as they are in a record, so that a run that is resumed decides as it began.
+
+        Raises:
+            UserError: they are damaged.
+        """
+        try:
+            found = {name: PassCosts.from_json(kept[name]) for name in _COSTS if name in kept}
+        except (TypeError, ValueError):
+            raise UserError(
+                "the costs of passes in the record of this run are damaged: start it anew"
+            ) from None
+        self.__dict__.update(found)
 
     def settle(self, method: Method, rows: int = 1) -> Method:
         """The method with the pair's numbers in place of "recorded" and "measured"; ``rows``: that share passes."""
