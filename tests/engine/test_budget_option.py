@@ -83,6 +83,15 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give a number from 0 to 1" in error and error.count("\n") == 1
 
 
+def test_a_budget_without_a_method_is_refused(tiny_pair: sprinter.Pair) -> None:
+    for budget in (0.05, 1):
+        with pytest.raises(
+            UserError, match=rf"budget={budget} needs a lossy method, and the default is exact"
+        ):
+            tiny_pair.stream([1, 2], budget=budget)
+    tiny_pair.stream([1, 2], budget=0).close()  # says exact, which it is
+
+
 def test_bad_values_and_names() -> None:
     with pytest.raises(UserError, match="budget='much' is no mean drift"):
         sprinter.GenerationOptions(budget="much")  # type: ignore[arg-type]

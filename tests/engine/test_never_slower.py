@@ -428,13 +428,13 @@ def test_costs_of_models_without_a_name_are_not_kept(
 
 
 @pytest.mark.parametrize(
-    ("costs", "method", "budget"),
+    ("costs", "method"),
     [
-        (CHEAP, "auto", None), (DEAR, "autoregressive", None), (CHEAP, "auto", 0.1),
-        (PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.25), (9, 0.3))), "auto", None),
-        (PassCosts(((1, 1.0), (9, 9.0)), ((1, 0.25), (9, 2.0))), "autoregressive", None),  # in proportion to tokens
-        (PassCosts(((1, 1.0), (9, 1.0)), ((1, 0.75), (9, 1.0))), "autoregressive", None),
-        (PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.25), (9, 0.3)), host=(0.1, 0.6, 0.2)), "autoregressive", None),
+        (CHEAP, "auto"), (DEAR, "autoregressive"),
+        (PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.25), (9, 0.3))), "auto"),
+        (PassCosts(((1, 1.0), (9, 9.0)), ((1, 0.25), (9, 2.0))), "autoregressive"),  # in proportion to tokens
+        (PassCosts(((1, 1.0), (9, 1.0)), ((1, 0.75), (9, 1.0))), "autoregressive"),
+        (PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.25), (9, 0.3)), host=(0.1, 0.6, 0.2)), "autoregressive"),
     ],
 )  # fmt: skip
 def test_the_default_is_exact_and_drafts_where_that_can_pay(
@@ -442,11 +442,10 @@ def test_the_default_is_exact_and_drafts_where_that_can_pay(
     monkeypatch: pytest.MonkeyPatch,
     costs: PassCosts,
     method: str,
-    budget: float | None,
 ) -> None:
     monkeypatch.setattr(parts, "_PAYS", PAYS)
     pair = with_costs(costs)
-    made = pair.generate(PROMPT, max_new_tokens=40, seed=1, budget=budget)
+    made = pair.generate(PROMPT, max_new_tokens=40, seed=1)
     assert made.method.partition("(")[0] == method and made.stats.lossless
     assert pair.default_method == "auto" and "measured" not in made.method
     assert made.request is not None and made.request.never_slower and made.request.budget is None

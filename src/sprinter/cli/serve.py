@@ -32,7 +32,7 @@ def serve(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Maximum mean drift a token of requests that name none; 0: exact.",
+            help="With --method or --profile: maximum mean drift a token of requests that name none.",
             show_default="what the method says",
         ),
     ] = None,

@@ -363,8 +363,8 @@ class GenerationOptions:
     )  # fmt: skip
     budget: float | None = _option(
         None, _budget, "the drifts of the first n tokens sum to at most the budget times n, for every n, as with the "
-        "method's part ``budget=``; 0: the text is decoded exactly; None: what the method says.",
-        help="Maximum mean drift a token, of the text and of each beginning of it; 0: exact.",
+        "method's part ``budget=``; 0: the text is decoded exactly; None: the method's. Needs a method or a profile.",
+        help="With a method or a profile: maximum mean drift a token, of the text and of each beginning of it.",
     )  # fmt: skip
     never_slower: bool | None = _option(
         None, _maybe, "stop drafting while the method costs more time than plain decoding would; "

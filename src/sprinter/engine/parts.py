@@ -114,7 +114,12 @@ class Parts:
         tuned = self.tuned_for(options)
         if tuned is not None:
             return self.settle(tuned.within(_budget_of(options), options.sampling.greedy))
-        if options.method is None:  # exact, whatever the budget
+        if options.method is None:
+            if options.budget:
+                raise UserError(
+                    f"budget={options.budget:g} needs a lossy method, and the default is exact: name one, such as "
+                    "method='sprinter' or 'auto', or leave the budget out"
+                )
             shared = 1 if options.never_slower is False else rows
             return self.settle(self._default(shared), shared)
         asked = options.method

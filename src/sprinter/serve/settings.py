@@ -20,7 +20,8 @@ class ServeSettings:
         host, port: address to listen on; port 0: any free port.
         model: name of the model in requests and answers; None: that of the target.
         method: method of requests that name none; None: exact, the pair's default.
-        budget: maximum mean drift a token of requests that name none; None: what the method says.
+        budget: maximum mean drift a token of requests that name none; None: what the method says. It needs a method, or
+            a pair with a profile.
         require_lossless: refuse lossy methods for all requests.
         never_slower: stop drafting while it does not pay, where neither ``method`` nor the request names a method.
         rows: maximum number of texts that are generated at the same time.
