@@ -92,6 +92,14 @@ def test_accept_rules_keep_to_it_at_every_token(name: str, budget: float) -> Non
     assert used / 4 > min(0.75 * budget, 0.75 * free / 4)
 
 
+@pytest.mark.parametrize("name", ["gate", "certain"])
+def test_what_was_judged_exactly_is_not_called_trusted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Budget, "allows", lambda self, signals, position, wanted: True)
+    tight, loose = (decoded(replace(TRUSTING[name], budget=one), 1, 60) for one in (1e-9, 1.0))
+    assert {token.origin for token in tight.tokens} == {Origin.ACCEPTED, Origin.REPLACEMENT}
+    assert tight.stats.checked == len(tight.tokens) and loose.stats.trusted > loose.stats.checked
+
+
 @pytest.mark.parametrize("budget", [0.05, 0.2])
 @pytest.mark.parametrize("name", TRUSTING)
 def test_trusted_tokens_keep_to_it_at_every_token(name: str, budget: float) -> None:

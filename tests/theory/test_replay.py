@@ -147,7 +147,7 @@ def test_tokens_that_a_budget_has_judged_exactly_have_no_divergence(monkeypatch:
     recording = record_chain(MarkovChain.random(4, 10, seed=2), 40, "target")
     monkeypatch.setattr(Budget, "allows", lambda self, signals, position, wanted: True)
     tight, loose = (replay(recording, parse_method(f"draft-only(budget={limit})")) for limit in (1e-9, 1.0))
-    assert tight.trusted > 0 and tight.drift == tight.kl == 0
+    assert tight.accepted > 0 == tight.trusted == tight.drift == tight.kl
     assert loose.kl > 0.01 * loose.tokens
 
 

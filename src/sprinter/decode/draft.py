@@ -68,13 +68,15 @@ class Verdict(NamedTuple):
     """The nodes in ``path`` stay, each a child of the previous one; ``token`` follows them.
 
     ``drifts`` holds TV(π, p) for each of these positions, None if the rule defines no law of single positions.
-    ``ratios``: see ``Token.ratio``; empty: 1 where the drift is 0, else unknown.
+    ``ratios``: see ``Token.ratio``; empty: 1 where the drift is 0, else unknown. ``trusted``: for the first nodes, whether
+    trust decided on them; all others were judged.
     """
 
     path: Sequence[int]
     token: int
     drifts: Sequence[float | None]
     ratios: Sequence[float | None] = ()
+    trusted: Sequence[bool] = ()
 
     def ratio(self, i: int) -> float | None:
         """The ratio of position i."""
@@ -284,7 +286,7 @@ class Stats:
     drafted: int = 0  # draft tokens that were trusted or shown to the target
     trusted: int = 0
     accepted: int = 0
-    checked: int = 0  # untrusted draft tokens that a target call judged, the first rejected one included
+    checked: int = 0  # draft tokens that a target call judged, the first rejected one included
     taken_back: int = 0  # trusted tokens that a target call refused, and those after them
     closing_passes: int = 0
     mean_drift: float | None = None

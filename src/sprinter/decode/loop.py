@@ -97,7 +97,7 @@ def _target_call(row: Row) -> Generator[LoopRequest, Answer, int]:
     text[row.final :] = [tree.tokens[node] for node in verdict.path]
     accepted = 0
     for i, x in enumerate(text[row.final :]):
-        origin = Origin.TRUSTED if i < len(row.on_trial) else Origin.ACCEPTED
+        origin = Origin.TRUSTED if any(verdict.trusted[i : i + 1]) else Origin.ACCEPTED
         token = Token(x, origin, round, verdict.drifts[i], ratio=verdict.ratio(i))
         if row.gate_scores:
             token.gate_score = row.gate_scores[i]
@@ -106,7 +106,7 @@ def _target_call(row: Row) -> Generator[LoopRequest, Answer, int]:
             break
     refused = not tree.is_leaf(verdict.path[-1] if verdict.path else -1)
     judged, tried = accepted if record.finish else accepted + refused, len(row.on_trial)
-    record.stats.checked += max(0, judged - tried)
+    record.stats.checked += judged - sum(verdict.trusted[:judged])
     record.stats.taken_back += max(0, tried - accepted) if refused and not record.finish else 0
     row.stay(verdict.path[:accepted])
     text[row.final + accepted :] = []

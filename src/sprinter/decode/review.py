@@ -82,7 +82,7 @@ def review(
         x = tree.tokens[i]
         return one_sample(meter_rule, LawPair(p[i], q[i]), control(i), x, y, becomes(x, b[i], r[i]))
 
-    pi = emitted(q, b, r)
+    pi, fits = emitted(q, b, r), [True] * n
     drifts: list[float | None] = list(tv_distance(pi, own_p).tolist())
     if budget is not None:
         costs = [sampled(i, tree.tokens[i])[0] if saw else drifts[i] for i, saw in enumerate(saw_token)]
@@ -104,7 +104,7 @@ def review(
         if saw_token[i]:
             drifts[i], ratios[i] = sampled(i, y)
     if accepted < n:
-        return Verdict(range(accepted), end[0], drifts[: accepted + 1], ratios)
+        return Verdict(range(accepted), end[0], drifts[: accepted + 1], ratios, fits)
     later = rule.judge(call.after(n))
     ratios += [later.ratio(i) for i in range(later.accepted + 1)]
-    return Verdict(range(n + later.accepted), later.token, [*drifts, *later.drifts], ratios)
+    return Verdict(range(n + later.accepted), later.token, [*drifts, *later.drifts], ratios, fits)

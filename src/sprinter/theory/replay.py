@@ -448,16 +448,8 @@ def _replay_text(
 
 
 def _divergence(recording: Recording, method: Method, first: int, tokens: Sequence[Token]) -> float:
-    """Sum of KL(p‖π) over a replayed text: π is q where a token was trusted, the accept rule's law where it drifts.
-
-    Within a budget a trusted token without drift was judged exactly.
-    """
-    within = method.budget is not None
-    trusted = [
-        first + i
-        for i, token in enumerate(tokens)
-        if token.origin is Origin.TRUSTED and (token.drift or not within)
-    ]
+    """Sum of KL(p‖π) over a replayed text: π is q where a token was trusted, the accept rule's law where it drifts."""
+    trusted = [first + i for i, token in enumerate(tokens) if token.origin is Origin.TRUSTED]
     judged = [
         first + i for i, token in enumerate(tokens) if token.drift and token.origin is not Origin.TRUSTED
     ]
