@@ -1,12 +1,13 @@
 """Published runs of ``sprinter bench``: one file a run, which is never changed, and tables that show one run.
 
-python scripts/records.py publish RUN TOPIC [--name NAME]
+python scripts/records.py publish RUN TOPIC [--name NAME] [--failed ARM ...]
     the run in the folder RUN becomes benchmarks/results/TOPIC/NAME.RUN-ID.jsonl.gz
 
 The first line describes the run: id, command byte for byte, commit, machine with instruction sets and load, versions,
 models, settings, suites, arms. Every other line is one answer, a row of ``rows.jsonl`` with the ids of run and commit
 and the machine, and with a hash in place of its text. A run is refused if it was resumed, if it was made on
-uncommitted changes or on a commit that is not in history, or if its command names an absolute path.
+uncommitted changes or on a commit that is not in history, if its command or an arm names an absolute path, or if an
+arm has failed that is not named as such.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ SCHEMA = "sprinter-run/1"
 SUFFIX = ".jsonl.gz"
 OF_A_RUN = ("run", "commit", "machine")
 """Fields of a record that must be the same in all that a table shows."""
+_ABSOLUTE = re.compile(r"(^|^-[A-Za-z]|[^\w.\-/~*?\]})])[/~]|\bfile:|\$\{?\w|\b[A-Za-z]:\\", re.IGNORECASE)
+"""In one word: /data, -o/data, --out=~/data, arm(head=/data), file:data, $HOME, C:\\data; not a/b, and no URL."""
 _LEFT_OUT = ("token_ids", "arrivals_ms", "choices")
 _ACCURACY = ("pass_at_1", "exact_match")
 
@@ -175,7 +178,7 @@ def read(path: Path) -> Run:
     header, records = lines[0], lines[1:]
     if header.get("schema") != SCHEMA or header["run"] not in path.name or not records:
         raise ValueError(f"{path.name} is not a published run {SCHEMA}")
-    if (why := refusal(header["command"], header["commit"], header["environment"]["dirty"])) is not None:
+    if (why := refusal(header, header.get("failed", ()))) is not None:
         raise ValueError(f"{path.name}: {why}")
     first = {"run": header["run"], "commit": header["commit"], "machine": machine(header["environment"])}
     one_run([first, *records])
@@ -188,14 +191,32 @@ def published(topic: str) -> dict[str, Run]:
     return {path.name.partition(".")[0]: read(path) for path in found}
 
 
-def refusal(command: str, commit: str | None, dirty: bool) -> str | None:
-    """Why results may not be published; None if they may."""
-    if not commit or dirty:
+def refusal(header: Mapping[str, Any], failed: Sequence[str] = ()) -> str | None:
+    """Why a run with this first line may not be published; None if it may.
+
+    Args:
+        failed: names of the arms that are known to have failed.
+    """
+    command, commit, arms = header["command"], header["environment"]["commit"], header["arms"]
+    if not commit or header["environment"]["dirty"]:
         return "it was made on uncommitted changes: commit them and run it again"
     if not in_history(commit):
         return f"its commit {commit} is not in history: run it again on a commit that is"
-    if any(re.search(r"(^|=)[/~]", word) for word in shlex.split(command)):
-        return f"its command names an absolute path ({command}): run it with relative ones (a link to the data folder)"
+    named = [str(arm.get(field) or "") for arm in arms for field in ("name", "spec", "error")]
+    for text in (command, *named):
+        words = [text, *text.split(), *(shlex.split(text) if text is command else ())]
+        if any(_ABSOLUTE.search(re.sub(r"https?://", "", word)) for word in words):
+            return (
+                f"it names an absolute path ({text}): run it with relative ones (a link to the data folder)"
+            )
+    broken = [arm["name"] for arm in arms if arm["status"] == "failed"]
+    if unlike := sorted({*broken} ^ {*failed}):
+        how = (
+            "failed: mend it, or name it with --failed"
+            if unlike[0] in broken
+            else "has not failed: do not name it"
+        )
+        return f"its arm '{unlike[0]}' {how}"
     return None
 
 
@@ -211,8 +232,11 @@ def in_history(commit: str) -> bool:
     return git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
 
 
-def publish(folder: Path, topic: str, name: str | None = None) -> Path:
+def publish(folder: Path, topic: str, name: str | None = None, failed: Sequence[str] = ()) -> Path:
     """Write the records of a finished run, under ``name`` (the run's folder) in a topic; returns the file.
+
+    Args:
+        failed: names of its arms that have failed, which its tables then show.
 
     Raises:
         UserError: the run may not be published (``refusal``), was resumed, or is there already.
@@ -224,12 +248,13 @@ def publish(folder: Path, topic: str, name: str | None = None) -> Path:
         raise UserError(
             f"the run in '{folder}' has {len(sessions)} sessions: run it again in one, with --restart"
         )
-    if (why := refusal(results["command"], environment["commit"], environment["dirty"])) is not None:
+    if (why := refusal(results, failed)) is not None:
         raise UserError(f"the run in '{folder}' is not published: {why}")
     if not re.fullmatch(r"[a-z0-9-]+", name):
         raise UserError(f"'{name}' is not a name: give one of a-z, 0-9 and - with --name")
     kept = ("run", "command", "created", "seconds", "environment", "pair", "settings", "suites", "arms")
     header = {"schema": SCHEMA, **{key: results[key] for key in kept}}
+    header |= {"failed": sorted(failed)} if failed else {}
     header |= {"commit": environment["commit"], "load_at_end": sessions[0]["load_at_end"]}
     shared = {"run": results["run"], "commit": environment["commit"], "machine": machine(environment)}
     lines = [header, *({**shared, **_record(row)} for row in results["rows"])]
@@ -260,9 +285,12 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="folder of a finished run of 'sprinter bench'")
     parser.add_argument("topic", help="folder of benchmarks/results")
     parser.add_argument("--name", help="what the run is called there; default: its folder's name")
+    parser.add_argument(
+        "--failed", metavar="ARM", nargs="+", default=(), help="arms that are known to have failed"
+    )
     chosen = parser.parse_args()
     try:
-        path = publish(chosen.run, chosen.topic, chosen.name)
+        path = publish(chosen.run, chosen.topic, chosen.name, chosen.failed)
     except (UserError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -171,7 +171,9 @@ def single_run(results: dict[str, Any]) -> dict[str, Any]:
     environment = made[0]["environment"]
     commit = str(environment["commit"] or "")
     dirty = bool(environment.get("dirty")) or commit.endswith("+")
-    if (why := records.refusal(made[0]["command"], commit.rstrip("+"), dirty)) is not None:
+    where = {"commit": commit.rstrip("+"), "dirty": dirty}
+    header = {"command": made[0]["command"], "environment": where, "arms": []}
+    if (why := records.refusal(header)) is not None:
         raise ValueError(why)
     return made[0]
 

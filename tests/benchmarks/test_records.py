@@ -117,7 +117,30 @@ def test_a_run_is_published_and_its_tables_are_made_of_its_records(
         ({"environment": {"commit": None}}, "uncommitted changes"),
         ({"environment": {"commit": "0123456789ab"}}, "not in history"),
         ({"command": "sprinter bench --data /home/me/data"}, "absolute path"),
-        ({"command": "sprinter bench --data=/home/me/data"}, "absolute path"),
+        *(
+            ({"command": f"sprinter bench {word}"}, "absolute path")
+            for word in (
+                "--data=/home/me/data",
+                "-o/home/me",
+                "-o /home/me",
+                "--out=~/run",
+                "--suite a:/home/q.txt:3",
+                "'vllm:heads(head=/home/me)'",
+                "file:///home/me",
+                "--data 'file:data'",
+                "@/home/me",
+                "'$HOME/data'",
+                r"'C:\Users\me'",
+                "//host/data",
+                "'a,/home/me'",
+            )
+        ),
+        ({"arms": [{"name": "a", "spec": "heads(head=/home/me)", "status": "ok"}]}, "absolute path"),
+        ({"arms": [{"name": "a", "status": "failed", "error": "no '/home/me'"}]}, "absolute path"),
+        (
+            {"arms": [{"name": "svip", "status": "failed", "error": "no draft"}]},
+            "its arm 'svip' failed: mend it",
+        ),
         ({"sessions": [{}, {}]}, "2 sessions"),
         ({"sessions": []}, "0 sessions"),
     ],
@@ -145,6 +168,22 @@ def test_a_record_of_another_run_is_found(
         records.read(path)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--data data --out .work/run-1",
+        "--target org/name/f.gguf",
+        "--suite 'a/*.txt:3'",
+        "--url http://host:8000/v1",
+    ],
+)
+def test_relative_paths_and_urls_are_published(
+    records: Any, results: dict[str, Any], tmp_path: Path, words: str
+) -> None:
+    results["command"] = f"sprinter bench {words} -o run/a~b"
+    assert records.publish(written(tmp_path / "toy", results), "methods").exists()
+
+
 def test_records_of_two_temperatures_make_no_table(
     records: Any, results: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -159,7 +198,13 @@ def test_an_arm_that_failed_has_its_error_in_the_table(
     error = "out of memory | at once"
     results["arms"][1] |= {"status": "failed", "error": error}
     results["arms"].append({"name": "svip", "engine": "sprinter", "status": "failed", "error": "no draft"})
-    run = records.read(records.publish(written(tmp_path / "run", results), "toy"))
+    folder, broken = written(tmp_path / "run", results), ["sprinter", "svip"]
+    for failed, said in (([], "'sprinter' failed"), (["svip"], "'sprinter' failed"),
+                         ([*broken, "x"], "'x' has not failed")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            records.publish(folder, "toy", failed=failed)
+    run = records.read(records.publish(folder, "toy", failed=broken))
+    assert run.header["failed"] == broken
     rows = records.table(run, 1.0, "toy")[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| `autoregressive`", "| `sprinter`", "| `svip`"]
     assert (

@@ -68,8 +68,8 @@ class Verdict(NamedTuple):
     """The nodes in ``path`` stay, each a child of the previous one; ``token`` follows them.
 
     ``drifts`` holds TV(π, p) for each of these positions, None if the rule defines no law of single positions.
-    ``ratios``: see ``Token.ratio``; empty: 1 where the drift is 0, else unknown. ``trusted``: for the first nodes, whether
-    trust decided on them; all others were judged.
+    ``ratios``: see ``Token.ratio``; empty: 1 where the drift is 0, else unknown. ``trusted``: for the first nodes,
+    whether trust decided on them; all others were judged.
     """
 
     path: Sequence[int]
