@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
@@ -39,6 +40,7 @@ __all__ = [
     "UserError",
     "first_line",
     "install_line",
+    "refuse_long",
 ]
 
 
@@ -67,6 +69,12 @@ class SprinterError(Exception):
 
 class UserError(SprinterError, ValueError):
     """The user's mistake: one line that says what is wrong and how to fix it."""
+
+
+def refuse_long(name: str, value: object) -> None:
+    """Raise a UserError for a whole number that Python neither prints nor makes a float of."""
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise UserError(f"{name} has more than {sys.float_info.max_10_exp} digits: give a smaller number")
 
 
 class OptionError(UserError, TypeError):

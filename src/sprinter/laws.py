@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, refuse_long
 
 __all__ = [
     "Sampling",
@@ -60,6 +60,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
             value: object = getattr(self, name)
+            refuse_long(name, value)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise UserError(f"{name}={value!r} is not a number: give a number such as 1.0")
             kind: type = type(value)

@@ -58,7 +58,7 @@ def test_options_from_a_file_give_way_to_those_of_the_command_line(
     run: Run, places: Places, prompts: str
 ) -> None:
     Path("config.toml").write_text(
-        'suite = ["p.jsonl"]\narm = ["autoregressive", "lookup"]\nmax-new-tokens = 3\ntemperature = [0.0]\n'
+        'suite = "p.jsonl:2"\narm = ["autoregressive", "lookup"]\nmax-new-tokens = 3\ntemperature = [0.0]\n'
         'analysis = false\nlikelihood = false\nout = "elsewhere"\n'
     )
     command = ["bench", "--config", "config.toml", *places.pair, "-a", "autoregressive", "-o", "out"]
@@ -74,6 +74,8 @@ def test_options_from_a_file_give_way_to_those_of_the_command_line(
     [
         ("suites = 1", "did you mean 'suite'?"),
         ("suite = [", "give a TOML file"),
+        ('out = ["a"]', "out in --config 'config.toml' is ['a']: give one value"),
+        ("[suite]\nname = 1", "suite in --config 'config.toml' is {'name': 1}: give one value"),
         (None, "cannot read --config"),
     ],
 )

@@ -72,10 +72,18 @@ def test_trusted_positions_have_the_drafts_law_and_others_the_targets() -> None:
 def test_the_default_threshold_is_a_number_in_results() -> None:
     method = parse_method("certain").settle({})
     assert method.name == "certain(signal=entropy, threshold=0.3, cap=20, tail=0)"
-    assert method.trust == Certain("entropy", CERTAINTY["entropy"].measured)
+    assert method.trust == Certain("entropy", CERTAINTY["entropy"].default)
     composed = parse_method("trust=certain(signal=margin),stop=untrusted").settle({})
-    assert f"threshold={CERTAINTY['margin'].measured:g}" in composed.name
+    assert f"threshold={CERTAINTY['margin'].default:g}" in composed.name
     assert parse_method(composed.name).trust == composed.trust
+
+
+def test_a_threshold_is_no_count() -> None:
+    """A whole number, as any other: parameters that are counts are bounded by the row."""
+    parse_method("certain(threshold=100000)").check_counts(100, "so")
+    parse_method("trust=online(tau=0.9),stop=untrusted").check_counts(500, "so")
+    with pytest.raises(UserError, match="cap=200 is more than so: give at most 100"):
+        parse_method("certain(threshold=100000, cap=200)").check_counts(100, "so")
 
 
 def test_signals_are_of_the_raw_law() -> None:

@@ -312,3 +312,32 @@ def test_require_lossless_refuses_lossy_methods(
 def test_require_lossless_is_true_or_false() -> None:
     with pytest.raises(UserError, match="require_lossless='yes' is neither True nor False"):
         GenerationOptions(require_lossless="yes")  # type: ignore[arg-type]
+
+
+LONG = 10**5000
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {name: LONG}
+        for name in (
+            "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty",
+            "min_new_tokens", "seed", "stop_token_ids", "logprobs", "budget", "switches", "ahead",
+        )
+    ] + [{"logit_bias": {LONG: 1}}, {"logit_bias": {1: LONG}}, {"bad_words": [[-LONG]]}, {"stop_token_ids": [-LONG]}],
+    ids=lambda given: next(iter(given)),
+)  # fmt: skip
+def test_numbers_that_python_does_not_print_are_one_line(given: Any) -> None:
+    with pytest.raises(UserError, match="has more than 308 digits: give a smaller number"):
+        sprinter.GenerationOptions(**given)
+    if "temperature" in given:
+        with pytest.raises(UserError, match="temperature has more than 308 digits"):
+            sprinter.Sampling(**given)
+
+
+def test_half_a_surrogate_pair_is_no_bad_word(builtin_pair: sprinter.Pair) -> None:
+    with pytest.raises(
+        UserError, match="one of bad_words is no text: character 1 is half of a surrogate pair"
+    ):
+        builtin_pair.stream("Once", bad_words=["a\ud800"])

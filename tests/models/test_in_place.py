@@ -314,3 +314,14 @@ def test_without_a_compiler_a_line_says_so(tmp_path: Path, monkeypatch: pytest.M
             compiled(saved("llama", tmp_path / "model"))
     finally:
         library.kernel.cache_clear()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_model_that_is_left_attends_as_before(tmp_path: Path, attention: str) -> None:
+    folder = saved("llama", tmp_path)
+    model: Any = load_models(
+        folder, compile=True, attn_implementation=attention, dtype="float32"
+    ).target.model
+    assert is_joined(model) and model.config._attn_implementation != attention
+    in_place._leave(model)
+    assert model.config._attn_implementation == attention

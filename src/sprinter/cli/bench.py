@@ -40,12 +40,15 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read --config '{path}' ({error}): give a TOML file of options") from None
-    names = {flag.removeprefix("--"): one.name for one in context.command.params for flag in one.opts}
+    names = {flag.removeprefix("--"): one for one in context.command.params for flag in one.opts}
     found: dict[str, Any] = {}
     for key, value in given.items():
         if key not in names or key == "config":
             raise did_you_mean("option", key, sorted(name for name in names if not name.startswith("-")))
-        found[str(names[key])] = value
+        several = names[key].multiple
+        if isinstance(value, dict) or (isinstance(value, list) and not several):
+            raise UserError(f"{key} in --config '{path}' is {value!r}: give one value")
+        found[str(names[key].name)] = [value] if several and not isinstance(value, list) else value
     context.default_map = {**(context.default_map or {}), **found}
     return path
 

@@ -117,11 +117,9 @@ def _checks(loading: Loading) -> Iterator[Finding]:
 
 
 def _loaded(loading: Loading) -> Pair:
-    """The pair in float32 where no dtype was asked for; GGUF files in the way that a probe has found to be fastest."""
-    from sprinter.engine.runners import choose_runner
-
-    probed = loading.target and choose_runner(loading.target, loading.draft, loading.arguments()).options
-    return load(loading, **({} if loading.runner == "auto" and probed else {"dtype": "float32"}))
+    """The pair in float32 where no dtype was asked for; GGUF files as ``runner="auto"`` has them."""
+    as_stored = loading.runner == "auto" and (loading.target or "").endswith(".gguf")
+    return load(loading, **({} if as_stored else {"dtype": "float32"}))
 
 
 Found = tuple[Literal["ok", "warn", "fail"], str]

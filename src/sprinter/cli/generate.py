@@ -19,8 +19,6 @@ from sprinter.errors import UserError
 
 __all__ = ["generate"]
 
-_MANY, _CHAT = "Many prompts", "Chat"  # panels on the help page
-
 
 @loads()
 @generates()

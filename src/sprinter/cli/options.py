@@ -103,8 +103,8 @@ CompileOption = Annotated[
 RunnerOption = Annotated[
     Literal["auto", "torch", "llamacpp"],
     typer.Option(
-        help="auto: for GGUF files what 'doctor --probe' found to be fastest here, before that llama.cpp. "
-        "torch: PyTorch, GGUF files are dequantised. llamacpp: other models are converted once, and cached."
+        help="auto: for GGUF files what 'doctor --probe' found to be fastest here, else our kernels on a CPU, else "
+        "llama.cpp. torch: PyTorch, GGUF files are dequantised. llamacpp: other models are converted once, and cached."
     ),
 ]
 DraftRunnerOption = Annotated[

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     )
     from sprinter.decode.tree import Chain, Siblings, Tree
     from sprinter.decode.trust import (
+        DEFAULT,
         MEASURED,
         RECORDED,
         Certain,
@@ -104,17 +105,17 @@ if TYPE_CHECKING:
     from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "ACCEPT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl",
-    "Allocated", "Batch", "Bild", "BildFallback", "Block", "Cactus", "Calibrated", "Cascade", "Certain", "Chain",
-    "ChainRule", "Coin", "Confidence", "Context", "Control", "Disco", "Diversed", "DraftHeads", "Drafter", "Drawn",
-    "Draws", "Dynamic", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy", "Gate", "GreedyMatch", "Growth", "Harmless",
-    "HeadText", "Heads", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Margin", "Mentored", "Method", "Model",
-    "Never", "Nobody", "Nothing", "OneHot", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer", "Purpose",
-    "RandomAccept", "Ranked", "Registry", "Relaxed", "Root", "RuleState", "SeveralRule", "Siblings", "Sparse",
-    "SpecDec", "SpecInfer", "SpecTr", "State", "Static", "Stats", "StopRule", "Svip", "TargetCall", "Threshold", "Tips",
-    "Token", "Traversal", "Tree", "TreeRule", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "Widened",
-    "Without", "at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust", "method_table",
-    "parse_method", "preset", "signal",
+    "ACCEPT", "DEFAULT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule",
+    "AdaEdl", "Allocated", "Batch", "Bild", "BildFallback", "Block", "Cactus", "Calibrated", "Cascade", "Certain",
+    "Chain", "ChainRule", "Coin", "Confidence", "Context", "Control", "Disco", "Diversed", "DraftHeads", "Drafter",
+    "Drawn", "Draws", "Dynamic", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy", "Gate", "GreedyMatch", "Growth",
+    "Harmless", "HeadText", "Heads", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Margin", "Mentored",
+    "Method", "Model", "Never", "Nobody", "Nothing", "OneHot", "Online", "Opt", "Optimal", "Origin", "Proposal",
+    "Proposer", "Purpose", "RandomAccept", "Ranked", "Registry", "Relaxed", "Root", "RuleState", "SeveralRule",
+    "Siblings", "Sparse", "SpecDec", "SpecInfer", "SpecTr", "State", "Static", "Stats", "StopRule", "Svip",
+    "TargetCall", "Threshold", "Tips", "Token", "Traversal", "Tree", "TreeRule", "TrustRule", "Typical", "Uno",
+    "Untrusted", "Verdict", "Widened", "Without", "at_least", "between", "check_accept", "check_drafter",
+    "check_stop", "check_trust", "method_table", "parse_method", "preset", "signal",
 ]  # fmt: skip
 
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
@@ -153,7 +154,8 @@ __getattr__, __dir__ = lazy_names(
         ),
         "sprinter.decode.tree": ("Chain", "Siblings", "Tree"),
         "sprinter.decode.trust": (
-            "MEASURED", "RECORDED", "Certain", "Coin", "Everyone", "Gate", "Nobody", "Online", "State", "TrustRule",
+            "DEFAULT", "MEASURED", "RECORDED", "Certain", "Coin", "Everyone", "Gate", "Nobody", "Online", "State",
+            "TrustRule",
         ),
         "sprinter.random": ("Draws", "Purpose"),
     },

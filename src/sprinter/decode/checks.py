@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from numbers import Integral, Real
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, refuse_long
 
 __all__ = ["at_least", "between", "ranged", "whole"]
 
 
 def between(name: str, value: object, low: float, high: float) -> None:
     """Raise a UserError unless ``low <= value <= high``."""
+    refuse_long(name, value)
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
         raise UserError(f"{name}={value} is out of range: give a number in [{low:g}, {high:g}]")
 
@@ -25,6 +26,7 @@ def ranged(config: object, name: str, low: float, high: float) -> None:
 
 def at_least(name: str, value: object, low: int, high: int | None = None) -> None:
     """Raise a UserError unless the value is a whole number >= low, and <= high if that is given."""
+    refuse_long(name, value)
     number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if number is None or number < low or (high is not None and number > high):
         span = f">= {low}" if high is None else f"in [{low}, {high}]"
@@ -32,7 +34,8 @@ def at_least(name: str, value: object, low: int, high: int | None = None) -> Non
 
 
 def whole(name: str, value: object) -> int:
-    """The value as an int, from any integer type (numpy's too); raises a UserError for other types."""
+    """The value as an int, from any integer type (numpy's too); raises a UserError for others, and those too long."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{name}={value} is not a whole number: give an integer")
+    refuse_long(name, value)
     return int(value)

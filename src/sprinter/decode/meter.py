@@ -59,13 +59,9 @@ class Meter:
         """Number of trusted tokens that the target has not scored."""
         return len(self._waiting)
 
-    def score(self, start: int, scores: Scores) -> list[Token]:
-        """Fill in the drift of the waiting tokens: row i of the scores is the law at position ``start + i + 1``.
-
-        Returns:
-            These tokens.
-        """
-        whole, scored = [], [token for _, token, *_ in self._waiting]
+    def score(self, start: int, scores: Scores) -> None:
+        """Fill in the drift of the waiting tokens: row i of the scores is the law at position ``start + i + 1``."""
+        whole = []
         for position, token, q, raw_q, saw_token in self._waiting:
             row = position - start - 1
             if saw_token and self.rule is not None:
@@ -82,7 +78,6 @@ class Meter:
             for token, drift, ratio in zip(tokens, tv_distance(p, q).tolist(), ratios, strict=True):
                 token.drift, token.ratio = drift, ratio
         self._waiting.clear()
-        return scored
 
 
 def one_sample(

@@ -298,7 +298,8 @@ def _counts(part: object) -> Iterator[tuple[str, int]]:
     """Each whole number among the parameters of a rule, and of the rules in it."""
     for field in fields(part) if is_dataclass(part) else ():
         value = getattr(part, field.name)
-        if type(value) is not bool and isinstance(value, Integral):
+        counts = "float" not in str(field.type)  # others may be whole numbers too
+        if counts and type(value) is not bool and isinstance(value, Integral):
             yield field.name, int(value)
         yield from _counts(value)
 

@@ -54,7 +54,7 @@ from sprinter.decode.stop import (
     Svip,
     Untrusted,
 )
-from sprinter.decode.trust import MEASURED, RECORDED, Certain, Coin, Everyone, Gate, Online
+from sprinter.decode.trust import DEFAULT, MEASURED, RECORDED, Certain, Coin, Everyone, Gate, Online
 
 __all__ = ["preset", "spelled"]
 
@@ -117,7 +117,7 @@ def sprinter(*, tau: float | str = RECORDED, cap: int = 20, tail: int = 0) -> Me
 
 @preset("certain", "of this project; signals of SVIP (entropy), transformers (max q), margins")
 def certain(
-    *, signal: str = "entropy", threshold: float | str = MEASURED, cap: int = 20, tail: int = 0
+    *, signal: str = "entropy", threshold: float | str = DEFAULT, cap: int = 20, tail: int = 0
 ) -> Method:
     """SPRINTER without a gate: the draft's own certainty decides."""
     return Method(trust=Certain(signal, threshold), stop=Untrusted(tail), cap=cap)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from sprinter.decode.checks import at_least, between, whole
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.ahead import AUTO
-from sprinter.errors import OptionError, UserError
+from sprinter.errors import OptionError, UserError, refuse_long
 
 if TYPE_CHECKING:  # the command line reads this list before it imports torch
     from sprinter.decode.method import Method
@@ -396,8 +396,8 @@ class GenerationOptions:
     def __init__(self, **options: Unpack[GenerationKeywords]) -> None:
         given = _expanded(options)
         for one in fields(self):
-            value = one.metadata["check"](one.name, given.get(one.name, one.default))
-            object.__setattr__(self, one.name, value)
+            refuse_long(one.name, value := given.get(one.name, one.default))
+            object.__setattr__(self, one.name, one.metadata["check"](one.name, value))
         for name in _SAMPLING:
             value = getattr(self.sampling, name)
             object.__setattr__(self, name, value if name == "top_k" else float(value))

@@ -63,9 +63,10 @@ def load_pair(
         gate: directory or hub id of a gate that was trained for this draft.
         heads: directories or hub ids of other heads for this draft, which "specdec++" and "disco" read, or for this
             target ("judge", "diversed"), or heads on the target that draft in place of a draft model (Medusa's).
-        runner: "auto" (PyTorch; for a pair of GGUF files what ``sprinter doctor --probe`` found to be fastest here, and
-            before that llama.cpp), "torch" (GGUF files too, their weights dequantised to ``dtype``) or "llamacpp"
-            (other models are converted once and cached; dtype "float32", "float16" or "q8_0").
+        runner: "auto" (PyTorch; for a pair of GGUF files what ``sprinter doctor --probe`` found to be fastest here,
+            else on a CPU our kernels where they know the files, else llama.cpp), "torch" (GGUF files too, their weights
+            dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
+            "float16" or "q8_0").
         draft_runner: of the draft, where it is to differ: a target through PyTorch and its draft through llama.cpp, or
             the reverse; None: as the target's.
         profile: file that ``sprinter tune`` wrote for this pair: without a method, or with ``method="auto"``, a text is

@@ -25,6 +25,7 @@ from sprinter.engine.options import GenerationOptions
 from sprinter.engine.parts import Parts
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
 from sprinter.engine.spans import SpanReader
+from sprinter.engine.tokens import check_text
 from sprinter.errors import UserError
 from sprinter.models.choose import pads_rows, runner_kind, tree_limit
 from sprinter.models.gguf.load import GgufModel
@@ -379,6 +380,7 @@ def _spelled(word: str | tuple[int, ...], parts: Parts) -> list[tuple[int, ...]]
     tokenizer = parts.models.tokenizer
     if tokenizer is None:
         raise UserError("bad_words has a text and this pair has no tokenizer: give token ids")
+    check_text("one of bad_words", word)
     texts = dict.fromkeys((word, f" {word.lstrip()}"))
     return [tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) for text in texts]
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from sprinter.errors import ContextLengthError, UserError
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["encoded", "text_ids"]
+__all__ = ["check_text", "encoded", "text_ids"]
 
 _CHARS_PER_TOKEN = 32  # more than in almost any text
 
@@ -28,6 +28,16 @@ def _count(ids: list[int], first: int) -> int:
     return next((i for i, id in enumerate(ids) if id != first), len(ids))
 
 
+def check_text(name: str, text: str) -> None:
+    """Raise a UserError if the text holds half of a surrogate pair, which tokenizers do not read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{name} is no text: character {error.start} is half of a surrogate pair; decode it from UTF-8 anew"
+        ) from None
+
+
 def text_ids(
     text: str, pair: LoadedPair, tokenizer: PreTrainedTokenizerBase, *, special: bool = True
 ) -> list[int]:
@@ -39,12 +49,7 @@ def text_ids(
     Raises:
         ContextLengthError: the text is far longer than the context. UserError: it holds half of a surrogate pair.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"the prompt is no text: character {error.start} is half of a surrogate pair; decode it from UTF-8 anew"
-        ) from None
+    check_text("the prompt", text)
     # Encoding megabytes is slow: a prompt far beyond the context is rejected by the length of its first part.
     part = text[: _CHARS_PER_TOKEN * pair.longest]
     ids = encoded(tokenizer, part, special=special)

@@ -121,7 +121,8 @@ def exactness(model: PreTrainedModel | GgufModel) -> str:
     """How far exact methods keep the target's law: "to the bit", or "up to rounding" where a pass over more tokens or
     rows rounds otherwise, so that a greedy text may differ from plain decoding's in a near tie.
 
-    Our kernels give a token the same law in every pass; in float32 and float64 passes differ by their last bits alone.
+    "to the bit": our kernels give a token the same law in every pass. Passes of transformers in float32 and float64 are
+    called so too, and may differ by their last bits.
     """
     if isinstance(model, GgufModel):
         return "up to rounding"

@@ -75,9 +75,10 @@ def for_runner(
 ) -> tuple[Source, Source | None, dict[str, Any]]:
     """Target, draft and options to pass to ``load_models`` so that the requested runners serve the pair.
 
-    "auto" changes nothing: llama.cpp runs GGUF files, PyTorch all other models. With "torch" GGUF files are
-    dequantised. For "llamacpp" models in other formats are converted once, with ``options["dtype"]`` (default:
-    float16; of a draft ``options["draft_dtype"]`` if it is there), and kept in the cache directory.
+    "auto", where ``choose_runner`` has chosen nothing, changes nothing: llama.cpp runs GGUF files, PyTorch all other
+    models. With "torch" GGUF files are dequantised. For "llamacpp" models in other formats are converted once, with
+    ``options["dtype"]`` (default: float16; of a draft ``options["draft_dtype"]`` if it is there), and kept in the cache
+    directory.
 
     Args:
         draft_runner: of the draft; None: as the target's.

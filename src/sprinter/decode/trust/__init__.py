@@ -1,16 +1,17 @@
 """Trust rules decide, after each draft token, whether to keep it without a target check."""
 
-from sprinter.decode.threshold import MEASURED, RECORDED
+from sprinter.decode.threshold import DEFAULT, MEASURED, RECORDED
 from sprinter.decode.trust.base import State, TrustRule
 from sprinter.decode.trust.certain import Certain
 from sprinter.decode.trust.fixed import Coin, Everyone, Nobody
 from sprinter.decode.trust.gate import Gate
 from sprinter.decode.trust.online import Online
 
-FILLED_IN = (RECORDED, MEASURED)
+FILLED_IN = (DEFAULT, RECORDED, MEASURED)
 """Words in place of a number, for which ``settle`` gives the number."""
 
 __all__ = [
+    "DEFAULT",
     "MEASURED",
     "RECORDED",
     "Certain",

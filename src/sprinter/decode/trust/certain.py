@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sprinter.decode.checks import ranged
 from sprinter.decode.registry import TRUST, did_you_mean
-from sprinter.decode.threshold import MEASURED, reaches
+from sprinter.decode.threshold import DEFAULT, reaches
 from sprinter.decode.trust.base import State, TrustRule
 
 __all__ = ["CERTAINTY", "Certain"]
@@ -21,7 +21,7 @@ class _Certainty(NamedTuple):
 
     below: bool
     most: float
-    measured: float
+    default: float
 
 
 CERTAINTY: Mapping[str, _Certainty] = {
@@ -29,7 +29,7 @@ CERTAINTY: Mapping[str, _Certainty] = {
     "max_prob": _Certainty(False, 1.0, 0.9),
     "margin": _Certainty(False, 1e6, 3.0),
 }
-"""The signals that ``certain`` reads; trusting more costs answers in maths (docs/studies/drift-and-quality.md)."""
+"""The signals that ``certain`` reads."""
 
 
 @TRUST.rule("certain")
@@ -42,16 +42,16 @@ class Certain(TrustRule):
 
     Args:
         signal: "entropy" (nats), "max_prob" (a probability) or "margin" (of the two largest logits, nats).
-        threshold: in the signal's unit. "measured": the default of the signal, measured on a pair of instruct models.
+        threshold: in the signal's unit. "default": 0.3 nats of entropy, 0.9, or a margin of 3 nats.
     """
 
     signal: str = "entropy"
-    threshold: float | str = MEASURED
+    threshold: float | str = DEFAULT
 
     def __post_init__(self) -> None:
         if self.signal not in CERTAINTY:
             raise did_you_mean("signal of certain", self.signal, list(CERTAINTY))
-        if self.threshold != MEASURED:
+        if self.threshold != DEFAULT:
             ranged(self, "threshold", 0.0, CERTAINTY[self.signal].most)
 
     @property
@@ -62,7 +62,7 @@ class Certain(TrustRule):
     @property
     def limit(self) -> float:
         """The threshold as a number."""
-        return CERTAINTY[self.signal].measured if isinstance(self.threshold, str) else self.threshold
+        return CERTAINTY[self.signal].default if isinstance(self.threshold, str) else self.threshold
 
     @property
     def certainty(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class Certain(TrustRule):
         return (self.signal,)
 
     def settle(self, taus: Mapping[str, float]) -> Certain:
-        """The rule with the number in place of "measured"."""
+        """The rule with the number in place of "default"."""
         return replace(self, threshold=self.limit)
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,8 @@ LEAST = 32 << 20
 compiled with them."""
 _FAR = 1e-3
 """Largest distance of logits that come from the order of sums alone; nothing is rounded."""
-_run: WeakSet[PreTrainedModel] = WeakSet()
-"""Models that the kernels have run in place; since a reload, some may run without."""
+_run: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+"""Models that the kernels have run in place, with the attention of before; since a reload, some may run without."""
 _watches: WeakKeyDictionary[PreTrainedModel, Watch] = WeakKeyDictionary()
 
 
@@ -69,6 +69,7 @@ def run_in_place(model: PreTrainedModel) -> bool:
             part.weight.data = part.weight.data.contiguous()
         return False
     kernel()
+    _run[model] = model.config._attn_implementation
     attend_in_order(model)
     model.requires_grad_(False)
     embedding: Any = model.get_input_embeddings()
@@ -78,7 +79,6 @@ def run_in_place(model: PreTrainedModel) -> bool:
         instead = _Product if reads_in_place(own) else _Norm if type(own) is nn.LayerNorm else None
         if instead is not None:
             own.forward = instead(own)
-    _run.add(model)
     try:
         try_joined(model, lambda: join_layers(model, in_place=True), "compiled", "compile=False", _FAR)
     except BaseException:
@@ -95,7 +95,7 @@ def _leave(model: PreTrainedModel) -> None:
         if type(part) is Conv1D:
             part.weight.data = part.weight.data.contiguous()
     if model.config._attn_implementation == ORDERED:
-        model.config._attn_implementation = "sdpa"
+        model.config._attn_implementation = _run[model]
 
 
 def renew_layers(model: PreTrainedModel) -> None:
