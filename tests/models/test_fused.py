@@ -75,13 +75,17 @@ def run_pass(
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_fused_layers_compute_what_transformers_do(kind: str) -> None:
+def test_fused_layers_compute_what_transformers_do(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(kind)
     assert why_not_fused(model) is None
     tokens = torch.randint(0, 61, (2, 2), generator=torch.Generator().manual_seed(2))
     expected = run_pass(model, tokens, [0, 31], [2, 0])
+    monkeypatch.setattr(layers._Own, "_usual", None)  # nothing may call it: layers, norm and head are the kernels'
+    norms, usual = [], layers._Layer._add
+    monkeypatch.setattr(layers._Layer, "_add", lambda self, *given: (norms.append(1), usual(self, *given))[1])
     with fused_layers(model):
         given = run_pass(model, tokens, [0, 31], [2, 0])
+    assert len(norms) == 2 * model.config.get_text_config().num_hidden_layers + 1  # a layer's norm is made before it
     for one, other in zip((*given[:2], *given[2]), (*expected[:2], *expected[2]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
@@ -359,10 +363,8 @@ def test_graphs_are_captured_with_fused_layers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(graphs, "_LEAST_KEYS", 8)
     model = tiny("llama")
     calls = []
-    usual = layers._Layer.__call__
-    monkeypatch.setattr(
-        layers._Layer, "__call__", lambda self, *a, **b: (calls.append(1), usual(self, *a, **b))[1]
-    )
+    usual = layers._Layer._attention
+    monkeypatch.setattr(layers._Layer, "_attention", lambda self, *a: (calls.append(1), usual(self, *a))[1])
     windows = _choose(model).windows
     told = Told(
         CapturedRunner(model, 1, 40, windows, GraphUnits(model, windows, True, fused)), "llama", seed=4
@@ -410,6 +412,7 @@ def test_captured_graphs_keep_the_bits_of_a_token(kind: str, dtype: torch.dtype)
         assert torch.equal(made[1][:, :1], first)
         far = torch.linalg.norm((made[1] - made[0]).float()) / torch.linalg.norm(made[0].float())
         assert far <= trial.FAR[dtype]
+    assert trial._tried[model]  # the kernels were not left out
 
 
 @pytest.mark.gpu
@@ -431,6 +434,7 @@ def test_captured_graphs_of_many_rows_compute_what_transformers_do(kind: str, dt
         one, other = (runner.extend(tokens[:, 30 : 30 + n]).logits for runner in (eager, captured))
         assert one is not None and other is not None
         assert torch.linalg.norm((other - one).float()) / torch.linalg.norm(one.float()) <= trial.FAR[dtype]
+    assert trial._tried[model]
 
 
 @pytest.fixture(autouse=True)
