@@ -80,12 +80,12 @@ def test_fused_layers_compute_what_transformers_do(kind: str, monkeypatch: pytes
     assert why_not_fused(model) is None
     tokens = torch.randint(0, 61, (2, 2), generator=torch.Generator().manual_seed(2))
     expected = run_pass(model, tokens, [0, 31], [2, 0])
-    monkeypatch.setattr(layers._Own, "_usual", None)  # nothing may call it: layers, norm and head are the kernels'
+    monkeypatch.setattr(layers._Own, "_usual", None)  # nothing may call it
     norms, usual = [], layers._Layer._add
     monkeypatch.setattr(layers._Layer, "_add", lambda self, *given: (norms.append(1), usual(self, *given))[1])
     with fused_layers(model):
         given = run_pass(model, tokens, [0, 31], [2, 0])
-    assert len(norms) == 2 * model.config.get_text_config().num_hidden_layers + 1  # a layer's norm is made before it
+    assert len(norms) == 2 * model.config.get_text_config().num_hidden_layers + 1
     for one, other in zip((*given[:2], *given[2]), (*expected[:2], *expected[2]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
