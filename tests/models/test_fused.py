@@ -30,7 +30,7 @@ from sprinter.models.quantised import fused as layers
 from sprinter.models.quantised import fused_plan as plan
 from sprinter.models.quantised import fused_trial as trial
 from sprinter.models.quantised.fused import fused_layers, why_not_fused
-from sprinter.models.quantised.fused_plan import COLUMNS, MOST, ROWS, product_plan, stages, tokens_block
+from sprinter.models.quantised.fused_plan import COLUMNS, ROWS, product_plan, stages, tokens_block
 from sprinter.models.quantised.fused_trial import fused
 from sprinter.models.quantised.rounded import round_linears
 
@@ -40,6 +40,14 @@ _NO_NORMS: Any = (layers.Norms(*[None] * 8), None)
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "gpt2", "phi3")
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 SLOTS = 80
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted kernels take seconds for each ten tokens: without a GPU, nine tokens are many already."""
+    if not ON_GPU:
+        monkeypatch.setattr(layers, "MOST", 8)
+        monkeypatch.setattr(trial, "_ROWS", (1, 2))
 
 
 def model_of(kind: str) -> PreTrainedModel:
@@ -90,16 +98,10 @@ def test_fused_layers_compute_what_transformers_do(kind: str, monkeypatch: pytes
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-# interpreted, these take long: three kinds of layers, and all in `make test-all`
-FEW = ("gemma3", "gpt2", "qwen3")
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in FEW else pytest.mark.slow) for kind in FAMILIES]
-)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_many_rows_have_the_librarys_products_and_our_attention(kind: str) -> None:
     model = model_of(kind)
-    tokens = torch.randint(0, 61, (MOST // 2 + 1, 2), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(0, 61, (layers.MOST // 2 + 1, 2), generator=torch.Generator().manual_seed(2))
     starts = [row % 40 for row in range(len(tokens))]
     expected = run_pass(model, tokens, starts)
     calls, usual = [], layers._Layer._inner_of_many
@@ -109,7 +111,7 @@ def test_many_rows_have_the_librarys_products_and_our_attention(kind: str) -> No
         )
         with fused_layers(model):
             given = run_pass(model, tokens, starts)
-    assert calls == [MOST + 2] * model.config.get_text_config().num_hidden_layers
+    assert calls == [layers.MOST + 2] * model.config.get_text_config().num_hidden_layers
     for one, other in zip((*given[:2], *given[2]), (*expected[:2], *expected[2]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
@@ -148,8 +150,8 @@ def test_products_are_split_among_programs_and_what_reads_them_adds_the_parts(
 
 def test_long_passes_and_other_caches_take_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama")
-    monkeypatch.setattr(layers, "LARGEST", MOST)
-    many, few = torch.ones(1, MOST + 1, dtype=torch.long), torch.ones(1, 4, dtype=torch.long, device=DEVICE)
+    monkeypatch.setattr(layers, "LARGEST", layers.MOST)
+    many, few = torch.ones(1, layers.MOST + 1, dtype=torch.long), torch.ones(1, 4, dtype=torch.long, device=DEVICE)
     expected = run_pass(model, many, [0])[0], model(few).logits
     monkeypatch.setattr(layers._Layer, "_attention", None)  # nothing may call it
     monkeypatch.setattr(layers, "_multiply", None)
