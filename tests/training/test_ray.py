@@ -19,6 +19,7 @@ import sprinter
 from sprinter.errors import SprinterError, UserError
 from sprinter.training import ray_engine, ray_pool
 from sprinter.training.drafts import ray_states, states
+from sprinter.training.drafts.folder import Judging
 from sprinter.training.drafts.heads import train_heads
 from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
 from sprinter.training.label_run import LabelProgress, LabelReport, label
@@ -147,6 +148,7 @@ HEADS: dict[str, Any] = {
     "texts": TextSettings(new_tokens=6, prompt_tokens=12, shard=8, held_out=0.2),
     "shape": HeadSettings("eagle3", heads=3),
     "training": TrainingSettings(steps=2, checkpoint=2, tokens=256),
+    "judging": Judging(prompts=1, new_tokens=4),
 }
 
 
