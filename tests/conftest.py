@@ -75,9 +75,15 @@ MEASURED: dict[str, Any] = {}
 
 @pytest.fixture(scope="session", autouse=True)
 def no_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a test finds compiled must not depend on what was done on this machine before."""
+    """What a test finds compiled must not depend on what was done on this machine before.
+
+    Processes of one run share it, so that the kernels are compiled once."""
+    base = tmp_path_factory.getbasetemp()
+    (shared := (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled").mkdir(
+        exist_ok=True
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPRINTER_CACHE", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("SPRINTER_CACHE", str(shared))
         # By name, because what this imports would import triton before the variable above is set.
         patch.setattr("sprinter.engine.costs._LONGEST_S", 0.2)
         patch.setattr("sprinter.engine.costs._HOST_REPEATS", 1)

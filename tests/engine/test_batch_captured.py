@@ -38,7 +38,7 @@ def test_captured_rows_write_what_eager_ones_write_alone(monkeypatch: pytest.Mon
         "method": [METHODS[i % len(METHODS)] for i in range(TEXTS)],
         "temperature": [(1.0, 0.7, 0.0)[i % 3] for i in range(TEXTS)],
         "top_k": [(0, 5)[i % 2] for i in range(TEXTS)],
-        "max_new_tokens": [5 + 3 * i for i in range(TEXTS)],
+        "max_new_tokens": [4 + i for i in range(TEXTS)],
         "seed": list(range(TEXTS)),
         "ahead": [ahead] * TEXTS,
     }
@@ -58,5 +58,5 @@ def test_captured_rows_write_what_eager_ones_write_alone(monkeypatch: pytest.Mon
     for one, other in zip(alone, together, strict=True):
         assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
         assert one.stats.target_calls == other.stats.target_calls
-    assert units[id(tiny("llama"))].calls["target"] > 20
-    assert units[id(tiny("qwen2"))].calls["draft"] > 20
+    assert units[id(tiny("llama"))].calls["target"] > 10
+    assert units[id(tiny("qwen2"))].calls["draft"] > 10

@@ -151,7 +151,10 @@ def test_products_are_split_among_programs_and_what_reads_them_adds_the_parts(
 def test_long_passes_and_other_caches_take_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama")
     monkeypatch.setattr(layers, "LARGEST", layers.MOST)
-    many, few = torch.ones(1, layers.MOST + 1, dtype=torch.long), torch.ones(1, 4, dtype=torch.long, device=DEVICE)
+    many, few = (
+        torch.ones(1, layers.MOST + 1, dtype=torch.long),
+        torch.ones(1, 4, dtype=torch.long, device=DEVICE),
+    )
     expected = run_pass(model, many, [0])[0], model(few).logits
     monkeypatch.setattr(layers._Layer, "_attention", None)  # nothing may call it
     monkeypatch.setattr(layers, "_multiply", None)
