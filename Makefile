@@ -49,7 +49,7 @@ demo: $(STAMP) ## three prompts; plain, exact and within drift 0.1: one table
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 # The package is built and tried beside the first checks, which use one core; its output follows theirs.
-test: $(STAMP) ## lint, types, floors, wheel and sdist, then tests with the coverage floor
+test: $(STAMP) ## lint, types, floors, wheel and sdist, then tests; COVER=1: with the coverage floor, a third slower
 	@log=$$(mktemp); $(MAKE) package >"$$log" 2>&1 & package=$$!; \
 	$(MAKE) lint types floors || { kill $$package; rm -f "$$log"; exit 1; }; \
 	wait $$package; packed=$$?; cat "$$log"; rm -f "$$log"; exit $$packed
@@ -69,9 +69,10 @@ floors: $(STAMP) ## import-linter: modules import only from lower floors
 	@echo "== import-linter"
 	@$(BIN)/lint-imports --no-logo
 
-unit: $(STAMP) ## pytest without the slow tests and those that need a GPU or real models, with the coverage floor
+unit: $(STAMP) ## pytest without the slow tests and those that need a GPU or real models; COVER=1: with the coverage floor
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" --skips cpu,llama,peers,browser $(PARALLEL) --cov --cov-report=term-missing --durations=25 --durations-min=5
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" --skips cpu,llama,peers,browser $(PARALLEL) \
+		$(if $(COVER),--cov --cov-report=term-missing) --durations=25 --durations-min=5
 
 test-all: $(STAMP) ## pytest, slow tests too (not those that need a GPU or real models)
 	@$(BIN)/python -m pytest -m "not gpu and not real" $(PARALLEL)
