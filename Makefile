@@ -21,6 +21,9 @@ FETCH    := ../shared/models/fetch.sh
 REAL     ?= smollm2
 
 comma    := ,
+# A line before and after what pip installs in silence: $(call step,what it is,arguments of pip)
+step      = began=$$(date +%s); echo "   $(1) ..." && $(PIP) install -c constraints.txt $(2) && \
+	echo "   $(1): $$(($$(date +%s) - began)) s"
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
@@ -35,16 +38,17 @@ help: ## what can be made
 $(STAMP): pyproject.toml constraints.txt scripts/check_python.py
 	@$(PYTHON) scripts/check_python.py
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "== set-up: torch $(TORCH), then the pinned packages (once; a few minutes)"
-	@$(PIP) install -c constraints.txt torch==$(TORCH)
-	@$(PIP) install -c constraints.txt hatchling setuptools
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@echo "== set-up (once; a few minutes, most of it downloads)"
+	@$(call step,torch $(TORCH),torch==$(TORCH))
+	@$(call step,build tools,hatchling setuptools)
+	@$(call step,sprinter and the pinned packages,--no-build-isolation -e '.[dev]')
 	@touch $@
 
 install: $(STAMP) ## .venv with the package (editable) and its development tools
 
 # --- use -------------------------------------------------------------------------------------------------------------
 demo: $(STAMP) ## three prompts; plain, exact and within drift 0.1: one table
+	@echo "== demo: three prompts by three methods (under a minute)"
 	@$(BIN)/python -m sprinter.cli.demo
 
 # --- checks ----------------------------------------------------------------------------------------------------------

@@ -323,3 +323,10 @@ def test_no_public_name_is_that_of_a_module_beside_it(package: ModuleType) -> No
     """Once such a module is imported, it would stand in the place of the name."""
     modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
     assert modules.isdisjoint(package.__all__)
+
+
+def test_make_says_what_it_installs_and_how_long_that_took(tmp_path: Path) -> None:
+    asked = ["make", "-n", "-C", str(ROOT), f"VENV={tmp_path}", "demo"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    installs = [line for line in done.splitlines() if " install " in line]
+    assert len(installs) == 3 and all(re.search(r'echo ".* \.\.\.".*date', line) for line in installs)

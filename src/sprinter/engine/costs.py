@@ -128,7 +128,9 @@ def _once(
     with _turn():
         if name is not None and (known := _read(name, read)) is not None:
             return known
-        _LOG.info("measuring what forward passes of this pair cost here (once)")
+        _LOG.info(
+            "measuring what forward passes%s of this pair cost here (once)", " of several rows" * bool(which)
+        )
         disturbed = find_threads().disturbed
         costs = measure()
         if name is not None and not disturbed:  # else they are measured again next time

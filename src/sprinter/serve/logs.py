@@ -39,6 +39,7 @@ def logs_to(stream: TextIO | None = None) -> Iterator[None]:
     handler.setFormatter(JsonLines())
     levels = {
         "sprinter.serve": logging.INFO,
+        "sprinter.engine.costs": logging.INFO,  # measuring takes seconds, in which nothing else is said
         "uvicorn.error": logging.WARNING,
         "py.warnings": logging.WARNING,
     }
@@ -73,7 +74,7 @@ def text_fields(choices: list[AnswerChoice], *, prompts: bool) -> dict[str, Any]
     fields: dict[str, Any] = {
         "texts": len(choices),
         "method": outs[0].method if outs else None,
-        "lossless": all(out.stats.lossless for out in outs),
+        "lossless": all(out.stats.lossless for out in outs) if outs else None,  # refused: nothing was written
         "finish_reasons": [out.finish_reason for out in outs],
         "prompt_tokens": sum(len(choice.prompt.ids) for choice in choices),
         "new_tokens": sum(out.stats.new_tokens for out in outs),
