@@ -26,6 +26,7 @@ SLOW = {
     "gate/labelling",
     "gate/study",
     "serve/latency",
+    "serve/attacks",
     "real/gates",
     "gpu/drafts",
     "gpu/waves",
