@@ -87,6 +87,7 @@ def test_other_fields_are_refused_and_never_ignored(
         (TEXT, {"sprinter": {"method": "nothing"}}, "nothing"),
         (TEXT, {"sprinter": {"method": "sprinter", "budget": 1.5}}, "budget"),
         (TEXT, {"sprinter": {"budget": "much"}}, "budget"),
+        (TEXT, {"sprinter": {"budget": 0.1}}, "needs a lossy method"),
         (TEXT, {"sprinter": {"method": "speculative", "speculation": False}}, "exclude each other"),
         (TEXT, {"sprinter": {"method": "sprinter", "require_lossless": True}}, "is lossy"),
         (CHAT, {"messages": []}, "messages"),
