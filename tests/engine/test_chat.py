@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 from tokenizers import AddedToken
 
 import sprinter
-from sprinter.errors import UserError
+from sprinter.engine.chat import _Chat
+from sprinter.engine.prompt import encode_prompt
+from sprinter.engine.tokens import encoded
+from sprinter.errors import ContextLengthError, UserError
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'tool' %}"
@@ -50,6 +54,34 @@ def ids_of(pair: sprinter.Pair, talk: Any, **options: Any) -> list[int]:
     assert pair.tokenizer is not None
     usual: Any = pair.tokenizer.apply_chat_template(talk, return_dict=True, **options)
     return list(usual["input_ids"])
+
+
+# --- what is long -----------------------------------------------------------------------------------------------------
+
+
+def test_marks_and_messages_cost_no_more_than_other_text(pair: sprinter.Pair) -> None:
+    marks = "".join(f"mark{n}of" for n in range(30_000))
+    talk: list[dict[str, Any]] = [{"role": "user", "content": "a" * 300}] * 3000
+    chat = _Chat(pair.tokenizer, {})  # type: ignore[arg-type]
+    began = time.process_time()
+    assert chat.end_of_turn([{"role": "user", "content": marks}]) == chat.end_of_turn(talk)
+    assert time.process_time() - began < 2
+
+
+def test_a_text_is_read_as_far_as_the_limit(pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def noted(tokenizer: Any, text: str, **options: Any) -> list[int]:
+        read.append(len(text))
+        return encoded(tokenizer, text, **options)
+
+    monkeypatch.setattr("sprinter.engine.tokens.encoded", noted)
+    for late, most in (("word " * 100_000, 320), (" " * 1000 + "word " * 100_000, 2560)):
+        for prompt in (late, [{"role": "user", "content": late}]):
+            read.clear()
+            with pytest.raises(ContextLengthError, match="longest prompt here, 10 tokens"):
+                encode_prompt(prompt, pair.models, longest=10)
+            assert max(read) <= most
 
 
 # --- what is generated ------------------------------------------------------------------------------------------------

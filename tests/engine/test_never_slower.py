@@ -196,6 +196,19 @@ async def _at_once(pair: sprinter.Pair) -> list[str]:
         return [(await stream.finish()).method for stream in streams]
 
 
+def test_an_engine_forgets_what_was_decoded_longest_ago(
+    with_costs: Callable[[PassCosts], sprinter.Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sprinter.engine.task._MOST_TRACKERS", 2)
+    with sprinter.Engine(with_costs(CHEAP), rows=2) as engine:
+        for temperature in (1.0, 0.9, 1.0, 0.8, 0.7, 0.8):
+            engine.add(
+                PROMPT, temperature=temperature, max_new_tokens=1, method="speculative", never_slower=True
+            )
+        kept = [sampling.temperature for _, sampling in engine._batch._trackers]
+    assert kept == [0.7, 0.8]
+
+
 def test_requests_that_wait_count_too(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
     costs = PassCosts(((1, 1.0), (64, 7.3)), ((1, 0.1), (64, 0.73)), shared=((4, 2.0, 0.4),))
     methods = asyncio.run(_at_once(with_costs(costs)))

@@ -9,6 +9,7 @@ tokens are read in what the template writes; in what the messages say they are o
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -77,7 +78,11 @@ def conversation(prompt: str | Sequence[ChatMessage], system: str | None = None)
 
 
 def render_chat(
-    messages: Sequence[ChatMessage], pair: LoadedPair, template_kwargs: Mapping[str, Any] | None = None
+    messages: Sequence[ChatMessage],
+    pair: LoadedPair,
+    template_kwargs: Mapping[str, Any] | None = None,
+    *,
+    longest: int | None = None,
 ) -> RenderedChat:
     """Apply the chat template of a pair's tokenizer to a conversation.
 
@@ -86,6 +91,7 @@ def render_chat(
         pair: the loaded models.
         template_kwargs: further arguments of the template, for example ``{"enable_thinking": False}``, ``tools``,
             ``documents``, or the name or text of a ``chat_template``.
+        longest: as in ``text_ids``.
 
     Raises:
         UserError: a pair without tokenizer or chat template; messages that are malformed, that the template refuses, or
@@ -99,7 +105,7 @@ def render_chat(
     talk = [_checked(message, number, template) for number, message in enumerate(messages)]
     _check_end(talk)
     chat = _Chat(tokenizer, given)
-    text, ids = chat.encode(talk, pair)
+    text, ids = chat.encode(talk, pair, longest)
     return RenderedChat(talk, text, ids, chat.end_of_turn(talk))
 
 
@@ -252,7 +258,9 @@ class _Chat:
             raise _left_out(len(talk) - 1, last)
         return text + said[len(shown) :]
 
-    def encode(self, talk: Sequence[dict[str, Any]], pair: LoadedPair) -> tuple[str, list[int]]:
+    def encode(
+        self, talk: Sequence[dict[str, Any]], pair: LoadedPair, longest: int | None = None
+    ) -> tuple[str, list[int]]:
         """Text and token ids of a conversation."""
         said: list[str] = []
         marked = [_marked(message, re.compile(f"{self._pattern}|{_OPEN}"), said) for message in talk]
@@ -260,9 +268,9 @@ class _Chat:
         goes_on = talk[-1]["role"] == "assistant"
         text = self._open(rendered) if goes_on else self._render(rendered, asks=True)
         if not said:
-            return text, text_ids(text, pair, self._tokenizer, special=False)
+            return text, text_ids(text, pair, self._tokenizer, special=False, longest=longest)
         whole = _SAID.sub(lambda match: said[int(match[1])], text)
-        text_ids(whole, pair, self._tokenizer, special=False)  # refuses what is far too long
+        text_ids(whole, pair, self._tokenizer, special=False, longest=longest)  # refuses what is far too long
         return whole, self._ids_as_text(text, said)
 
     def _ids_as_text(self, marked: str, said: Sequence[str]) -> list[int]:
@@ -304,7 +312,8 @@ class _Chat:
             UserError: the template leaves out a message.
         """
         everything = "".join(str(message) for message in talk)
-        stem = next(word for n in range(10**6) if (word := f"mark{n}of") not in everything)
+        taken = set(re.findall("mark([0-9]+)of", everything))  # messages may hold any number of them
+        stem = next(f"mark{n}of" for n in itertools.count() if str(n) not in taken)
         probe = [
             {**message, "content": f"{message['content']}{stem}{number}x"}
             if "content" in message
@@ -314,12 +323,13 @@ class _Chat:
         if talk[-1]["role"] != "assistant":
             probe.append({"role": "assistant", "content": f"{stem}{len(talk)}x"})
         text = self._render(probe, asks=False)
+        found = set(re.findall(f"{stem}([0-9]+)x", text))
         for number, message in enumerate(talk):
-            if "content" in message and f"{stem}{number}x" not in text:
+            if "content" in message and str(number) not in found:
                 raise _left_out(number, message)
         _, _, rest = text.rpartition(f"{stem}{len(probe) - 1}x")
-        found = re.match(rf"\s*({self._pattern})", rest)
-        return None if found is None else self._special[found[1]]
+        end = re.match(rf"\s*({self._pattern})", rest)
+        return None if end is None else self._special[end[1]]
 
 
 def _marked(value: Any, special: re.Pattern[str], said: list[str]) -> Any:

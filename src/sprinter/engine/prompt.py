@@ -62,7 +62,11 @@ def encode(prompt: PromptInput, pair: LoadedPair) -> list[int]:
 
 
 def encode_prompt(
-    prompt: PromptInput, pair: LoadedPair, chat_template_kwargs: Mapping[str, Any] | None = None
+    prompt: PromptInput,
+    pair: LoadedPair,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    *,
+    longest: int | None = None,
 ) -> EncodedPrompt:
     """A prompt as token ids, checked against the vocabulary.
 
@@ -70,6 +74,7 @@ def encode_prompt(
         prompt: text, token ids, chat messages, a ``BatchEncoding`` of one row, or a prompt that is encoded.
         pair: the loaded models.
         chat_template_kwargs: see ``render_chat``.
+        longest: number of tokens far beyond which a text is refused before it is encoded; None: the pair's context.
 
     Raises:
         UserError: an empty prompt, text without a tokenizer, messages without a chat template or that it refuses, ids
@@ -77,7 +82,7 @@ def encode_prompt(
     """
     if isinstance(prompt, EncodedPrompt):
         return prompt
-    encoded = _encoded(prompt, pair, chat_template_kwargs)
+    encoded = _encoded(prompt, pair, chat_template_kwargs, longest)
     if chat_template_kwargs and encoded.messages is None:
         raise UserError("chat_template_kwargs goes with messages, and the prompt has none: leave it out")
     ids = encoded.ids
@@ -109,13 +114,15 @@ def is_several(prompt: Any) -> bool:
     return isinstance(first, Iterable) and not isinstance(first, bytes) and getattr(first, "ndim", 1) > 0
 
 
-def _encoded(prompt: Any, pair: LoadedPair, chat: Mapping[str, Any] | None) -> EncodedPrompt:
+def _encoded(
+    prompt: Any, pair: LoadedPair, chat: Mapping[str, Any] | None, longest: int | None
+) -> EncodedPrompt:
     if isinstance(prompt, str):
-        return EncodedPrompt(_from_text(prompt, pair), prompt)
+        return EncodedPrompt(_from_text(prompt, pair, longest), prompt)
     if isinstance(prompt, Mapping):
         return EncodedPrompt(_from_tokenizer(prompt))
     if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping) for item in prompt):
-        rendered = render_chat(prompt, pair, chat)
+        rendered = render_chat(prompt, pair, chat, longest=longest)
         ends = () if rendered.end_of_turn is None else (rendered.end_of_turn,)
         return EncodedPrompt(rendered.ids, rendered.text, rendered.messages, ends)
     return EncodedPrompt(_from_ids(prompt))
@@ -160,9 +167,9 @@ def _row(value: Any) -> Any:
     return value[0]
 
 
-def _from_text(prompt: str, pair: LoadedPair) -> list[int]:
+def _from_text(prompt: str, pair: LoadedPair, longest: int | None) -> list[int]:
     if not prompt:
         raise UserError("the prompt is empty: give at least one word to continue")
     if pair.tokenizer is None:
         raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
-    return text_ids(prompt, pair, pair.tokenizer)
+    return text_ids(prompt, pair, pair.tokenizer, longest=longest)

@@ -35,6 +35,7 @@ from sprinter.random import AddressedDraws, drawn_seed
 
 __all__ = ["Task", "render"]
 
+_MOST_TRACKERS = 64  # that an engine keeps: requests can make any number, by their temperature
 _LONG = 2048
 """Rows up to this length, in tokens, are allocated without checking the free memory."""
 
@@ -219,7 +220,10 @@ class Task:
         """Decide together with the other rows of an engine that decode by the same method."""
         if self._costs is not None:
             key = self._shares, self.request.sampling
-            self.tracker = trackers.setdefault(key, self._tracker(self._costs, rows))
+            self.tracker = trackers.pop(key, None) or self._tracker(self._costs, rows)
+            trackers[key] = self.tracker  # behind the others: the first is the one that was used longest ago
+            if len(trackers) > _MOST_TRACKERS:
+                del trackers[next(iter(trackers))]
 
     @property
     def charged(self) -> Paced | None:

@@ -39,25 +39,32 @@ def check_text(name: str, text: str) -> None:
 
 
 def text_ids(
-    text: str, pair: LoadedPair, tokenizer: PreTrainedTokenizerBase, *, special: bool = True
+    text: str,
+    pair: LoadedPair,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    special: bool = True,
+    longest: int | None = None,
 ) -> list[int]:
     """Token ids of a text.
 
     Args:
         special: whether the tokenizer adds its special tokens (BOS); see ``encoded``.
+        longest: maximum number of tokens; None: the context of the pair.
 
     Raises:
-        ContextLengthError: the text is far longer than the context. UserError: it holds half of a surrogate pair.
+        ContextLengthError: the text is far longer than that. UserError: it holds half of a surrogate pair.
     """
     check_text("the prompt", text)
-    # Encoding megabytes is slow: a prompt far beyond the context is rejected by the length of its first part.
-    part = text[: _CHARS_PER_TOKEN * pair.longest]
-    ids = encoded(tokenizer, part, special=special)
-    if len(part) == len(text):
-        return ids
-    if len(ids) > pair.longest:
-        raise ContextLengthError(
-            f"the prompt has {len(text)} characters, and the first {len(part)} of them alone exceed the context of "
-            f"the pair, {pair.longest} tokens: shorten the prompt"
-        )
+    # Encoding megabytes is slow: a prompt far beyond the limit is rejected by the length of its first part.
+    most = pair.longest if longest is None else longest
+    size = _CHARS_PER_TOKEN * most
+    while size < len(text):
+        if len(encoded(tokenizer, text[:size], special=special)) > most:
+            what = "context of the pair" if longest is None else "longest prompt here"
+            raise ContextLengthError(
+                f"the prompt has {len(text)} characters, and the first {size} of them alone exceed the {what}, "
+                f"{most} tokens: shorten the prompt"
+            )
+        size *= 2
     return encoded(tokenizer, text, special=special)
