@@ -4,8 +4,8 @@
 
 Starts ``sprinter serve`` with the built-in pair and two keys on loopback, and runs one attack after the other while
 ``/health`` is asked every 20 ms by a process of its own. The last line of standard output is one JSON object: by
-attack, the times of ``/health`` in ms (p50, p99, p100), the growth of the peak resident memory in MB, and the statuses
-of the answers.
+attack, the times of ``/health`` in ms (p50, p99, p100), the longest time that a short text of the other key took in
+seconds, the growth of the peak resident memory in MB, and the statuses of the answers.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ TEXT = "/v1/completions"
 WATCH = "--watch"  # the command of the watching process
 HEALTH_EVERY_S = 0.02
 SIZE = 3_900_000  # bytes of a large body
+HOT = {"temperature": 100, "max_tokens": 900, "prompt": "a b c d " * 10}  # no draft is kept
 Ask = Callable[[httpx2.AsyncClient], Awaitable[list[int]]]
 
 
@@ -49,13 +50,14 @@ def _numbered(before: bytes, after: bytes) -> bytes:
     return before + b",".join(b'"%d":1' % i for i in range(SIZE // 11)) + after
 
 
-def _bodies(*bodies: bytes, times: int = 4) -> Ask:
-    """All bodies at once, each several times."""
+def _bodies(*bodies: bytes, times: int = 4, path: str = TEXT) -> Ask:
+    """All bodies at once, each several times; 0: the server has closed the connection."""
 
     async def ask(client: httpx2.AsyncClient) -> list[int]:
         headers = {"content-type": "application/json"}
-        asked = [client.post(TEXT, content=body, headers=headers) for body in bodies for _ in range(times)]
-        return [answer.status_code for answer in await asyncio.gather(*asked)]
+        asked = [client.post(path, content=body, headers=headers) for body in bodies for _ in range(times)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [0 if isinstance(answer, BaseException) else answer.status_code for answer in answers]
 
     return ask
 
@@ -97,24 +99,30 @@ async def _connections(client: httpx2.AsyncClient) -> list[int]:
     return [answer.status_code]
 
 
-async def _no_reader(client: httpx2.AsyncClient) -> list[int]:
-    """Streams of which nothing is read, for as long as the server lets them; 0: it has closed the connection."""
-    body = json.dumps(
-        {"prompt": "The", "max_tokens": 900, "stream": True, "sprinter": {"tokens": True}}
-    ).encode()
+def _raw(more: str, body: bytes, times: int, seconds: float) -> Ask:
+    """Requests of which no answer is read, held for some seconds or until the server closes them; 0 for each."""
     head = (
         f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer {KEYS['attacker']}\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer {KEYS['attacker']}\r\n{more}\r\n\r\n"
     )
-    found = []
-    for _ in range(8):
-        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port, limit=1024)
-        writer.write(head.encode() + body)
-        found.append((reader, writer))
-    await asyncio.sleep(8)
-    for _, writer in found:
-        writer.transport.abort()
-    return [0] * len(found)
+
+    async def ask(client: httpx2.AsyncClient) -> list[int]:
+        found = []
+        for _ in range(times):
+            _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port, limit=1024)
+            writer.write(head.encode() + body)
+            found.append(writer)
+        await asyncio.sleep(seconds)
+        for writer in found:
+            writer.transport.abort()
+        return [0] * times
+
+    return ask
+
+
+def _unread(times: int, seconds: float, **fields: Any) -> Ask:
+    body = json.dumps({"prompt": "The", "max_tokens": 900, **fields}).encode()
+    return _raw(f"content-length: {len(body)}", body, times, seconds)
 
 
 ATTACKS: dict[str, Ask] = {
@@ -141,7 +149,17 @@ ATTACKS: dict[str, Ask] = {
     "full queue": _full_queue,
     "wrong keys": _wrong_keys,
     "connections": _connections,
-    "no reader": _no_reader,
+    "no reader": _unread(8, 8, stream=True, sprinter={"tokens": True}),
+    "unread answers": _unread(4, 30, n=13, logprobs=20),
+    "chunks of a byte": _raw("transfer-encoding: chunked", b"1\r\n \r\n" * 200_000, 8, 8),
+    "hot drafts": _requests({"sprinter": {"method": "speculative(gamma=1000)"}, **HOT},
+        {"sprinter": {"method": "speculative(gamma=64)"}, **HOT}, {"sprinter": {"method": "lookup"}, **HOT}, times=3),
+    "scored prompts": _requests({"prompt": [[*range(1, 901)]] * 40, "max_tokens": 0, "echo": True, "logprobs": 0},
+        times=40),
+    "tokenize": _bodies(json.dumps({"prompt": "word " * 900}).encode(), times=400, path="/tokenize"),
+    "kept bodies": _bodies(b'{"prompt": "The", "max_tokens": 200' + b" " * SIZE + b"}", times=150),
+    "many ids": _bodies(b'{"prompt": [' + b",".join([b"1"] * 131_000) + b"]}", times=120),
+    "no bodies": _raw("content-length: 1000", b"", 560, 8),
 }  # fmt: skip
 
 
@@ -188,19 +206,36 @@ async def _attacked(server: ServerProcess, ask: Ask) -> dict[str, Any]:
     async with server.client(KEYS["attacker"]) as client:
         watch = await asyncio.to_thread(Watch, server)
         await asyncio.sleep(0.5)
-        statuses = await ask(client)
+        attack = asyncio.create_task(ask(client))
+        seconds = await _others_wait(server, attack)
         await asyncio.sleep(0.3)
         seen = await asyncio.to_thread(watch.stop)
-    counts = Counter(map(str, statuses))
-    return {**seen, "statuses": dict(sorted(counts.items()))}
+    counts = Counter(map(str, await attack))
+    return {**seen, "other_s": seconds, "statuses": dict(sorted(counts.items()))}
+
+
+async def _others_wait(server: ServerProcess, attack: asyncio.Task[list[int]]) -> float:
+    """The longest time of a short text of the other key during the attack, in seconds; infinite if one is refused."""
+    longest = 0.0
+    async with server.client(KEYS["other"]) as client:
+        while not attack.done():
+            await asyncio.wait([attack], timeout=0.3)
+            began = time.perf_counter()
+            answer = await client.post(TEXT, json={"prompt": "The", "max_tokens": 4})
+            took = time.perf_counter() - began if answer.status_code == 200 else float("inf")
+            longest = max(longest, took)
+    return round(longest, 2)
 
 
 def _table(results: dict[str, dict[str, Any]]) -> str:
     rows = [
-        f"{name} | {one['health_p50_ms']} | {one['health_p99_ms']} | {one['health_p100_ms']} | {one['memory_mb']}"
+        f"{name} | {one['health_p50_ms']} | {one['health_p99_ms']} | {one['health_p100_ms']} | {one['other_s']} | "
+        f"{one['memory_mb']}"
         for name, one in results.items()
     ]
-    return "\n".join(grid("attack | /health p50, ms | p99 | longest | more memory, MB", rows))
+    return "\n".join(
+        grid("attack | /health p50, ms | p99 | longest | another key, s | more memory, MB", rows)
+    )
 
 
 def main() -> None:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.conftest import double_pair
-from tests.serve.server import Running, serving, until
+from tests.serve.server import Running, builtin_pair, serving, until
 from tests.serve.test_faults import held
 
 import sprinter
+from sprinter.decode.presets import METHODS
 from sprinter.serve.answers import json_parts
+from sprinter.serve.asked import asked_of
 from sprinter.serve.guard import RequestGuard, check_shape
 from sprinter.serve.refusals import Refusal
+from sprinter.serve.schema import CompletionRequest, SprinterOptions
 from sprinter.serve.service import Service
 from sprinter.serve.settings import ServeSettings
 from sprinter.serve.speculation import vllm_metrics
+from sprinter.serve.turns import Turns
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = [3, 7, 1, 12, 5]
@@ -43,6 +49,11 @@ def keys(tmp_path: Path) -> Path:
 
 def as_(name: str) -> dict[str, Any]:
     return {"headers": {"authorization": f"Bearer {KEYS[name]}"}}
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What a server sends before it closes."""
+    return b"".join(iter(lambda: client.recv(4000), b""))
 
 
 def repeated(item: bytes, times: int) -> bytes:
@@ -111,6 +122,9 @@ def test_the_shape_of_a_body_is_what_is_outside_of_its_texts() -> None:
     {"stop_token_ids": [10**30]},
     {"sprinter": {"method": "speculative(gamma=1000000000)"}}, {"sprinter": {"method": "speculative(cap=1000000000)"}},
     {"sprinter": {"method": "speculative(gamma=" + "9" * 900 + ")"}}, {"sprinter": {"method": "\ud800(gamma=2)"}},
+    {"sprinter": {"method": "speculative(gamma=65)"}}, {"sprinter": {"method": "certain(cap=65)"}},
+    {"sprinter": {"method": "certain(tail=65)"}}, {"sprinter": {"method": "tree(nodes=65)"}},
+    {"sprinter": {"method": "drafter=lookup(length=512)"}}, {"sprinter": {"method": "stop=svip(h=5.0),cap=none"}},
     {"sprinter": {"method": "certain(signal=1.0)"}}, {"sprinter": {"method": "certain(signal=none)"}},
 ], ids=lambda fields: ascii(fields)[:50])  # fmt: skip
 def test_odd_values_are_mistakes_of_the_client(server: Running, fields: dict[str, Any]) -> None:
@@ -132,6 +146,14 @@ def test_half_characters_elsewhere_are_no_error_of_the_server(
     assert answer.status_code in (400, 404)
 
 
+def test_methods_by_their_defaults_have_short_drafts() -> None:
+    for name in METHODS.names():
+        asked_of(CompletionRequest(prompt="a", sprinter=SprinterOptions(method=name)), ServeSettings())
+    asked_of(
+        CompletionRequest(prompt="a", sprinter=SprinterOptions(method="block(gamma=64)")), ServeSettings()
+    )
+
+
 def test_a_prompt_too_long_by_characters_has_a_code(server: Running) -> None:
     for path, body in (
         (TEXT, {"prompt": "word " * 30_000}),
@@ -142,6 +164,20 @@ def test_a_prompt_too_long_by_characters_has_a_code(server: Running) -> None:
     ):
         answer = server.post(path, body)
         assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(("chunks", "size", "status"), [(500, 1, 200), (2000, 100, 200), (2000, 1, 400)])
+def test_a_body_in_crumbs_is_refused(tiny: sprinter.Pair, chunks: int, size: int, status: int) -> None:
+    body = b'{"prompt": [1], "max_tokens": 1}'
+    with serving(tiny, rows=1, max_len=96) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            crumb = b"%x\r\n%b\r\n" % (size, b" " * size)
+            client.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+            with contextlib.suppress(OSError):  # the server may close before all is sent
+                client.sendall(crumb * chunks + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            assert b"HTTP/1.1 %d" % status in client.recv(4000)
+        assert server.post(TEXT, {"prompt": PROMPT, "max_tokens": 1}).status_code == 200
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -166,9 +202,25 @@ def test_parts_of_json_are_json(value: Any) -> None:
     assert "".join(json_parts(value)) == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def test_a_large_answer_is_many_parts() -> None:
-    answer = {"choices": [{"logprobs": {"tokens": ["a"] * 10_000, "top": [{"b": 1}] * 10_000}}] * 3}
-    assert max(map(len, json_parts(answer))) < 1000
+def test_a_large_answer_is_many_parts_which_are_made_as_they_are_written() -> None:
+    made = 0
+
+    def numbers() -> Iterator[int]:
+        nonlocal made
+        while made < 10_000:
+            yield made
+            made += 1
+
+    answer = {"choices": ({"logprobs": {"tokens": numbers(), "top": [{"b": 1}] * 10_000}} for _ in range(3))}
+    parts, most = "", 0
+    for part in json_parts(answer):
+        most = max(most, len(part))
+        parts += part if len(parts) < 1000 else ""
+        assert made < 1000 or len(parts) >= 1000
+    assert most < 1000 and parts.startswith('{"choices":[{"logprobs":{"tokens":[0,1,2,')
+    assert "".join(json_parts({"a": iter([]), "b": iter(range(40))})) == json.dumps(
+        {"a": [], "b": [*range(40)]}, separators=(",", ":")
+    )
 
 
 def test_an_answer_that_is_not_read_is_cut_at_the_time_limit(tiny: sprinter.Pair) -> None:
@@ -225,6 +277,101 @@ def test_no_key_fills_the_queue_for_all(tiny: sprinter.Pair, keys: Path) -> None
         for thread in threads:
             thread.join(30)
         assert statuses == [200] * 5
+
+
+def test_no_key_holds_all_open_requests_or_the_memory_of_bodies(
+    tiny: sprinter.Pair, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sprinter.serve.guard._MOST_HELD", 100_000)
+    limits = {"max_connections": 8, "max_body_bytes": 25_000}
+    with serving(tiny, rows=1, max_len=96, api_keys=keys, **limits) as server, held(server) as go:
+        head = (
+            f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            f"authorization: Bearer {KEYS['alice']}\r\ncontent-length: 24000\r\n\r\n"
+        ).encode()
+        whole = json.dumps({"prompt": PROMPT, "max_tokens": 2}).encode().ljust(24_000)
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(5)]
+        for n, client in enumerate(clients[:2], 1):  # their bodies have been read, and they are not answered
+            client.sendall(head + whole)
+            until(lambda n=n: server.service.engine.unfinished == n)  # type: ignore[misc]
+        clients[2].sendall(head + whole)
+        assert b"too much is being sent" in read_all(clients[2])
+        for client in clients[2:4]:
+            client.close()
+        clients[2:4] = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(2)]
+        for client in clients[2:4]:
+            client.sendall(head)  # and no body
+        time.sleep(0.2)
+        clients[4].sendall(head)
+        assert b"4 of your requests are open already, and 4 places are left" in read_all(clients[4])
+        go.set()
+        assert server.post(TEXT, {"prompt": PROMPT, "max_tokens": 1}, **as_("bob")).status_code == 200
+        for client in clients[:2]:
+            assert b" 200 " in client.recv(4000)
+        for client in clients:
+            client.close()
+        until(
+            lambda: server.post(TEXT, {"prompt": PROMPT, "max_tokens": 1}, **as_("alice")).status_code == 200
+        )
+
+
+def test_bodies_that_are_there_at_once_are_parsed_one_by_one(tiny: sprinter.Pair) -> None:
+    parsed = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal parsed
+        parsed += 1
+        await asyncio.sleep(1000)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def main() -> None:
+        guard = RequestGuard(app, Service(ServeSettings(port=0), lambda: tiny))
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": TEXT, "headers": headers, "client": ("a", 1)}
+        asked = [asyncio.create_task(guard({**scope}, receive, receive)) for _ in range(20)]
+        while parsed < 20:
+            before = parsed
+            await asyncio.sleep(0)
+            assert parsed <= before + 1
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_owners_take_turns_beside_the_event_loop() -> None:
+    async def main() -> None:
+        turns, go, done = Turns(), threading.Event(), list[str]()
+        running = [asyncio.create_task(turns.run("alice", go.wait))]
+        running += [asyncio.create_task(turns.run("alice", lambda: done.append("alice"))) for _ in range(9)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(turns.run("bob", lambda: done.append("bob")), 10)
+        assert done == ["bob"], "one piece of an owner at a time"
+        running[0].cancel()  # it ends all the same before the next one begins
+        running[1].cancel()
+        await asyncio.sleep(0.01)
+        assert done == ["bob"]
+        go.set()
+        await asyncio.gather(*running[2:])
+        assert done == ["bob", *["alice"] * 8]
+        with pytest.raises(ZeroDivisionError):
+            await turns.run("alice", lambda: 1 // 0)
+        assert await turns.run("alice", lambda: 5) == 5
+
+    asyncio.run(main())
+
+
+def test_tokens_that_are_only_counted_are_charged_too(tiny: sprinter.Pair, keys: Path) -> None:
+    with serving(builtin_pair(), rows=1, max_len=96, api_keys=keys, token_limit=20) as server:
+        statuses = [
+            server.post("/tokenize", {"prompt": "a b c d " * 4}, **as_("alice")).status_code for _ in range(3)
+        ]
+        assert statuses[0] == 200 and statuses[-1] == 429
+        assert server.post("/detokenize", {"tokens": [1] * 20}, **as_("bob")).status_code == 200
+        assert server.post("/detokenize", {"tokens": [1] * 20}, **as_("bob")).status_code == 429
 
 
 def test_texts_and_tokens_are_counted_by_key(tiny: sprinter.Pair, keys: Path) -> None:

@@ -63,6 +63,9 @@ def serve(
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest text.", show_default="the row")
     ] = None,
+    max_draft: Annotated[
+        int, typer.Option(min=1, help="Largest γ, and other counts, of a method that a request names.")
+    ] = 64,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request.")] = 4,
     queue_timeout: Annotated[float, typer.Option(help="Seconds that a request waits for a row.")] = 60.0,
     request_timeout: Annotated[float, typer.Option(help="Seconds that a request takes.")] = 600.0,
@@ -110,7 +113,8 @@ def serve(
         host=host, port=port, model=model_name, method=method, budget=budget,
         require_lossless=require_lossless, never_slower=never_slower, rows=rows,
         max_len=max_len, memory_bytes=None if memory_mib is None else memory_mib * _MIB, max_waiting=max_waiting,
-        max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens, max_body_bytes=max_body_mib * _MIB,
+        max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens, max_draft=max_draft,
+        max_body_bytes=max_body_mib * _MIB,
         queue_timeout_s=queue_timeout, request_timeout_s=request_timeout, drain_timeout_s=drain_timeout,
         rate_limit=rate_limit, token_limit=token_limit, api_keys=api_keys, allow_anonymous=allow_anonymous,
         allowed_hosts=tuple(allowed_host or ()), tls_cert=tls_cert, tls_key=tls_key, log_prompts=log_prompts,

@@ -104,7 +104,7 @@ class Method:
             )
 
     def check_counts(self, most: int, what: str) -> None:
-        """Refuse whole numbers above ``most``, in any parameter of any part: most are lengths and widths of drafts.
+        """Refuse whole numbers above ``most`` and their default: most are lengths and widths of drafts.
 
         Args:
             what: what ``most`` is, for the message.
@@ -112,8 +112,8 @@ class Method:
         Raises:
             UserError: names the first such parameter.
         """
-        for name, value in _counts(self):
-            if value > most:
+        for name, value, usual in _counts(self):
+            if value > max(most, usual):
                 raise UserError(f"{name}={value} is more than {what}: give at most {most}")
 
     def _check_guards(self) -> None:
@@ -294,13 +294,13 @@ def _listed(rule: Judge) -> str:
     return " or ".join(kind.value for kind in Siblings if kind in rule.siblings)
 
 
-def _counts(part: object) -> Iterator[tuple[str, int]]:
-    """Each whole number among the parameters of a rule, and of the rules in it."""
+def _counts(part: object) -> Iterator[tuple[str, int, int]]:
+    """Each whole number among the parameters of a rule, and of the rules in it, with its default (0: none)."""
     for field in fields(part) if is_dataclass(part) else ():
         value = getattr(part, field.name)
         counts = "float" not in str(field.type)  # others may be whole numbers too
         if counts and type(value) is not bool and isinstance(value, Integral):
-            yield field.name, int(value)
+            yield field.name, int(value), field.default if isinstance(field.default, int) else 0
         yield from _counts(value)
 
 

@@ -1,11 +1,11 @@
-"""A queue in which several owners take turns."""
+"""What several owners share: a queue in which they take turns, and places that none of them fills."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from typing import Generic, TypeVar
 
-__all__ = ["FairQueue"]
+__all__ = ["FairQueue", "Shares"]
 
 Queued = TypeVar("Queued")
 
@@ -54,3 +54,38 @@ class FairQueue(Generic[Queued]):
         if not line:
             del self._lines[owner]
         return True
+
+
+class Shares:
+    """Places of which an owner may take as many as it leaves free, so that none takes them all.
+
+    Any number of owners leaves a place for the next, and none needs a quota. Not thread-safe.
+
+    Args:
+        size: number of places. shared: False: an owner may take them all.
+        own: places that each owner may take besides, if there are any.
+    """
+
+    def __init__(self, size: int, *, shared: bool = True, own: int = 0) -> None:
+        self._size, self._shared, self._own = size, shared, own
+        self._taken: Counter[str] = Counter()
+
+    @property
+    def free(self) -> int:
+        """Number of places that nobody has taken."""
+        return self._size - self._taken.total()
+
+    def of(self, owner: str) -> int:
+        """Number of places that an owner has taken."""
+        return self._taken[owner]
+
+    def room(self, owner: str) -> int:
+        """Number of places that an owner may take now; 0 or less: none."""
+        free = self.free
+        return min(free, free + self._own - self._taken[owner]) if self._shared else free
+
+    def take(self, owner: str, count: int = 1) -> None:
+        """Take places; negative: leave them."""
+        self._taken[owner] += count
+        if not self._taken[owner]:
+            del self._taken[owner]

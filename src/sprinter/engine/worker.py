@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -20,7 +19,7 @@ import torch
 
 from sprinter.decode.draft import Token
 from sprinter.engine.engine import Engine
-from sprinter.engine.fair_queue import FairQueue
+from sprinter.engine.fair_queue import FairQueue, Shares
 from sprinter.engine.generation import Generation
 from sprinter.engine.scoring import Scorer, Scoring
 from sprinter.engine.task import Task
@@ -149,7 +148,7 @@ class EngineWorker:
         on_death: Callable[[BaseException], None] | None,
         shared_queue: bool = False,
     ) -> None:
-        self.engine, self.rows, self.max_waiting, self._shared = engine, rows, max_waiting, shared_queue
+        self.engine, self.rows, self.max_waiting = engine, rows, max_waiting
         self.error: BaseException | None = None
         self._scorer, self._on_death = scorer, on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -158,10 +157,11 @@ class EngineWorker:
         self._scorings: FairQueue[_QueuedScoring] = FairQueue()
         self._scored: _QueuedScoring | None = None  # the one that is under way
         self._lock, self._open = RLock(), 0  # a finalizer may close the engine in this thread too
-        self._places: dict[type, Counter[str]] = {
-            AsyncRequest: Counter(),
-            Scoring: Counter(),
-        }  # taken, by owner
+        # those with rows included
+        self._places: dict[type, Shares] = {
+            kind: Shares(rows + max_waiting, shared=shared_queue, own=rows)
+            for kind in (AsyncRequest, Scoring)
+        }
         self._text_s = 0.0  # how long a text has its rows, a running mean
         self._closing: str | None = None
         self._stopped = self._over = False
@@ -216,34 +216,28 @@ class EngineWorker:
         return one.done
 
     def _take_place(self, kind: type, owner: str) -> None:
-        """Take one of the places of requests or of scorings, those with rows included.
-
-        An owner may take as many as it leaves free, if the queue is shared, and the rows besides.
+        """Take one of the places of requests or of scorings.
 
         Raises:
             QueueFullError: there is none.
         """
         places = self._places[kind]
-        taken, size = places.total(), self.rows + self.max_waiting
-        waiting, free = places[owner] - self.rows, size - taken
-        if free <= 0:
+        if places.free <= 0:
             raise QueueFullError(
                 f"{self.rows} requests are served and {self.max_waiting} wait already: try again later",
                 self.wait_s,
             )
-        if self._shared and waiting >= free:
+        if places.room(owner) <= 0:
             raise QueueFullError(
-                f"{waiting} of your requests wait already, and {free} places are left for all: try again later",
+                f"{places.of(owner) - self.rows} of your requests wait already, and {places.free} places are left for "
+                "all: try again later",
                 self.wait_s,
             )
-        places[owner] += 1
+        places.take(owner)
 
     def _leave_place(self, kind: type, owner: str) -> None:
         with self._lock:
-            places = self._places[kind]
-            places[owner] -= 1
-            if not places[owner]:
-                del places[owner]
+            self._places[kind].take(owner, -1)
 
     def cancel(self, request: AsyncRequest) -> None:
         """Cancel a request before the next step; also called by finalizers."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from starlette.responses import Response
@@ -12,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from sprinter.engine.generation import Generation
 from sprinter.serve.asked import TextRequest
-from sprinter.serve.choices import AnswerChoice
+from sprinter.serve.choices import AnswerChoice, ClientLeft, while_connected
 from sprinter.serve.logprobs import (
     LawfulToken,
     TokenNames,
@@ -21,10 +23,11 @@ from sprinter.serve.logprobs import (
     of_prompt,
     of_tokens,
 )
+from sprinter.serve.service import Service
 from sprinter.serve.speculation import llamacpp_timings, sprinter_report, token_report, vllm_metrics
 from sprinter.version import __version__
 
-__all__ = ["JsonParts", "ServerAnswer", "finish_of", "json_parts", "speculation_of", "usage_of"]
+__all__ = ["JsonParts", "ServerAnswer", "finish_of", "json_parts", "send_parts", "speculation_of", "usage_of"]
 
 _PART_BYTES = 2**16
 _TOGETHER = 32  # items of a list that are written in one call
@@ -46,7 +49,7 @@ class ServerAnswer:
     model: str
     names: TokenNames = field(repr=False)
 
-    def frame(self, choices: list[dict[str, Any]], *, event: bool = False) -> dict[str, Any]:
+    def frame(self, choices: Iterable[dict[str, Any]], *, event: bool = False) -> dict[str, Any]:
         """The object around choices."""
         kind = "chat.completion" if self.asked.chat else "text_completion"
         return {
@@ -59,16 +62,16 @@ class ServerAnswer:
         }
 
     def whole(self, choices: Sequence[AnswerChoice]) -> dict[str, Any]:
-        """The answer as one object."""
+        """The answer as one object; what is long in it are iterators, so that parts are made as they are written."""
         return {
-            **self.frame([self._choice(choice) for choice in choices]),
+            **self.frame(map(self._choice, choices)),
             "usage": usage_of(self.asked, choices),
             **speculation_of(choices),
         }
 
     def _choice(self, choice: AnswerChoice) -> dict[str, Any]:
         out = choice.out
-        prompt, before = (self.echoed(choice), self.prompt_tokens(choice)) if self.asked.echo else ("", [])
+        prompt, before = self.echoed(choice) if self.asked.echo else ("", [])
         text = prompt if out is None else prompt + out.text
         tokens = [*before, *of_tokens([] if out is None else out.tokens, len(prompt))]
         found: dict[str, Any] = {"index": choice.index, "logprobs": self.logprobs(tokens)}
@@ -80,19 +83,17 @@ class ServerAnswer:
         if out is not None:
             report = sprinter_report(out)
             if self.asked.tokens:
-                report["tokens"] = [token_report(token, i) for i, token in enumerate(out.tokens)]
+                report["tokens"] = (token_report(token, i) for i, token in enumerate(out.tokens))
             found["sprinter"] = report
         return found
 
-    def echoed(self, choice: AnswerChoice) -> str:
-        """The prompt as text."""
-        if choice.prompt.text is not None:
-            return choice.prompt.text
-        return "".join(token.text for token in self.prompt_tokens(choice))
-
-    def prompt_tokens(self, choice: AnswerChoice) -> list[LawfulToken]:
-        """The prompt's tokens."""
-        return of_prompt(choice.prompt, choice.scored, self.names.tokenizer)
+    def echoed(self, choice: AnswerChoice) -> tuple[str, list[LawfulToken]]:
+        """The prompt as text and, where they are needed, its tokens."""
+        text = choice.prompt.text
+        if text is not None and self.asked.logprobs is None:
+            return text, []
+        tokens = of_prompt(choice.prompt, choice.scored, self.names.tokenizer)
+        return "".join(token.text for token in tokens) if text is None else text, tokens
 
     def logprobs(self, tokens: Sequence[LawfulToken]) -> dict[str, Any] | None:
         """The object ``logprobs`` of a choice; None if it was not asked for."""
@@ -137,28 +138,23 @@ def json_parts(value: Any, levels: int = 5) -> Iterator[str]:
     """JSON of a value, in parts that are written one by one: one call for all would hold the interpreter's lock.
 
     Args:
-        levels: objects and lists around a part, at most.
+        value: what JSON knows, and iterators, as lists. levels: objects and lists around a part, at most.
     """
     if levels and isinstance(value, dict):
         for i, (key, one) in enumerate(value.items()):
             yield f"{',' if i else '{'}{_json(key)}:"
             yield from json_parts(one, levels - 1)
         yield "}" if value else "{}"
-    elif (
-        levels
-        and isinstance(value, list)
-        and value
-        and isinstance(value[0], dict)
-        and len(value) <= _TOGETHER
-    ):
-        for i, one in enumerate(value):
-            yield "," if i else "["
-            yield from json_parts(one, levels - 1)
-        yield "]"
-    elif isinstance(value, list) and len(value) > _TOGETHER:
-        for i in range(0, len(value), _TOGETHER):
-            yield f"{',' if i else '['}{_json(value[i : i + _TOGETHER])[1:-1]}"
-        yield "]"
+    elif isinstance(value, list | Iterator):
+        items, size, before = iter(value), _TOGETHER if levels < 2 else 1, "["
+        while some := list(islice(items, size)):
+            if size == 1:
+                yield before
+                yield from json_parts(some[0], levels - 1)
+            else:
+                yield f"{before}{_json(some)[1:-1]}"
+            before = ","
+        yield "[]" if before == "[" else "]"
     else:
         yield _json(value)
 
@@ -167,22 +163,61 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+def _pieces(parts: Iterable[str]) -> Iterator[bytes]:
+    """Parts together, in pieces of about ``_PART_BYTES``; the last one is smaller."""
+    piece = bytearray()
+    for part in parts:
+        piece += part.encode("utf-8", "replace")
+        if len(piece) >= _PART_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
+
+
+async def send_parts(
+    service: Service, owner: str, parts: Iterable[str], send: Callable[[bytes, bool], Awaitable[None]]
+) -> None:
+    """Make parts in turns with other owners' work, and send what has been made before more is.
+
+    Args:
+        send: gets a piece, and whether more follow.
+    """
+    pieces = _pieces(parts)
+    more = True
+    while more:
+        piece = await service.turns.run(owner, lambda: next(pieces))
+        more = len(piece) >= _PART_BYTES
+        await send(piece, more)
+
+
 class JsonParts(Response):
-    """A JSON answer of any size, written in parts; to be made in another thread than the event loop's."""
+    """A JSON answer of any size, which is made as it is read.
+
+    Args:
+        make: the value, called in another thread than the event loop's. owner: whose turns it takes.
+    """
 
     media_type = "application/json"
 
-    def __init__(self, value: Any) -> None:
-        whole = bytearray()
-        for part in json_parts(value):
-            whole += part.encode("utf-8", "replace")
-        self._whole = whole
-        super().__init__(headers={"content-length": str(len(whole))})
+    def __init__(self, service: Service, owner: str, make: Callable[[], Any]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._service, self._owner, self._make = service, owner, make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        view = memoryview(self._whole)
-        for i in range(0, len(view), _PART_BYTES):
-            part = bytes(view[i : i + _PART_BYTES])
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        begun = False
+
+        async def piece(body: bytes, more: bool) -> None:
+            nonlocal begun
+            if not begun:
+                if not more:
+                    self.headers["content-length"] = str(len(body))
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            begun = True
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        with suppress(ClientLeft):
+            await while_connected(receive, send_parts(self._service, self._owner, self._parts(), piece))
+
+    def _parts(self) -> Iterator[str]:
+        yield from json_parts(self._make())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -167,23 +166,19 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", responses=_REFUSED)
     async def tokenize(request: Request, body: TokenizeRequest) -> Any:
         """Token ids of a text, or of messages."""
-        _noted(request)
+        owner = _noted(request)
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refusal(400, "give either prompt or messages", param="prompt")
-        if body.messages is not None:
-            encoded = await asyncio.to_thread(service.encode, body.messages)
-            ids = encoded.ids
-        else:
-            ids = await asyncio.to_thread(service.token_ids, body.prompt or "", body.add_special_tokens)
+        ids = await service.turns.run(owner, lambda: service.tokenized(body, owner))
         return {"count": len(ids), "max_model_len": service.engine.max_len, "tokens": ids}
 
     @app.post("/detokenize", responses=_REFUSED)
     async def detokenize(request: Request, body: DetokenizeRequest) -> Any:
         """The text of token ids."""
-        _noted(request)
+        owner = _noted(request)
         service.check_model(body.model)
-        return {"prompt": await asyncio.to_thread(service.text_of, body.tokens)}
+        return {"prompt": await service.turns.run(owner, lambda: service.text_of(body.tokens, owner))}
 
     @app.get("/tokenizer_info", responses=_REFUSED)
     async def tokenizer_info(request: Request) -> Any:
@@ -236,5 +231,5 @@ async def _serve(service: Service, request: Request, body: CompletionRequest | C
             return Events(service, answer, texts, leave.pop_all())
         work = in_time(service, finish_texts(service, asked, texts), note.deadline)
         await while_connected(request.receive, work)
-        return await asyncio.to_thread(lambda: JsonParts(answer.whole(texts)))
+        return JsonParts(service, owner, lambda: answer.whole(texts))
     raise AssertionError  # the block above leaves in one of three ways

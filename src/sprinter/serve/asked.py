@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sprinter.decode.method import Method
+from sprinter.decode.spec import parse_method
+from sprinter.decode.stop import Never
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.prompt import PromptInput
+from sprinter.errors import UserError
 from sprinter.serve.refusals import Refusal
 from sprinter.serve.schema import ChatRequest, CompletionRequest, GenerateRequest, SprinterOptions
 from sprinter.serve.settings import ServeSettings
@@ -81,6 +85,8 @@ def asked_of(body: CompletionRequest | ChatRequest, settings: ServeSettings) -> 
                 param="max_tokens",
             )
         most = settings.max_new_tokens if most is None else most
+    if ours.method is not None and ours.speculation:
+        _check_draft(parse_method(ours.method), settings.max_draft)
     asked = TextRequest(
         chat=isinstance(body, ChatRequest), prompts=prompts, n=body.n or 1,
         options=GenerationOptions(**_options(body, ours, settings, most, logprobs)), generates=most != 0,
@@ -94,6 +100,17 @@ def asked_of(body: CompletionRequest | ChatRequest, settings: ServeSettings) -> 
             param="n",
         )
     return asked
+
+
+def _check_draft(method: Method, most: int) -> None:
+    """Refuse a method with long or wide drafts: rows share their passes, and wait for those of the longest.
+
+    Raises:
+        UserError: it has, or may have.
+    """
+    method.check_counts(most, "this server takes in a request")
+    if method.levels is None and method.drafter.proposes and not isinstance(method.stop, Never):
+        raise UserError(f"the drafts of method {method.name} have no largest length: give cap={most} or less")
 
 
 def _options(

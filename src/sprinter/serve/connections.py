@@ -1,15 +1,38 @@
-"""HTTP connections that are closed if a request's header does not arrive in time, and whose number is limited."""
+"""HTTP connections whose number is limited, and which are closed if a header is late or a body is cut into crumbs."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["timed_connections"]
 
 _FAREWELL_S = 1.0
+_HEADER = 2**14  # maximum size of a header, to within a piece
+_PIECE = 2**13  # bytes that are parsed before it is looked whether the connection is still open
+_FEW, _CRUMB = 512, 64  # chunks of a body of any size, and the least mean size of more, in bytes
+
+
+class _Parser(h11.Connection):
+    """A parser that refuses a body in more and smaller chunks than any client needs: each costs as much as a request.
+
+    The parser works off all that was read in one go, in the event loop.
+    """
+
+    _chunks = _bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks, self._bytes = self._chunks + event.chunk_start, self._bytes + len(event.data)
+            if self._chunks > max(_FEW, self._bytes / _CRUMB):
+                raise h11.RemoteProtocolError("the body comes in too small chunks")
+        return event
 
 
 def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
@@ -27,6 +50,10 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
     class TimedConnection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
 
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            super().__init__(*args, **keywords)
+            self.conn = _Parser(h11.SERVER, _HEADER)
+
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._watch()
@@ -34,8 +61,19 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
                 next(iter(idle)).transport.abort()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
+            for at in range(0, len(data), _PIECE):
+                if self.transport.is_closing():
+                    return
+                super().data_received(data[at : at + _PIECE])
             self._watch()
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state is not h11.SEND_RESPONSE and self.conn.our_state is not h11.IDLE:
+                self.transport.abort()  # the answer has begun
+                return
+            if self.cycle is not None:
+                self.cycle.disconnected = True
+            super().send_400_response(msg)
 
         def handle_events(self) -> None:
             super().handle_events()

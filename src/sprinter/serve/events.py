@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
+from itertools import chain
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sprinter.decode.draft import Token
-from sprinter.serve.answers import ServerAnswer, finish_of, json_parts, speculation_of, usage_of
+from sprinter.serve.answers import ServerAnswer, finish_of, json_parts, send_parts, speculation_of, usage_of
 from sprinter.serve.choices import (
     AnswerChoice,
     ClientLeft,
@@ -55,7 +56,7 @@ class EventWriter:
             await in_time(self._service, self._write(), self._deadline)
         except Exception as error:
             await self._data(of_error(error).body())
-        await self._line("data: [DONE]\n\n")
+        await self._body(b"data: [DONE]\n\n")
 
     async def _write(self) -> None:
         asked, choices = self._answer.asked, self._choices
@@ -73,9 +74,9 @@ class EventWriter:
         if asked.chat:
             await self._event(choice, {"delta": {"role": "assistant", "content": ""}})
         if asked.echo:
-            part = await asyncio.to_thread(self._echo, choice)
-            await self._event(choice, part, large=True)
-            offset = len(part["text"])
+            prompt, before = await self._service.turns.run(choice.owner, lambda: answer.echoed(choice))
+            await self._event(choice, {"text": prompt, "logprobs": answer.logprobs(before)}, large=True)
+            offset = len(prompt)
         unscored = Unscored()
         while choice.stream is not None and (tokens := await choice.stream.read()):
             text = "".join(token.text for token in tokens)
@@ -93,10 +94,6 @@ class EventWriter:
             report |= speculation_of([choice])
         end: dict[str, Any] = {"delta": {}} if asked.chat else {"text": ""}
         await self._event(choice, {**end, "finish_reason": finish_of(out)}, report)
-
-    def _echo(self, choice: AnswerChoice) -> dict[str, Any]:
-        answer = self._answer
-        return {"text": answer.echoed(choice), "logprobs": answer.logprobs(answer.prompt_tokens(choice))}
 
     def _part(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         part: dict[str, Any] = {"delta": {"content": text}} if self._answer.asked.chat else {"text": text}
@@ -119,20 +116,20 @@ class EventWriter:
         large: bool = False,
     ) -> None:
         one = {"index": choice.index, "logprobs": None, "finish_reason": None, **part}
-        await self._data({**self._answer.frame([one], event=True), **(more or {})}, large=large)
+        value = {**self._answer.frame([one], event=True), **(more or {})}
+        await self._data(value, choice.owner if large else None)
 
-    async def _data(self, value: dict[str, Any], *, large: bool = False) -> None:
-        """Send an event; a ``large`` one is written in another thread."""
-
-        def line() -> str:
-            return f"data: {''.join(json_parts(value))}\n\n"
-
-        await self._line(await asyncio.to_thread(line) if large else line())
-
-    async def _line(self, text: str) -> None:
+    async def _data(self, value: dict[str, Any], owner: str | None = None) -> None:
+        """Send an event; a large one is made as it is read, in turns of its owner."""
+        parts = chain(["data: "], json_parts(value), ["\n\n"])
         async with self._one_at_a_time:
-            body = text.encode("utf-8", "replace")
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            if owner is None:
+                await self._body("".join(parts).encode("utf-8", "replace"))
+            else:
+                await send_parts(self._service, owner, parts, self._body)
+
+    async def _body(self, body: bytes, _: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 class Events(Response):

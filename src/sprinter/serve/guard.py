@@ -6,6 +6,7 @@ The guard also cuts answers that are not read, and answers HEAD as GET without a
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import math
 import re
@@ -17,6 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sprinter.engine.fair_queue import Shares
 from sprinter.serve.choices import ClientLeft
 from sprinter.serve.keys import ApiKeys
 from sprinter.serve.logs import error_fields
@@ -24,13 +26,13 @@ from sprinter.serve.refusals import Refusal, of_error
 from sprinter.serve.service import Service
 from sprinter.serve.static_files import PATHS
 
-__all__ = ["RequestGuard", "RequestNote", "check_shape", "note_of"]
+__all__ = ["RequestGuard", "RequestNote", "check_shape", "network_of", "note_of"]
 
 _OPEN = frozenset({"/health", "/ready"}) | PATHS  # need no key, and no rate is counted
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MOST_DISCARDED = 256 * 2**20
-_MOST_HELD = 64 * 2**20  # of bodies that are being read, all together, or four of the largest
+_MOST_HELD = 64 * 2**20  # of bodies whose requests are not answered, all together, or four of the largest
 _MOST_OBJECTS, _MOST_STRINGS, _MOST_VALUES = 2**14, 2**15, 2**17  # of one body
 _FAREWELL_S = 1.0  # to send an error after the time limit
 _log = logging.getLogger("sprinter.serve")
@@ -46,12 +48,14 @@ class RequestNote:
         path: the route's path, for metrics.
         deadline: when its time is over, in seconds of the event loop's clock.
         status, complete: of the answer: its HTTP status (0: none yet), and whether it is complete, or was cut.
+        open, held: places that it has of open requests, and of bytes of bodies.
     """
 
     def __init__(self, id: str, deadline: float) -> None:
         self.id, self.owner, self.path, self.deadline = id, "", "other", deadline
         self.fields: dict[str, Any] = {}
         self.status, self.complete = 0, False
+        self.open = self.held = 0
 
 
 def note_of(scope: Scope) -> RequestNote:
@@ -72,7 +76,10 @@ class RequestGuard:
         self._app, self._service, self._settings = app, service, service.settings
         settings = service.settings
         self._keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
-        self._open, self._held = 0, 0  # requests, and bytes of bodies that are being read
+        self._open = Shares(settings.max_connections, shared=settings.has_owners)  # requests
+        # bytes of bodies, until their request is answered: what is read from them is as large, or larger
+        self._held = Shares(max(_MOST_HELD, 4 * settings.max_body_bytes), shared=settings.has_owners)
+        self._next = asyncio.Lock()
         self._hosts = _LOOPBACK | {name.lower() for name in (settings.host, *settings.allowed_hosts)}
         # A server that all may reach under any name has no names to check.
         self._any_host = "*" in settings.allowed_hosts or not settings.is_loopback
@@ -104,10 +111,9 @@ class RequestGuard:
                 scope.get("sprinter.abort", lambda: None)()
                 raise ClientLeft from None
 
-        self._open += not keyless
         try:
             self._check(scope, headers, note)
-            body = b"" if keyless else await self._read(headers, receive)
+            body = b"" if keyless else await self._read(headers, receive, note)
             await self._app(scope, _again(body, receive), noted)
         except ClientLeft:
             note.status = note.status or 499
@@ -122,7 +128,8 @@ class RequestGuard:
             response = JSONResponse(refusal.body(), refusal.status, refusal.headers | {"connection": "close"})
             await response(scope, receive, noted)
         finally:
-            self._open -= not keyless
+            self._open.take(note.owner, -note.open)
+            self._held.take(note.owner, -note.held)
             self._end(scope, note, time.perf_counter() - began)
 
     def _end(self, scope: Scope, note: RequestNote, wall_s: float) -> None:
@@ -143,17 +150,12 @@ class RequestGuard:
                 code="wrong_host",
             )
         client = scope.get("client")
-        note.owner = client[0] if client else "unknown"
+        note.owner = network_of(client[0]) if client else "unknown"
         if scope["path"] in _OPEN:
             if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
                 # It is not waited for: no key limits who sends one.
                 raise Refusal(400, "send no body to this path", code="body_not_expected")
             return
-        if self._open > self._settings.max_connections:
-            raise Refusal(
-                503, f"{self._settings.max_connections} requests are open already: try again later",
-                kind="server_error", code="too_many_requests", retry_after_s=self._service.retry_after_s(),
-            )  # fmt: skip
         if self._keys is not None:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             owner, wait = self._keys.admit(key.strip() if scheme.lower() == "bearer" else "", note.owner)
@@ -168,28 +170,26 @@ class RequestGuard:
                     kind="authentication_error", code="invalid_api_key",
                 )  # fmt: skip
             note.owner = owner
+        if self._open.room(note.owner) < 1:
+            raise Refusal(
+                503, f"{self._open.of(note.owner)} of your requests are open already, and {self._open.free} places are "
+                "left for all: try again later",
+                kind="server_error", code="too_many_requests", retry_after_s=self._service.retry_after_s(),
+            )  # fmt: skip
+        note.open = 1
+        self._open.take(note.owner)
         self._service.charge_texts(note.owner, 1)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":  # a browser's form needs no permission
             raise Refusal(415, "the body is to be application/json", code="unsupported_media_type")
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body.
+    async def _read(self, headers: Headers, receive: Receive, note: RequestNote) -> bytes:
+        """The whole body, whose bytes are counted until its request is answered.
 
         Raises:
             Refusal: it is too large, too slow, or has too many values. ClientLeft: the client has left.
         """
         parts: list[bytes] = []
-        try:
-            await self._read_parts(headers, receive, parts)
-        finally:
-            self._held -= sum(map(len, parts))
-        body = b"".join(parts)
-        check_shape(body)
-        return body
-
-    async def _read_parts(self, headers: Headers, receive: Receive, parts: list[bytes]) -> None:
-        """Add the body's parts; ``_held`` counts what is in them."""
         most, size = self._settings.max_body_bytes, 0
         declared = headers.get("content-length", "0")
         too_large = declared.isdecimal() and int(declared) > most
@@ -204,15 +204,17 @@ class RequestGuard:
                     size += len(part)
                     too_large = too_large or size > most
                     if too_large:  # read on, so that the client can send it and see the answer
-                        self._held -= sum(map(len, parts))
+                        self._held.take(note.owner, -note.held)
+                        note.held = 0
                         parts.clear()
                         continue
-                    if self._held + len(part) > max(_MOST_HELD, 4 * most):
+                    if self._held.room(note.owner) < len(part):
                         raise Refusal(
                             503, "too much is being sent at the same time: try again later",
                             kind="server_error", code="no_memory", retry_after_s=1,
                         )  # fmt: skip
-                    self._held += len(part)
+                    self._held.take(note.owner, len(part))
+                    note.held += len(part)
                     parts.append(part)
         except TimeoutError:
             if not too_large:
@@ -221,6 +223,13 @@ class RequestGuard:
                 ) from None
         if too_large:
             raise Refusal(413, f"the body is larger than {most} bytes: send less", code="body_too_large")
+        body = b"".join(parts)
+        async with (
+            self._next
+        ):  # many bodies may be there at once: between two that are parsed the loop does all else
+            await asyncio.sleep(0)
+        check_shape(body)
+        return body
 
 
 def check_shape(body: bytes) -> None:
@@ -249,6 +258,17 @@ def check_shape(body: bytes) -> None:
             f"{_MOST_STRINGS} texts",
             code="too_many_values",
         )
+
+
+def network_of(address: str) -> str:
+    """An address as an owner: of IPv6 its /64, of which whoever has one address has all."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address) or found.is_loopback:
+        return address
+    return str(found.ipv4_mapped or ipaddress.ip_network((int(found), 64), strict=False))
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

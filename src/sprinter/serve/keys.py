@@ -50,7 +50,6 @@ class ApiKeys:
         if faults:
             raise UserError(faults[0])
         self._wrong = RateLimit(_WRONG_PER_MINUTE, clock)
-        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()  # (client, owner) with a right key
 
     def owner(self, key: str) -> str | None:
         """Name of a key's owner; None: no such key. Keys without a name have the beginning of their hash."""
@@ -64,25 +63,13 @@ class ApiKeys:
     def admit(self, key: str, client: str) -> tuple[str | None, float]:
         """The key's owner, and how long this client is to wait because of wrong keys; 0: not at all.
 
-        No key is no guess. A client that has to wait learns nothing about a key, unless it has used one of the same
-        owner before.
+        No key is no guess. A right key never waits: others may share the client's address, as behind a proxy.
 
         Args:
             client: its address.
         """
-        if not key:
-            return None, 0.0
-        owner = self.owner(key)
-        known = owner is not None and (client, owner) in self._seen
-        wait = 0.0 if known else self._wrong.wait_s(client, take=owner is None)
-        if wait:
-            return None, wait
-        if owner is not None:
-            self._seen[client, owner] = None
-            self._seen.move_to_end((client, owner))
-            if len(self._seen) > _MOST_OWNERS:
-                self._seen.popitem(last=False)
-        return owner, 0.0
+        owner = self.owner(key) if key else None
+        return owner, 0.0 if owner is not None or not key else self._wrong.wait_s(client)
 
     def _reload(self) -> None:
         if self._clock() - self._checked < _EVERY_S:
@@ -131,9 +118,9 @@ class ApiKeys:
             words = _COMMENT.sub("", line).split()
             if not words:
                 continue
-            if len(words) > 2 or len(words[-1]) < _SHORTEST:
+            if len(words) > 2 or len(words[-1]) < _SHORTEST or not words[-1].isascii():
                 faults.append(
-                    f"line {number} of {self._path} is not a key: give a key of at least {_SHORTEST} characters, "
+                    f"line {number} of {self._path} is not a key: give a key of at least {_SHORTEST} ASCII characters, "
                     "with a name before it or without"
                 )
                 continue

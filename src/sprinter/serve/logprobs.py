@@ -174,12 +174,12 @@ def _escaped(data: bytes) -> str:
 
 
 def completion_logprobs(tokens: Sequence[LawfulToken], names: TokenNames) -> dict[str, Any]:
-    """The object ``logprobs`` of a completion."""
+    """The object ``logprobs`` of a completion; its lists are iterators, as an answer may be large."""
     return {
-        "tokens": [names.name(token.id) for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [_top(token, names) for token in tokens],
-        "text_offset": [token.offset for token in tokens],
+        "tokens": (names.name(token.id) for token in tokens),
+        "token_logprobs": (token.logprob for token in tokens),
+        "top_logprobs": (_top(token, names) for token in tokens),
+        "text_offset": (token.offset for token in tokens),
     }
 
 
@@ -196,15 +196,15 @@ def _top(token: LawfulToken, names: TokenNames) -> dict[str, float] | None:
 
 
 def chat_logprobs(tokens: Sequence[LawfulToken], names: TokenNames) -> dict[str, Any]:
-    """The object ``logprobs`` of a chat completion."""
+    """The object ``logprobs`` of a chat completion; its list is an iterator, as an answer may be large."""
     return {
-        "content": [
+        "content": (
             {
                 **_chat_token(token.id, token.logprob, names),
                 "top_logprobs": [_chat_token(one.id, one.logprob, names) for one in token.top or ()],
             }
             for token in tokens
-        ],
+        ),
         "refusal": None,
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -23,7 +22,9 @@ from sprinter.serve.asked import TextRequest
 from sprinter.serve.keys import RateLimit
 from sprinter.serve.prometheus import ServeMetrics, ServeState
 from sprinter.serve.refusals import Refusal
+from sprinter.serve.schema import TokenizeRequest
 from sprinter.serve.settings import ServeSettings
+from sprinter.serve.turns import Turns
 
 __all__ = ["Service"]
 
@@ -43,6 +44,7 @@ class Service:
         error: why there is no engine, or why it has stopped.
         on_failure: called in any thread when ``error`` is set.
         metrics: what has been served.
+        turns: where owners' work is done that would hold up the event loop.
     """
 
     def __init__(self, settings: ServeSettings, load: Callable[[], Pair]) -> None:
@@ -54,7 +56,7 @@ class Service:
         self._engine: AsyncEngine | None = None
         self._closed = False
         self._encoding = Lock()  # tokenizers may keep settings between calls
-        self.metrics = ServeMetrics(self.now_served)
+        self.metrics, self.turns = ServeMetrics(self.now_served), Turns()
         texts, tokens = settings.rate_limit, settings.token_limit
         self._texts = None if texts is None else RateLimit(texts)
         self._tokens = None if tokens is None else RateLimit(tokens)
@@ -173,9 +175,9 @@ class Service:
         Raises:
             UserError: what is wrong with it. Refusal: it is longer than the server allows.
         """
-        with self._encoding:
-            encoded = encode_prompt(prompt, self.pair.models)
         most = self.settings.max_prompt_tokens or self.engine.max_len
+        with self._encoding:
+            encoded = encode_prompt(prompt, self.pair.models, longest=most)
         if len(encoded.ids) > most:
             raise Refusal(
                 400, f"the prompt has {len(encoded.ids)} tokens, and this server reads at most {most}: shorten it",
@@ -187,16 +189,22 @@ class Service:
         """Seconds since 1970."""
         return int(time.time())
 
-    def token_ids(self, text: str, special: bool) -> list[int]:
-        """Token ids of a text, which may be empty. ``special``: with those that the tokenizer adds (BOS)."""
+    def tokenized(self, asked: TokenizeRequest, owner: str) -> list[int]:
+        """Token ids of messages, or of a text, which may be empty; they are charged for."""
         models = self.pair.models
         if models.tokenizer is None:
             raise UserError("this pair has no tokenizer: give token ids")
-        with self._encoding:
-            return text_ids(text, models, models.tokenizer, special=special)
+        if asked.messages is not None:
+            ids = self.encode(asked.messages).ids
+        else:
+            with self._encoding:
+                ids = text_ids(asked.prompt or "", models, models.tokenizer, special=asked.add_special_tokens)
+        self._charge_tokens(owner, len(ids))
+        return ids
 
-    def text_of(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens written out."""
+    def text_of(self, ids: Sequence[int], owner: str) -> str:
+        """The text of token ids, which are charged for; special tokens written out."""
+        self._charge_tokens(owner, len(ids))
         models = self.pair.models
         if models.tokenizer is None:
             raise UserError("this pair has no tokenizer")
@@ -216,6 +224,10 @@ class Service:
         """
         _charge(self._texts, owner, count, f"{self.settings.rate_limit} texts")
 
+    def _charge_tokens(self, owner: str, count: int) -> None:
+        """As ``charge_texts``, for tokens."""
+        _charge(self._tokens, owner, count, f"{self.settings.token_limit} tokens")
+
     def give_back_tokens(self, owner: str, count: int) -> None:
         """Uncount tokens that an owner's texts were charged for and have not written."""
         if self._tokens is not None:
@@ -233,10 +245,9 @@ class Service:
         """
         most = self.settings.max_logprobs
         each = (0 if asked.logprobs is None else asked.logprobs + 1) + _REPORTED * asked.tokens
-        tokens = self.new_tokens(asked, prompts) + asked.echo * asked.n * sum(
-            len(prompt.ids) for prompt in prompts
-        )
-        if each * tokens > most:
+        echoed = asked.echo * asked.n * sum(len(prompt.ids) for prompt in prompts)
+        tokens = self.new_tokens(asked, prompts) + echoed
+        if max(each * tokens, echoed) > most:
             raise Refusal(
                 400,
                 f"the answer may have {tokens} tokens, each with {each} log-probabilities (a token that is reported "
@@ -272,7 +283,7 @@ class Service:
         self._check_lengths(prompts, asked.options.max_new_tokens if asked.generates else 0)
         self._check_size(asked, prompts)
         read, new = sum(len(prompt.ids) for prompt in prompts), self.new_tokens(asked, prompts)
-        _charge(self._tokens, owner, read + new, f"{self.settings.token_limit} tokens")
+        self._charge_tokens(owner, read + new)
         streams: list[EngineStream] = []
         if asked.generates:
             try:
@@ -300,7 +311,7 @@ class Service:
         self, asked: TextRequest, owner: str
     ) -> tuple[list[EncodedPrompt], list[EngineStream]]:
         """``submit`` in another thread."""
-        return await asyncio.to_thread(self.submit, asked, owner)
+        return await self.turns.run(owner, lambda: self.submit(asked, owner))
 
     def _check_memory(self) -> None:
         free = free_bytes(self.pair.models.target.model.device)

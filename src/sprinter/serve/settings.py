@@ -30,6 +30,7 @@ class ServeSettings:
         max_waiting: maximum number of texts that wait for a row; of one key at most as many as there are places left.
         max_prompt_tokens, max_new_tokens: limits of a request in tokens; None: the row's length.
         max_choices: maximum number of texts of a request: n for each of its prompts.
+        max_draft: maximum of γ and other counts of a method that a request names, unless the default is larger.
         max_logprobs: maximum number of log-probabilities in an answer, and of tokens that it reports one by one.
         max_body_bytes: maximum size of a request's body.
         queue_timeout_s, request_timeout_s: maximum time that a request waits for rows, and takes altogether.
@@ -63,6 +64,7 @@ class ServeSettings:
     max_prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     max_choices: int = 64
+    max_draft: int = 64
     max_logprobs: int = 2**18
     max_body_bytes: int = 4 * 2**20
     queue_timeout_s: float = 60.0
@@ -82,7 +84,9 @@ class ServeSettings:
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rows", "max_choices", "max_logprobs", "max_body_bytes", "max_connections"):
+        for name in (
+            "rows", "max_choices", "max_draft", "max_logprobs", "max_body_bytes", "max_connections",
+        ):  # fmt: skip
             at_least(name, getattr(self, name), 1)
         for name in ("max_len", "max_prompt_tokens", "max_new_tokens", "rate_limit", "token_limit"):
             if getattr(self, name) is not None:
