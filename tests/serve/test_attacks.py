@@ -296,6 +296,8 @@ def test_no_key_holds_all_open_requests_or_the_memory_of_bodies(
             until(lambda n=n: server.service.engine.unfinished == n)  # type: ignore[misc]
         clients[2].sendall(head + whole)
         assert b"too much is being sent" in read_all(clients[2])
+        many = server.post(TEXT, {"prompt": [1] * 4000}, **as_("bob"))  # its values take more than the body
+        assert many.status_code == 503 and "too much is being sent" in many.text
         for client in clients[2:4]:
             client.close()
         clients[2:4] = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(2)]

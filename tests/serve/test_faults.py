@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import socket
@@ -236,6 +237,9 @@ def test_an_engine_that_dies_ends_the_server_with_a_reason(
     thread = threading.Thread(target=main, daemon=True)
     thread.start()
     until(lambda: made and made[0][1].started and made[0][0].state == "ready")
+    assert gc.get_freeze_count() > 100_000, (
+        "collections are to go through what requests leave, and not all modules"
+    )
     service, server = made[0]
     seen: list[Any] = []
     monkeypatch.setattr(service, "on_failure", lambda: None)  # time to look at it

@@ -33,6 +33,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MOST_DISCARDED = 256 * 2**20
 _MOST_HELD = 64 * 2**20  # of bodies whose requests are not answered, all together, or four of the largest
+_VALUE_BYTES = 16  # more that a value takes in lists than in a body
 _MOST_OBJECTS, _MOST_STRINGS, _MOST_VALUES = 2**14, 2**15, 2**17  # of one body
 _FAREWELL_S = 1.0  # to send an error after the time limit
 _log = logging.getLogger("sprinter.serve")
@@ -208,13 +209,7 @@ class RequestGuard:
                         note.held = 0
                         parts.clear()
                         continue
-                    if self._held.room(note.owner) < len(part):
-                        raise Refusal(
-                            503, "too much is being sent at the same time: try again later",
-                            kind="server_error", code="no_memory", retry_after_s=1,
-                        )  # fmt: skip
-                    self._held.take(note.owner, len(part))
-                    note.held += len(part)
+                    self._hold(note, len(part))
                     parts.append(part)
         except TimeoutError:
             if not too_large:
@@ -224,12 +219,22 @@ class RequestGuard:
         if too_large:
             raise Refusal(413, f"the body is larger than {most} bytes: send less", code="body_too_large")
         body = b"".join(parts)
-        async with (
-            self._next
-        ):  # many bodies may be there at once: between two that are parsed the loop does all else
+        # Many bodies may be there at once: owners take turns, and between two that are parsed the loop does all else.
+        async with self._service.turns.of(note.owner), self._next:
             await asyncio.sleep(0)
         check_shape(body)
+        self._hold(note, _VALUE_BYTES * min(body.count(b","), _MOST_VALUES))
         return body
+
+    def _hold(self, note: RequestNote, count: int) -> None:
+        """Count bytes until the request is answered."""
+        if self._held.room(note.owner) < count:
+            raise Refusal(
+                503, "too much is being sent at the same time: try again later",
+                kind="server_error", code="no_memory", retry_after_s=1,
+            )  # fmt: skip
+        self._held.take(note.owner, count)
+        note.held += count
 
 
 def check_shape(body: bytes) -> None:

@@ -24,9 +24,13 @@ class Turns:
         self._threads = ThreadPoolExecutor(_THREADS, "sprinter-serve")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
+    def of(self, owner: str) -> asyncio.Lock:
+        """What an owner holds for the time of its turn."""
+        return self._turns.setdefault(owner, asyncio.Lock())
+
     async def run(self, owner: str, work: Callable[[], Worked]) -> Worked:
         """The result of a piece of work; whoever is cancelled meanwhile leaves the line, or lets the piece end."""
-        turn = self._turns.setdefault(owner, asyncio.Lock())
+        turn = self.of(owner)
         await turn.acquire()
         piece = asyncio.get_running_loop().run_in_executor(self._threads, work)
         piece.add_done_callback(lambda _: turn.release())
