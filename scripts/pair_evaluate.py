@@ -20,6 +20,7 @@ import pair_data
 from pair_data import PreparedData
 from pair_model import CONTEXT, load_exported
 from sprinter.models.cache_name import with_cache
+from sprinter.training.metrics import auc
 
 CACHE_TOKENS = 256
 TIMED_STEPS = 200
@@ -100,6 +101,7 @@ def summarise(parts: list[Positions]) -> dict[str, Any]:
         "target_entropy": spread(joined("target_entropy")),
         "draft_entropy": spread(joined("draft_entropy")),
         "argmax_agreement": float(joined("agree").mean()),
+        "entropy_auc": auc(joined("draft_entropy"), 1 - overlap),  # of the draft's entropy for a rejection
     }
 
 

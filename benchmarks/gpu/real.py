@@ -96,7 +96,7 @@ def specs_of(pair: Pair) -> dict[str, str]:
 
 def run_stage(run: Run, sources: Sequence[str], files: Sequence[Path], deadline: float) -> None:
     """Laws, then arms at both temperatures."""
-    documents = read_documents(files)
+    documents = read_documents(files, run.sizes.document_chars)
     texts = [document.text for document in documents[: 2 * run.sizes.prompts]]
     names = [Path(one).name for one in sources] or ["the built-in pair"]
     measured: list[dict[str, Any]] = []

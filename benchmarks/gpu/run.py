@@ -1,10 +1,10 @@
 """One command for an NVIDIA GPU: train a mid-size pair, run the arms on it, hold passes against the roofline.
 
     python benchmarks/gpu/run.py --text FILE... --out DIR [--minutes 9] [--stages train,arms,real,latency,roofline]
-                                 [--pair TARGET [DRAFT]]
+                                 [--pair TARGET [DRAFT]] [--preset large|stories]
 
 train     a 344 M target, a 30 M draft distilled from it and a gate, on the given text (.txt or .jsonl, plain or gzip);
-          they stay in DIR, so that later calls may leave this stage out
+          they stay in DIR, so that later calls may leave this stage out; --preset stories: 15 M and 1 M, for write.py's
 arms      our methods and transformers' own on held-out text, temperatures 1 and 0, meter complete
 real      a real pair (--pair; else the built-in one): laws of captured passes against float32, then arms
 latency   random weights of GPT-2 and Llama sizes, acceptance and trust set to given rates
@@ -37,7 +37,7 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.common import ROOT, command
-from benchmarks.gpu.stage import FULL, SHARES, TINY, Clock, Run, TimeUp, first_line
+from benchmarks.gpu.stage import PRESETS, SHARES, TINY, Clock, Run, TimeUp, first_line
 from benchmarks.gpu.tables import markdown, page
 from benchmarks.smoke import SMOKE, made_up_text, scratch
 from sprinter.bench.environment import environment
@@ -65,6 +65,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.0, help="hard limit of the whole command")
     parser.add_argument("--stages", default=",".join(SHARES), help="with commas")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--preset", choices=PRESETS, default="large", help="sizes of what is trained")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
     parser.add_argument("--commit", help="to record, where there is no git")
@@ -178,7 +179,7 @@ def main(argv: list[str]) -> int:
         for folder in (args.out, results):
             folder.mkdir(parents=True, exist_ok=True)
         clock = Clock(BEGAN, 60 * args.minutes, stages)
-        device, sizes = torch.device(args.device), TINY if args.smoke else FULL
+        device, sizes = torch.device(args.device), TINY if args.smoke else PRESETS[args.preset]
         compiles = args.device == "cuda" and not args.no_compile
         run = Run(args.out, results, device, sizes, args.smoke, compiles, clock, markdown)
         head = {"benchmark": "gpu", "command": command(["benchmarks/gpu/run.py", *argv])}

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Sizes:
 
     Attributes:
         preset: vocabulary, models, tokens a step and step sizes.
+        document_chars: shorter texts are joined to documents of at least this length.
         window: tokens of a training window.
         tokenizer_chars: text that the tokenizer is learned from.
         train_cap_s: most seconds of training a model.
@@ -51,6 +52,7 @@ class Sizes:
     """
 
     preset: Preset
+    document_chars: int
     window: int
     tokenizer_chars: int
     train_cap_s: float
@@ -73,15 +75,23 @@ class Sizes:
 FULL = Sizes(
     # Depth makes a pass dear on a GPU, so the draft is wide and shallow: 30 M and 344 M parameters.
     Preset(16384, Shape(24, 1024, 16, 3072), Shape(3, 768, 12, 1536), 32768, 0.02, 0.002),
-    window=1024, tokenizer_chars=30_000_000, train_cap_s=1e9, gate_reserve_s=50, gate_texts=384, gate_tokens=64,
-    judged_documents=100, prompts=60, new_tokens=32, tuning_prompts=2, gammas=(2, 4, 6, 9), copy_bytes=4 << 30,
-    cached=256, passes=(1, 2, 4, 8, 16, 32), pass_repeats=20, latency_prompts=4, latency_new_tokens=48,
+    document_chars=1500, window=1024, tokenizer_chars=30_000_000, train_cap_s=1e9, gate_reserve_s=50,
+    gate_texts=384, gate_tokens=64, judged_documents=100, prompts=60, new_tokens=32, tuning_prompts=2,
+    gammas=(2, 4, 6, 9), copy_bytes=4 << 30, cached=256, passes=(1, 2, 4, 8, 16, 32), pass_repeats=20,
+    latency_prompts=4, latency_new_tokens=48,
 )  # fmt: skip
+# 15.5 M and 1.3 M parameters, for texts of write.py: each is a document of its own. In 8 bits both take 18 MB.
+STORIES = replace(
+    FULL, preset=Preset(8192, Shape(7, 384, 6, 1024), Shape(1, 128, 2, 384), 131072, 0.02, 0.003),
+    document_chars=1, window=512, gate_reserve_s=40, gate_texts=256, judged_documents=300,
+)  # fmt: skip
+PRESETS = {"large": FULL, "stories": STORIES}
+"""What ``--preset`` names."""
 TINY = Sizes(
     Preset(512, Shape(4, 64, 2, 128), Shape(1, 48, 2, 96), 2048, 0.02, 0.004),
-    window=128, tokenizer_chars=100_000, train_cap_s=3.0, gate_reserve_s=3, gate_texts=120, gate_tokens=8,
-    judged_documents=8, prompts=2, new_tokens=6, tuning_prompts=1, gammas=(2, 4), copy_bytes=1 << 20, cached=16,
-    passes=(1, 2, 4), pass_repeats=3, latency_prompts=1, latency_new_tokens=5,
+    document_chars=1500, window=128, tokenizer_chars=100_000, train_cap_s=3.0, gate_reserve_s=3, gate_texts=120,
+    gate_tokens=8, judged_documents=8, prompts=2, new_tokens=6, tuning_prompts=1, gammas=(2, 4), copy_bytes=1 << 20,
+    cached=16, passes=(1, 2, 4), pass_repeats=3, latency_prompts=1, latency_new_tokens=5,
 )  # fmt: skip
 
 

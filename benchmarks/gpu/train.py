@@ -38,7 +38,6 @@ from sprinter.training.train import train
 from train_builtin_gate import label_texts
 from train_builtin_pair import DISTIL_FROM, Step, autocast_for, loss_function, schedule
 
-DOCUMENT_CHARS = 1500  # shorter texts (lines of a plain file) are joined to documents of at least this length
 HELD_OUT_LEAST = 24
 TARGET_SHARE = 0.66  # of the time for training both
 LEAST_SHARE = 0.3  # of a model's time that is left for training, however long compilation took
@@ -46,14 +45,15 @@ TRUSTED_SHARES = (0.3, 0.5, 0.7)  # of the positions; the gate's τ are set to t
 PAIR = "pair.json"
 
 
-def read_documents(files: Sequence[Path]) -> list[Document]:
-    """The texts of all files as documents, exact duplicates dropped, in the order of their hashes."""
+def read_documents(files: Sequence[Path], least: int) -> list[Document]:
+    """The texts of all files (those of fewer characters joined) as documents, exact duplicates dropped, in the order of
+    their hashes."""
     documents: dict[str, Document] = {}
     for file in files:
         parts: list[str] = []
         for text in [*read_texts([str(file)]), None]:
             parts += [text] if text else []
-            if parts and (text is None or sum(map(len, parts)) >= DOCUMENT_CHARS):
+            if parts and (text is None or sum(map(len, parts)) >= least):
                 document = make_document(file.name, str(len(documents)), "\n".join(parts))
                 documents[document.digest], parts = document, []
     return [documents[digest] for digest in sorted(documents)]
@@ -61,12 +61,11 @@ def read_documents(files: Sequence[Path]) -> list[Document]:
 
 def prepare(run: Run, files: Sequence[Path]) -> tuple[PreparedData, list[Document]]:
     """Tokenizer, stream of training tokens and held-out documents; and the training documents."""
-    documents, preset = read_documents(files), run.sizes.preset
+    least, preset = run.sizes.document_chars, run.sizes.preset
+    documents = read_documents(files, least)
     held = max(HELD_OUT_LEAST, len(documents) // 100)
     if len(documents) < 4 * held:
-        raise UserError(
-            f"--text holds {len(documents)} documents of {DOCUMENT_CHARS} characters, too few: give more"
-        )
+        raise UserError(f"--text holds {len(documents)} documents of {least} characters, too few: give more")
     heldout, training = documents[:held], documents[held:]
     used = max(1, round(sum(len(d.text) for d in training) / run.sizes.tokenizer_chars))
     tokenizer = train_tokenizer((d.text for d in training[::used]), preset.vocab_size)

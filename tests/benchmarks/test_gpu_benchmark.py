@@ -84,6 +84,16 @@ def test_what_a_stage_leaves_over_the_next_may_use(gpu: Any) -> None:
     assert late.deadline("arms") <= time.monotonic()
 
 
+def test_stories_are_documents_of_their_own_and_lines_of_a_page_are_joined(tmp_path: Path) -> None:
+    train = importlib.import_module("benchmarks.gpu.train")
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": f"Story {n}."}) + "\n" for n in range(6)))
+    assert {one.text for one in train.read_documents([file], 1)} == {f"Story {n}." for n in range(6)}
+    assert {one.text for one in train.read_documents([file], 12)} == {
+        f"Story {n}.\nStory {n + 1}." for n in (0, 2, 4)
+    }
+
+
 def test_bytes_of_a_pass(gpu: Any) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -130,7 +140,7 @@ def check_training(stage: dict[str, Any]) -> None:
     assert stage["heldout"]["target_loss"] < math.log(
         stage["data"]["vocabulary"]
     )  # better than knowing nothing
-    assert 0 < stage["heldout"]["overlap"]["mean"] < 1
+    assert 0 < stage["heldout"]["overlap"]["mean"] < 1 and 0 < stage["heldout"]["entropy_auc"] < 1
     assert stage["gate"]["taus"] == sorted(stage["gate"]["taus"], reverse=True)
     assert len(stage["gate"]["taus"]) == 3
 

@@ -62,6 +62,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "gpu": {"stages"},
     "gpu/drafts": {"drafters", "trainings"},
     "gpu/waves": {"measured"},
+    "gpu/write": {"kept", "steps"},
     "llamacpp/agreement": {"rows"},
     "llamacpp/speed": {"results"},
     "llamacpp/tokenizers": {"rows"},
