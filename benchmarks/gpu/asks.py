@@ -116,10 +116,10 @@ def _story(chance: random.Random) -> Ask:
 
 def _fact(chance: random.Random) -> Ask:
     topic, length = chance.choice(TOPICS), chance.choice(LENGTHS)
-    words = f"Write {length} plain sentences about {topic} for a children's encyclopaedia"
+    words = f"Tell a child about {topic} in {length} plain sentences."
     if chance.random() < 0.8:
-        words += f", and say {chance.choice(FACETS)}"
-    return Ask("fact", f"{words}. Do not make a list.")
+        words += f" Say {chance.choice(FACETS)}."
+    return Ask("fact", f"{words} Do not make a list.")
 
 
 def _question(chance: random.Random) -> Ask:

@@ -48,7 +48,8 @@ AHEAD = sized(16_384, 16)
 SHARDS, SHOWN = sized(4, 1), 24
 SHORTEST, LONGEST = sized(40, 1), 2000  # characters
 TALK = re.compile(
-    r"(?i)\b(as an ai|language model|sure[,!]|certainly!|here is|here's|this story|the moral)\b"
+    r"(?i)\b(as an ai|language model|sure[,!]|certainly!|here is|here's|this story|the moral|encyclop\w*|"
+    r"(first|next|last) sentence)\b"
 )
 PLAIN = re.compile(r"[\x20-\x7e\n]*")
 ASCII = {
