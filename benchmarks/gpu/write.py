@@ -45,7 +45,7 @@ EVERY = sized(8, 2)
 """Steps between looks at which rows have ended."""
 AHEAD = sized(16_384, 16)
 """Prompts that are encoded at once."""
-SHARDS, SHOWN = sized(4, 1), 24
+SHARDS, SHOWN, ENOUGH = sized(4, 1), 24, sized(1 << 30, 6)  # files, texts
 SHORTEST, LONGEST = sized(40, 1), 2000  # characters
 TALK = re.compile(
     r"(?i)\b(as an ai|language model|sure[,!]|certainly!|here is|here's|this story|the moral|encyclop\w*|"
@@ -214,7 +214,7 @@ def write_all(
     with ExitStack() as stack, torch.inference_mode():
         step, applies = captured(rows, stack)
         began = time.perf_counter()
-        while (spent := time.perf_counter() - began) < seconds:
+        while (spent := time.perf_counter() - began) < seconds and len(made) < ENOUGH:
             if free := rows.ended.nonzero()[:, 0].tolist():
                 if steps:
                     made += zip([asked[row] for row in free], rows.take(free), strict=True)
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--target", help="an instruct model; default: the built-in target, which is none")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default=sized("cuda", "cpu"))
-    parser.add_argument("--minutes", type=float, default=sized(8.0, 0.02))
+    parser.add_argument("--minutes", type=float, default=sized(8.0, 1.0))
     parser.add_argument("--rows", type=int, default=sized(2048, 4))
     parser.add_argument(
         "--room", type=int, default=sized(384, 64), help="most tokens of a prompt and its text"
