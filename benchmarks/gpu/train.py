@@ -216,7 +216,7 @@ def make_gate(run: Run, documents: Sequence[Document]) -> dict[str, Any]:
     how = LabelSettings(new_tokens=run.sizes.gate_tokens)
     texts = [document.text for document in documents[: run.sizes.gate_texts]]
     labels = label_texts(pair, texts, work, "training-documents", how)
-    settings = TrainSettings()
+    settings = TrainSettings(tau=0.5)  # the arms have thresholds of their own
     positions = read_positions([labels], settings.inputs)
     trained = train(positions, settings)
     unseen = positions.select(positions.parts(settings.seed) == 2)
