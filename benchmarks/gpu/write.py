@@ -154,7 +154,7 @@ class Rows:
         own = (following[:, 0] >= self.given) & ~self.ended
         self.text.scatter_(1, following, torch.where(own[:, None], drawn, old))
         full = following[:, 0] == self._room - 1
-        self.ended |= own & (torch.isin(drawn[:, 0], self._ends) | full)
+        self.ended |= own & ((drawn == self._ends).any(-1) | full)
         self.place += (~self.ended).long()
 
     def take(self, rows: list[int]) -> list[list[int]]:
