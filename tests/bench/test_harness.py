@@ -127,7 +127,9 @@ def test_another_run_in_the_same_directory_is_refused(harness: Run, tmp_path: Pa
         harness([FakeArm("a")])
 
 
-@pytest.mark.parametrize("content", ["null", "[]", '"x"', "[1]", '{"arms": 3}', "{", ""])
+@pytest.mark.parametrize(
+    "content", ["null", "[]", '"x"', "[1]", '{"arms": 3}', json.dumps({**RUN, "costs": 3}), "{", ""]
+)
 def test_a_damaged_description_of_a_run_is_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(UserError, match=r"damaged|another pair"):

@@ -57,7 +57,7 @@ def test_costs_of_rows_that_share_passes() -> None:
 @pytest.mark.parametrize(
     "changed",
     [{"shared": ((4, 1.0, 0.1), (2, 1.0, 0.1))}, {"shared": ((1, 1.0, 0.1),)}, {"shared": ((4, 0.0, 0.1),)},
-     {"shared": ((4, 1.0),)}, {"host": (-1.0, 0.0, 0.0)}],
+     {"shared": ((4, 1.0),)}, {"host": (-1.0, 0.0, 0.0)}, {"host": (0.0,)}],
 )  # fmt: skip
 def test_costs_of_rows_that_make_no_sense(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="ascending rows from 2"):

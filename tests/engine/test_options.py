@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import sprinter
+from sprinter.decode import Method
 from sprinter.engine.batch import options_of_each
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.errors import OptionError, UserError
@@ -334,6 +335,13 @@ def test_numbers_that_python_does_not_print_are_one_line(given: Any) -> None:
     if "temperature" in given:
         with pytest.raises(UserError, match="temperature has more than 308 digits"):
             sprinter.Sampling(**given)
+
+
+def test_long_token_ids_and_caps_are_one_line(tiny_pair: sprinter.Pair) -> None:
+    with pytest.raises(UserError, match="a token id in the prompt has more than 308 digits"):
+        tiny_pair.generate([LONG])
+    with pytest.raises(UserError, match="cap has more than 308 digits"):
+        Method(cap=LONG)
 
 
 def test_half_a_surrogate_pair_is_no_bad_word(builtin_pair: sprinter.Pair) -> None:

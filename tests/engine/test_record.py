@@ -221,3 +221,11 @@ def test_rows_that_are_as_long_as_a_context_are_used_again(monkeypatch: pytest.M
             engine.finish()
     assert len(made) == 2
     assert pair._parts.drafts is not None and pair._parts.drafts.holds(96, 2)
+
+
+@pytest.mark.parametrize(
+    "kept", [3, None, [1], {"pass_costs": {}}, {"pass_costs": {"target": [[1, 1], [2, 2]]}}], ids=str
+)
+def test_damaged_costs_of_a_run_that_is_resumed_are_refused(tiny_pair: sprinter.Pair, kept: Any) -> None:
+    with pytest.raises(UserError, match="are damaged"):
+        tiny_pair._parts.use_measured(kept)

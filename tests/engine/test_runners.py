@@ -69,8 +69,8 @@ def test_no_cache_is_no_choice(files: tuple[Path, Path], monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "given",
     [
-        {"dtype": "int8"}, {"device_map": {"": "cpu"}}, {"attn_implementation": "eager"},
-        {"draft_vocabulary": 100}, {"draft_dtype": "int8"}, {"compile": True},
+        {"dtype": "float32"}, {"device_map": {"": "cpu"}}, {"attn_implementation": "eager"},
+        {"draft_vocabulary": 100}, {"draft_dtype": "float32"}, {"compile": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -83,9 +83,22 @@ def test_options_that_settle_the_runner_are_not_replaced(
         options == {}
         and reason == f"llama.cpp: {next(iter(given))} was given without runner=torch (--runner torch)"
     )
-    assert choose_runner(files[0].parent, files[1], {}).reason == (
-        "llama.cpp for the draft: it is a GGUF file, and the target is not"
-    )
+
+
+def test_a_dtype_of_our_kernels_is_said_to_choose_them(files: tuple[Path, Path]) -> None:
+    """As ``load_models`` does, for each model by its own dtype."""
+    (target, draft), mixed = files, " for the draft: it is a GGUF file, and the target is not"
+    for dtype in ("gguf", "int8", "int4"):
+        ours = ({}, "our kernels: dtype was given")
+        assert choose_runner(target, draft, {"dtype": dtype}) == ours
+        assert choose_runner(target, None, {"dtype": dtype}) == ours
+        assert choose_runner(target.parent, draft, {"dtype": dtype}).reason == "our kernels" + mixed
+        by_dtypes = "llama.cpp for the target, our kernels for the draft: as their dtypes say"
+        assert choose_runner(target, draft, {"draft_dtype": dtype}).reason == by_dtypes
+        given = {"dtype": dtype, "draft_dtype": "auto"}
+        by_dtypes = "our kernels for the target, llama.cpp for the draft: as their dtypes say"
+        assert choose_runner(target, draft, given).reason == by_dtypes
+    assert choose_runner(target.parent, draft, {}).reason == "llama.cpp" + mixed
 
 
 def test_the_cpu_by_its_name_is_the_cpu_by_default(files: tuple[Path, Path]) -> None:

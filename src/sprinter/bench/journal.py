@@ -153,7 +153,7 @@ class Journal(Memory):
             return {}
         try:
             there = dict(json.loads(path.read_text(encoding="utf-8")))
-            dict(there.get("arms", {}))
+            dict(there.get("arms", {})), dict(there.get("costs", {}))
         except (ValueError, TypeError):
             raise UserError(f"'{path}' is damaged: give another directory, or --restart") from None
         for name, value in json.loads(json.dumps(run)).items():

@@ -146,9 +146,9 @@ class ResultsFile:
         self._write({**before, **settings})
 
     @property
-    def costs(self) -> dict[str, Any]:
-        """The costs of passes by which the existing results were decoded."""
-        return dict(self._settings.get("costs", {}))
+    def costs(self) -> Any:
+        """The costs of passes by which the existing results were decoded, as JSON values; {}: there are none."""
+        return self._settings.get("costs", {})
 
     def keep_costs(self, costs: Mapping[str, Any]) -> None:
         """Record these, before results that depend on them."""

@@ -51,14 +51,15 @@ class PassCosts:
                 )
         rows = [one[0] for one in self.shared if len(one) == 3]
         cheap = any(len(one) != 3 or not one[1] > 0 or not one[2] >= 0 for one in self.shared)
-        if cheap or any(a >= b for a, b in pairwise([1, *rows])) or any(not one >= 0 for one in self.host):
+        cheap |= len(self.host) != 3 or any(not one >= 0 for one in self.host)
+        if cheap or any(a >= b for a, b in pairwise([1, *rows])):
             raise UserError(
                 f"shared={self.shared}, host={self.host}: give ascending rows from 2, and seconds that are not negative"
             )
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> PassCosts:
-        """Costs from the JSON values of their fields; raises a TypeError or ValueError for others."""
+        """Costs from the JSON values of their fields; raises a KeyError, TypeError or ValueError for others."""
         points = {name: tuple(map(tuple, kept[name])) for name in ("target", "draft", "shared")}
         return cls(**points, host=tuple(kept["host"]))
 

@@ -17,7 +17,7 @@ from sprinter.decode.spans import check_only
 from sprinter.decode.stop import Fixed, Never, StopRule
 from sprinter.decode.tree import Siblings
 from sprinter.decode.trust import FILLED_IN, Everyone, Nobody, TrustRule
-from sprinter.errors import UserError
+from sprinter.errors import UserError, refuse_long
 
 __all__ = ["Method"]
 
@@ -114,6 +114,7 @@ class Method:
         """
         for name, value, usual in _counts(self):
             if value > max(most, usual):
+                refuse_long(name, value)
                 raise UserError(f"{name}={value} is more than {what}: give at most {most}")
 
     def _check_guards(self) -> None:

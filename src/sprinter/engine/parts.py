@@ -201,8 +201,9 @@ class Parts:
             UserError: they are damaged.
         """
         try:
-            found = {name: PassCosts.from_json(kept[name]) for name in _COSTS if name in kept}
-        except (TypeError, ValueError):
+            known = dict(kept)
+            found = {name: PassCosts.from_json(known[name]) for name in _COSTS if name in known}
+        except (LookupError, TypeError, ValueError):
             raise UserError(
                 "the costs of passes in the record of this run are damaged: start it anew"
             ) from None

@@ -11,7 +11,7 @@ from transformers import BatchEncoding
 
 from sprinter.engine.chat import ChatMessage, render_chat
 from sprinter.engine.tokens import text_ids
-from sprinter.errors import UserError
+from sprinter.errors import UserError, refuse_long
 from sprinter.models.pair import LoadedPair
 
 __all__ = ["EncodedPrompt", "PromptInput", "PromptInputs", "encode", "encode_prompt", "is_several"]
@@ -91,6 +91,7 @@ def encode_prompt(
     vocab = pair.vocab_size
     outside = next((id for id in ids if not 0 <= id < vocab), None)
     if outside is not None:
+        refuse_long("a token id in the prompt", outside)
         raise UserError(
             f"token id {outside} in the prompt is out of range: the vocabulary has {vocab} tokens"
         )

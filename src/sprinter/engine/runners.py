@@ -18,8 +18,8 @@ from sprinter.models.cachedir import cache_dir, read_kept, write_kept
 from sprinter.models.devices import device_of
 from sprinter.models.gguf.dequantise import why_not_as_stored
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.pair import LoadedModel, LoadedPair
-from sprinter.models.quantised.quantise import GGUF
+from sprinter.models.pair import LoadedModel, LoadedPair, dtype_name
+from sprinter.models.quantised.quantise import BITS, GGUF
 from sprinter.models.source import Source, find
 
 __all__ = ["MIXED", "OURS", "RIVALS", "USUAL", "ChosenOptions", "choose_runner", "keep_fastest", "rival_of"]
@@ -47,6 +47,7 @@ _SETTLING = (
     "dtype", "draft_dtype", "device", "device_map", "quantization_config", "attn_implementation", "draft_vocabulary",
 )  # fmt: skip
 """Options that ask for a runner, or exclude one."""
+_LLAMACPP = "llama.cpp"
 _LOG = logging.getLogger(__name__)
 
 
@@ -105,15 +106,19 @@ def choose_runner(target: Source, draft: Source | None, options: Mapping[str, An
     Raises:
         UserError: a model is not found.
     """
+    device = device_of(options.get("device") or "auto")
+    own, drafting = (_by_dtype(options, name, device) for name in ("dtype", "draft_dtype"))
     if not str(target).endswith(".gguf"):
-        mixed = "llama.cpp for the draft: it is a GGUF file, and the target is not"
+        mixed = f"{drafting} for the draft: it is a GGUF file, and the target is not"
         return ChosenOptions({}, mixed if str(draft).endswith(".gguf") else None)
     asked = [name for name in (*_SETTLING, "compile") if options.get(name) not in (None, "auto", False)]
-    device = device_of(options.get("device") or "auto")
     if device.type == "cpu" and "device" in asked:
         asked.remove("device")
     if asked:  # the user has chosen
-        return ChosenOptions({}, f"llama.cpp: {asked[0]} was given without runner=torch (--runner torch)")
+        if own != drafting and str(draft).endswith(".gguf"):
+            return ChosenOptions({}, f"{own} for the target, {drafting} for the draft: as their dtypes say")
+        by_dtype = "was given" if own != _LLAMACPP else "was given without runner=torch (--runner torch)"
+        return ChosenOptions({}, f"{own}: {asked[0]} {by_dtype}")
     if device.type != "cpu":
         return ChosenOptions({}, "llama.cpp: our kernels for GGUF files are for CPUs")
     files = _files_of(target, draft, options)
@@ -125,6 +130,14 @@ def choose_runner(target: Source, draft: Source | None, options: Mapping[str, An
     if why is not None:
         return ChosenOptions({}, f"llama.cpp: {why}")
     return ChosenOptions(RIVALS[OURS], "our kernels, the default where they can be built")
+
+
+def _by_dtype(options: Mapping[str, Any], name: str, device: torch.device) -> str:
+    """What runs a GGUF file whose dtype is the option ``name``, else that of the target."""
+    kind = options.get(name) or options.get("dtype") or "auto"
+    if dtype_name(kind) not in (*BITS, GGUF):
+        return _LLAMACPP
+    return "our kernels" if device.type == "cpu" else "PyTorch"
 
 
 def _found(target: Source, files: Sequence[Path]) -> ChosenOptions | None:
