@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import pytest
 from tests.bench.arms import FakeArm
 
 import sprinter
-from sprinter.bench.arm import ArmAnswer, Ask
-from sprinter.bench.arms.engine import AutoArm
+from sprinter.bench.arm import Arm, ArmAnswer, Ask
+from sprinter.bench.arms.engine import AutoArm, EngineArm
 from sprinter.bench.harness import Harness
 from sprinter.bench.journal import ROWS, Journal, recorded_costs
 from sprinter.bench.run import Extras, run_bench
@@ -21,6 +21,7 @@ from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
 from sprinter.bench.summary import summarise
 from sprinter.decode.costs import PassCosts
+from sprinter.decode.spec import parse_method
 from sprinter.errors import UserError
 
 RUN = {"pair": "p", "settings": {"seed": 0}}
@@ -42,7 +43,7 @@ Run = Callable[..., Harness]
 @pytest.fixture
 def harness(pair: sprinter.Pair, tmp_path: Path) -> Run:
     def make(
-        arms: list[FakeArm], suites: list[Suite] | None = None, run: dict[str, Any] = RUN, **settings: Any
+        arms: Sequence[Arm], suites: list[Suite] | None = None, run: dict[str, Any] = RUN, **settings: Any
     ) -> Harness:
         with Journal(tmp_path, run) as journal:
             made = Harness(pair, arms, suites or [suite()], BenchSettings(**settings), journal)
@@ -90,6 +91,22 @@ def test_a_talk_of_two_turns_carries_the_answer_on(harness: Run, tmp_path: Path)
     (row,) = rows_in(tmp_path)
     assert row["choices"][0]["new_tokens"] == [5, 5]
     assert len(row["choices"][0]["accept_lengths"]) == 10
+
+
+def test_every_arm_reads_the_prompt_itself(harness: Run) -> None:
+    reused: list[int] = []
+
+    class Counting(EngineArm):
+        def answer(self, ask: Ask) -> ArmAnswer:
+            made = super().answer(ask)
+            reused.append(made.extra["stats"]["cached_tokens"])
+            return made
+
+    long = Sample("q", "c", ("The river rises in the mountains. " * 40, "And then"))
+    arms = [Counting(parse_method(spec)) for spec in ("autoregressive", "speculative")]
+    assert not harness(arms, [Suite("toy", (long,), 2)], warmup=1).failed
+    assert reused[0::2] == [0] * 4  # first turns
+    assert all(reused[1::2])  # second turns go on from the first
 
 
 def test_a_run_goes_on_where_it_was_killed(harness: Run, tmp_path: Path) -> None:

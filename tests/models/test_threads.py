@@ -76,6 +76,8 @@ def test_a_named_number_stays_and_a_line_says_what_is_wrong(
     assert status == "warn" and caplog.messages[0] in detail  # one text in both places
     machine(2, 0.0, 4, "4")
     assert "4 threads share 2 cores: set OMP_NUM_THREADS=2" in doctor._threads()[1]
+    machine(2, 2.0, 2)
+    assert "1 of 2 threads are used" in doctor._threads()[1]  # as the line of the load that follows
     machine(2, 0.1, 2)
     assert doctor._threads()[0] == "ok"
 

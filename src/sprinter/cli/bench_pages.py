@@ -30,7 +30,7 @@ class BenchProgressBar:
             disable=not sys.stderr.isatty(), transient=True,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None)
-        self._began, self._first, self._said = time.monotonic(), -1, 0.0
+        self._began, self._first, self._done, self._said = time.monotonic(), 0, -1, 0.0
 
     def __enter__(self) -> BenchProgressBar:
         self._bar.start()
@@ -42,8 +42,9 @@ class BenchProgressBar:
     def __call__(self, done: int, wanted: int, note: str) -> None:
         self._bar.update(self._task, completed=done, total=wanted, description=note)
         now = time.monotonic()
-        if self._first < 0 or done < self._first:
+        if self._done < 0 or done < self._done:  # the next stage begins
             self._first, self._began = done, now
+        self._done = done
         if self._bar.disable and (now - self._said > _EVERY_S or done >= wanted):
             self._said = now
             rate = (now - self._began) / max(1, done - self._first)

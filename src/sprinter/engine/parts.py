@@ -118,7 +118,7 @@ class Parts:
             if options.budget:
                 raise UserError(
                     f"budget={options.budget:g} needs a lossy method, and the default is exact: name one, such as "
-                    "method='sprinter' or 'auto', or leave the budget out"
+                    "method='certain' or 'auto', or leave the budget out"
                 )
             shared = 1 if options.never_slower is False else rows
             return self.settle(self._default(shared), shared)
@@ -223,6 +223,11 @@ class Parts:
 
     def _pools(self) -> list[RunnerPool]:
         return [self.targets] if self.drafts is None else [self.targets, self.drafts]
+
+    def forget_texts(self) -> None:
+        """Reuse nothing of earlier texts."""
+        for pool in self._pools():
+            pool.forget()
 
     def _follow(self) -> None:
         """Move heads to where their models are, and drop caches of another dtype or device."""

@@ -177,6 +177,13 @@ class RunnerPool:
             for runner in self._free:
                 self._idle.take(self, runner)
 
+    def forget(self) -> None:
+        """Have the idle runners hold no text for reuse; their memory and captured passes stay."""
+        with self._idle.lock:
+            for runner in self._free:
+                for text in self._held[runner].texts:
+                    text.cut(0)
+
     def size(self, max_len: int, spare: int = 0) -> int:
         """Length of a row of a new runner: ``max_len`` rounded up, plus ``spare``, in tokens."""
         text = min(-(-max_len // _GRAIN) * _GRAIN, self.model.context)

@@ -106,13 +106,17 @@ class Threads(NamedTuple):
 
     @property
     def warning(self) -> str | None:
-        """What is wrong with this number of threads, which wait for each other in every pass, and what to do."""
+        """What is wrong with this number of threads, which wait for each other in every pass, and what is done."""
+        busy = f"other processes keep {self.busy:.1f} of {_number(self.cores)} busy"
+        if not self.named:
+            used = f"{busy}: {self.wanted} of {self.now} threads are used (OMP_NUM_THREADS overrides this)"
+            return used if self.wanted < self.now else None
         if self.now > self.cores:
             return f"{self.now} threads share {_number(self.cores)}: set OMP_NUM_THREADS={self.cores}"
         if self.now > self.wanted:
             return (
-                f"other processes keep {self.busy:.1f} of {_number(self.cores)} busy, and {self.now} threads wait for "
-                f"each other: OMP_NUM_THREADS={self.wanted} may be faster meanwhile"
+                f"{busy}, and {self.now} threads wait for each other: OMP_NUM_THREADS={self.wanted} may be faster "
+                "meanwhile"
             )
         return None
 
@@ -136,15 +140,10 @@ def choose_threads() -> None:
     if torch.get_num_threads() == 1:
         return
     found = find_threads()
-    if found.named:
-        if found.warning is not None:
-            _log.warning("%s", found.warning)
-    elif found.wanted < found.now:
+    if found.warning is not None:
+        _log.warning("%s", found.warning)
+    if not found.named:
         torch.set_num_threads(found.wanted)
-        _log.warning(
-            "other processes keep %.1f of %s busy: %d of %d threads are used (OMP_NUM_THREADS overrides this)",
-            found.busy, _number(found.cores), found.wanted, found.now,
-        )  # fmt: skip
 
 
 def usable_cores() -> int:
