@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sprinter.decode import Never
 from sprinter.decode.method import Method
 from sprinter.decode.spec import parse_method
-from sprinter.decode.stop import Never
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.prompt import PromptInput
 from sprinter.errors import UserError
