@@ -43,6 +43,16 @@ def test_train_shows_losses_on_stderr_and_areas_on_stdout(
         assert words in out
 
 
+def test_a_drift_that_other_prompts_exceed_is_said(
+    capsys: pytest.CaptureFixture[str], labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sprinter.training.train.choose", lambda _, scores, beta: float(scores.median()))
+    for drift, said in (("0.01", True), ("0.99", False)):
+        args = ("--labels", labels, "--out", str(tmp_path / drift), *QUICK, "--drift", drift)
+        status, out, _ = run(capsys, "train", *args)
+        assert status == 0 and (f"keeps drift {drift}" in " ".join(out.split())) == said
+
+
 def test_train_on_a_terminal_shows_a_live_table(
     capsys: pytest.CaptureFixture[str], labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,12 @@ def command(
         f"{split['train']['prompts']:,} prompts; {seconds:.1f} s"
     )
     print_areas(report)
+    asked = trained.settings.drift
+    if asked is not None and report.drift is not None and report.drift.low > asked:
+        console().print(
+            f"note: τ keeps drift {asked:g} on the {split['validation']['prompts']} prompts that it was chosen on, and "
+            "not on these: label more prompts, or give a lower --drift"
+        )
     console().print(f"saved in {out}")
 
 
