@@ -13,7 +13,8 @@ __all__ = ["timed_connections"]
 _FAREWELL_S = 1.0
 _HEADER = 2**14  # maximum size of a header, to within a piece
 _PIECE = 2**13  # bytes that are parsed before it is looked whether the connection is still open
-_FEW, _CRUMB = 512, 64  # chunks of a body of any size, and the least mean size of more, in bytes
+_READ = 2**16  # bytes that a connection reads an iteration of the event loop; asyncio's default is 2**18
+_FEW, _CRUMB = 128, 512  # chunks of a body of any size, and the least mean size of more, in bytes
 
 
 class _Parser(h11.Connection):
@@ -39,13 +40,14 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
     """A class of connections for uvicorn, which waits without limit for the header of a request.
 
     A request finds ``scope["sprinter.abort"]``, which closes its connection without waiting for a client that does not
-    read.
+    read, and ``scope["sprinter.admit"]``, after which no new connection takes its place.
 
     Args:
         header_timeout_s: maximum time from the first byte of a header, or from the connection, to the header's end.
-        most: number of connections; a new one takes the place of the one that has waited longest for a header.
+        most: number of connections; a new one takes the place of the one that has waited longest for a header, or for
+            its request to be admitted.
     """
-    idle: dict[H11Protocol, None] = {}  # those that wait for a header, in the order in which they began
+    idle: dict[H11Protocol, None] = {}  # those that wait so, in the order in which they began
 
     class TimedConnection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -56,9 +58,12 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            transport.max_size = _READ
             self._watch()
             if len(self.connections) > most:
-                next(iter(idle)).transport.abort()
+                oldest = next(iter(idle))
+                del idle[oldest]  # its connection is lost later
+                oldest.transport.abort()
 
         def data_received(self, data: bytes) -> None:
             for at in range(0, len(data), _PIECE):
@@ -76,9 +81,13 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
             super().send_400_response(msg)
 
         def handle_events(self) -> None:
+            if self.flow.write_paused and (self.cycle is None or self.cycle.response_complete):
+                self.transport.abort()  # it asks on and does not read: it would wait where no place is counted
+                return
             super().handle_events()
             if self.scope is not None:
                 self.scope["sprinter.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+                self.scope["sprinter.admit"] = self._admit  # type: ignore[typeddict-unknown-key]
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -87,6 +96,7 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._stop()
+            self._admit()
 
         def shutdown(self) -> None:
             super().shutdown()
@@ -99,10 +109,13 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
                 self._stop()
             elif self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(header_timeout_s, self._late)
+                idle.pop(self, None)
                 idle[self] = None
 
-        def _stop(self) -> None:
+        def _admit(self) -> None:
             idle.pop(self, None)
+
+        def _stop(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None

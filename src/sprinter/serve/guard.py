@@ -12,6 +12,8 @@ import math
 import re
 import time
 import uuid
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -81,6 +83,7 @@ class RequestGuard:
         # bytes of bodies, until their request is answered: what is read from them is as large, or larger
         self._held = Shares(max(_MOST_HELD, 4 * settings.max_body_bytes), shared=settings.has_owners)
         self._next = asyncio.Lock()
+        self._lines = Counter[str]()  # requests that wait for it
         self._hosts = _LOOPBACK | {name.lower() for name in (settings.host, *settings.allowed_hosts)}
         # A server that all may reach under any name has no names to check.
         self._any_host = "*" in settings.allowed_hosts or not settings.is_loopback
@@ -113,7 +116,7 @@ class RequestGuard:
                 raise ClientLeft from None
 
         try:
-            self._check(scope, headers, note)
+            await self._let_in(scope, headers, note)
             body = b"" if keyless else await self._read(headers, receive, note)
             await self._app(scope, _again(body, receive), noted)
         except ClientLeft:
@@ -140,6 +143,16 @@ class RequestGuard:
             "owner": note.owner, "wall_s": round(wall_s, 6), **note.fields,
         }  # fmt: skip
         _log.log(logging.DEBUG if note.path in _OPEN else logging.INFO, "request", extra={"fields": fields})
+
+    async def _let_in(self, scope: Scope, headers: Headers, note: RequestNote) -> None:
+        """Check the header; what has no key, or is refused, is not counted, and waits for its turn instead."""
+        try:
+            self._check(scope, headers, note)
+        except Refusal:
+            await self._line_up(f"{note.owner} refused", scope)
+            raise
+        if not note.open:
+            await self._line_up(f"{note.owner} {scope['path']}", scope)
 
     def _check(self, scope: Scope, headers: Headers, note: RequestNote) -> None:
         """Refuse a request by its header."""
@@ -178,6 +191,7 @@ class RequestGuard:
                 kind="server_error", code="too_many_requests", retry_after_s=self._service.retry_after_s(),
             )  # fmt: skip
         note.open = 1
+        scope.get("sprinter.admit", lambda: None)()
         self._open.take(note.owner)
         self._service.charge_texts(note.owner, 1)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -198,6 +212,8 @@ class RequestGuard:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 more = True
                 while more and size <= _MOST_DISCARDED:
+                    if size:
+                        await self._line_up(f"{note.owner} bodies", {})
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeft
@@ -219,12 +235,33 @@ class RequestGuard:
         if too_large:
             raise Refusal(413, f"the body is larger than {most} bytes: send less", code="body_too_large")
         body = b"".join(parts)
-        # Many bodies may be there at once: owners take turns, and between two that are parsed the loop does all else.
-        async with self._service.turns.of(note.owner), self._next:
-            await asyncio.sleep(0)
+        await self._line_up(note.owner, {})
         check_shape(body)
         self._hold(note, _VALUE_BYTES * min(body.count(b","), _MOST_VALUES))
         return body
+
+    async def _line_up(self, name: str, scope: Mapping[str, Any]) -> None:
+        """Wait for a turn: of many requests that are there at once the loop takes one an iteration, of each line in
+        turn, and does all else between two.
+
+        Args:
+            name: of a line: an owner's, or of an address's requests without a key to a path (it has a space).
+
+        Raises:
+            ClientLeft: the line is too long; its connections make room for others meanwhile, and are not counted.
+        """
+        if self._lines[name] >= self._settings.max_connections:
+            scope.get("sprinter.abort", lambda: None)()
+            await asyncio.sleep(0)  # until the connection knows
+            raise ClientLeft
+        self._lines[name] += 1
+        try:
+            async with self._service.turns.of(name), self._next:
+                await asyncio.sleep(0)
+        finally:
+            self._lines[name] -= 1
+            if not self._lines[name]:
+                del self._lines[name]
 
     def _hold(self, note: RequestNote, count: int) -> None:
         """Count bytes until the request is answered."""

@@ -22,16 +22,25 @@ __all__ = ["make_server", "serve"]
 
 _SPARE = 64
 """Connections beyond those of requests that are served: for /health, and to refuse what is too much."""
+_ACCEPTED = 16
+"""Connections that are accepted in one iteration of the event loop: what they send is read in the next one."""
+_BACKLOG = 2048
+"""Connections that wait for it."""
 _log = logging.getLogger("sprinter.serve")
 
 
 class _Server(uvicorn.Server):
-    """Logs the address that it listens on, with the port that port 0 became."""
+    """Logs the address that it listens on, with the port that port 0 became.
+
+    asyncio accepts as many connections an iteration as its backlog says, so that of the system is set by itself.
+    """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for server in self.servers:
             for one in server.sockets:
+                with one.dup() as same:
+                    same.listen(_BACKLOG)
                 host, port = one.getsockname()[:2]
                 _log.info("listening", extra={"fields": {"host": host, "port": port}})
 
@@ -43,7 +52,7 @@ def make_server(service: Service) -> uvicorn.Server:
         make_app(service), host=own.host, port=own.port, loop="asyncio",
         http=timed_connections(own.header_timeout_s, own.max_connections + _SPARE),
         ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-        timeout_keep_alive=5,
+        timeout_keep_alive=5, backlog=_ACCEPTED,
         timeout_graceful_shutdown=max(1, round(own.drain_timeout_s)),
         ssl_certfile=own.tls_cert, ssl_keyfile=own.tls_key,
     )  # fmt: skip

@@ -1,0 +1,167 @@
+"""Connections and requests of strangers: many at once hold up nobody, and make room."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import uvicorn
+from tests.engine.conftest import double_pair
+from uvicorn.server import ServerState
+
+from sprinter.serve.connections import timed_connections
+from sprinter.serve.guard import RequestGuard
+from sprinter.serve.run import make_server
+from sprinter.serve.service import Service
+from sprinter.serve.settings import ServeSettings
+
+ASK = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+def connector(app: Any, most: int) -> Callable[[], tuple[Any, Mock]]:
+    """Makes connections to an application, without sockets."""
+    config = uvicorn.Config(
+        app, http=timed_connections(10.0, most), ws="none", log_config=None, lifespan="off"
+    )
+    config.load()
+    state = ServerState()
+
+    def connect() -> tuple[Any, Mock]:
+        transport = Mock(asyncio.Transport)
+        transport.is_closing.return_value = False
+        transport.get_extra_info.return_value = None
+        connection: Any = timed(config, state, {})
+        connection.connection_made(transport)
+        return connection, transport
+
+    timed: Any = config.http_protocol_class
+    return connect
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 30))
+
+
+def test_requests_that_are_not_admitted_make_room_for_new_connections() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/admitted":
+            scope["sprinter.admit"]()
+        await asyncio.sleep(1000)
+
+    async def main() -> None:
+        connect = connector(app, most=3)
+        found = [connect() for _ in range(3)]
+        for (connection, _), path in zip(found, (b"/admitted", b"/health", b"/health"), strict=True):
+            connection.data_received(ASK.replace(b"/health", path))
+        await asyncio.sleep(0)
+        found += [connect() for _ in range(2)]  # before those that are aborted are lost
+        assert [transport.abort.called for _, transport in found] == [False, True, True, False, False]
+
+    run(main())
+
+
+def test_a_client_that_asks_on_and_does_not_read_is_cut() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def main() -> None:
+        connection, transport = connector(app, most=3)()
+        for cut in (False, True):
+            if cut:
+                connection.pause_writing()
+            connection.data_received(ASK)
+            await asyncio.sleep(0)
+            assert transport.abort.called == cut and transport.write.called
+
+    run(main())
+
+
+@pytest.mark.parametrize("host", [b"localhost", b"elsewhere"], ids=["keyless", "refused"])
+def test_many_requests_without_a_key_are_answered_one_an_iteration(host: bytes) -> None:
+    answered, cut = 0, 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        nonlocal answered
+        answered += message["type"] == "http.response.start"
+
+    def abort() -> None:
+        nonlocal cut
+        cut += 1
+
+    async def main() -> None:
+        guard = RequestGuard(app, Service(ServeSettings(port=0, max_connections=20), double_pair))
+        scope = {
+            "type": "http", "method": "GET", "path": "/health", "headers": [(b"host", host)], "client": ("a", 1),
+            "sprinter.abort": abort,
+        }  # fmt: skip
+        asked = [asyncio.create_task(guard({**scope}, Mock(), send)) for _ in range(25)]
+        while answered < 20:
+            before = answered
+            await asyncio.sleep(0)
+            assert answered <= before + 1
+        await asyncio.gather(*asked)
+        assert (answered, cut) == (20, 5), "a line has an end"
+
+    run(main())
+
+
+def test_large_bodies_that_come_at_once_are_read_in_turns() -> None:
+    parts = 0
+
+    async def receive() -> Any:
+        nonlocal parts
+        parts += 1
+        return {"type": "http.request", "body": b" " * 100, "more_body": True}
+
+    async def main() -> None:
+        guard = RequestGuard(Mock(), Service(ServeSettings(port=0, max_body_bytes=50), double_pair))
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/tokenize",
+            "headers": headers,
+            "client": ("a", 1),
+        }
+        asked = [asyncio.create_task(guard({**scope}, receive, Mock())) for _ in range(9)]
+        await asyncio.sleep(0)
+        while parts < 30:
+            before = parts
+            await asyncio.sleep(0)
+            assert parts <= before + 1
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    run(main())
+
+
+def test_few_connections_are_accepted_an_iteration() -> None:
+    async def main() -> None:
+        server: Any = make_server(Service(ServeSettings(port=0), double_pair))
+        server.config.load()
+        server.lifespan = Mock(should_exit=False, startup=lambda: asyncio.sleep(0), state={})
+        await server.startup()
+        address = server.servers[0].sockets[0].getsockname()
+        clients = [
+            socket.create_connection(address, timeout=5) for _ in range(50)
+        ]  # the system lets them wait
+        found, now = server.server_state.connections, 0
+        while now < 50:
+            before = now
+            await asyncio.sleep(0)
+            now = len(found)
+            assert now <= before + 16
+        for client in clients:
+            client.close()
+        server.servers[0].close()
+
+    run(main())
