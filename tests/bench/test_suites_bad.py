@@ -167,7 +167,7 @@ def test_any_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     served(monkeypatch, {})
     said = refused("spec-bench")
-    assert "no network" in said and said.endswith("or give --data with specbench_question.jsonl")
+    assert "no network" in said and said.endswith("or give --data, the directory that holds specbench_question.jsonl")
 
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", nothing)
     said = refused("lm1b")
     assert (
-        "needs the package datasets: pip install datasets, or give --data with lm1b_sample_dev.txt.gz" in said
+        "needs the package datasets: pip install datasets, or give --data, the directory that holds lm1b_sample_dev.txt.gz" in said
     )
 
 

@@ -233,6 +233,8 @@ def generate_many(
                     print_json(row)
             if meter is not None:
                 meter(chunk[-1].index + 1, len(prompts), f"{failed} failed" if failed else "generating")
+    if results is not None and resumed == len(prompts):
+        print(f"all {resumed} prompts have their lines in '{results.file}' already", file=sys.stderr)
     if json:
         assert results is not None
         counts = {"prompts": len(prompts), "resumed": resumed, "failed": failed}

@@ -113,8 +113,8 @@ def _template(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> s
     """The template's text, if it reads every given argument."""
     if tokenizer.chat_template is None and "chat_template" not in given:
         raise UserError(
-            "the prompt is messages and the pair's tokenizer has no chat template: give text, or set "
-            "pair.tokenizer.chat_template"
+            "the prompt is messages and the pair's tokenizer has no chat template: give text or a chat model, "
+            "or set pair.tokenizer.chat_template"
         )
     try:
         template = tokenizer.get_chat_template(given.get("chat_template"), given.get("tools"))
