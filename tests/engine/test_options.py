@@ -344,8 +344,15 @@ def test_long_token_ids_and_caps_are_one_line(tiny_pair: sprinter.Pair) -> None:
         Method(cap=LONG)
 
 
-def test_half_a_surrogate_pair_is_no_bad_word(builtin_pair: sprinter.Pair) -> None:
+def test_half_a_surrogate_pair_is_no_text(builtin_pair: sprinter.Pair) -> None:
     with pytest.raises(
         UserError, match="one of bad_words is no text: character 1 is half of a surrogate pair"
     ):
         builtin_pair.stream("Once", bad_words=["a\ud800"])
+    with pytest.raises(UserError, match="a stop string is no text: character 0 is half of a surrogate pair"):
+        builtin_pair.stream("Once", stop="\ud800")
+
+
+def test_an_unknown_option_of_load_pair_has_its_nearest_name() -> None:
+    with pytest.raises(UserError, match="unknown option of load_pair 'compil': did you mean 'compile'"):
+        sprinter.load_pair(compil=False)

@@ -16,6 +16,7 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
+from sprinter.engine.tokens import check_text
 from sprinter.errors import UserError
 
 __all__ = [
@@ -54,6 +55,8 @@ class Spelling:
     def __post_init__(self) -> None:
         if any(not isinstance(word, str) or not word for word in self.stop):
             raise UserError("a stop string is empty or not text: give non-empty strings")
+        for word in self.stop:
+            check_text("a stop string", word)
 
     def written(self, id: int) -> str:
         """The written form of a silent token, for example ``<|im_end|>``; "" for other tokens."""

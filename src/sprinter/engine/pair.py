@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, cast, overload
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.method import Method
+from sprinter.decode.registry import did_you_mean
 from sprinter.engine.astream import AsyncStream, LazyStream
 from sprinter.engine.batch import generate_all, options_of_each
 from sprinter.engine.chat import ChatMessage, RenderedChat, render_chat
@@ -84,6 +86,9 @@ def load_pair(
         UserError: a missing or invalid directory, different vocabularies, a gate of another draft, a profile of another
             pair, ...
     """
+    own, known = (inspect.signature(one).parameters for one in (load_pair, load_models))
+    for name in options.keys() - known.keys():
+        raise did_you_mean("option of load_pair", name, sorted({*own, *known} - {"options"}))
     if target is None:
         if draft is not None:
             raise UserError("a draft was given without a target: give target=... too")

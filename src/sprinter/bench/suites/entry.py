@@ -124,7 +124,11 @@ class Reading:
 
     @property
     def _hint(self) -> str:
-        return f"give --data, the directory that holds {', '.join(self._files.names)}" if self._files else "give a file"
+        return (
+            f"give --data, the directory that holds {', '.join(self._files.names)}"
+            if self._files
+            else "give a file"
+        )
 
     def facts(self) -> list[dict[str, str]]:
         """Name and sha256 of each file, or of the records read from the hub."""

@@ -12,6 +12,7 @@ from sprinter.decode.checks import ranged
 from sprinter.decode.registry import TRUST, did_you_mean
 from sprinter.decode.threshold import DEFAULT, reaches
 from sprinter.decode.trust.base import State, TrustRule
+from sprinter.errors import UserError
 
 __all__ = ["CERTAINTY", "Certain"]
 
@@ -51,6 +52,8 @@ class Certain(TrustRule):
     def __post_init__(self) -> None:
         if self.signal not in CERTAINTY:
             raise did_you_mean("signal of certain", self.signal, list(CERTAINTY))
+        if isinstance(self.threshold, str) and self.threshold != DEFAULT:
+            raise UserError(f"threshold={self.threshold} is no number: give one, or '{DEFAULT}'")
         if self.threshold != DEFAULT:
             ranged(self, "threshold", 0.0, CERTAINTY[self.signal].most)
 
