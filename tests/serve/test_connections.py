@@ -119,6 +119,7 @@ def test_large_bodies_that_come_at_once_are_read_in_turns() -> None:
     async def receive() -> Any:
         nonlocal parts
         parts += 1
+        await asyncio.sleep(0)
         return {"type": "http.request", "body": b" " * 100, "more_body": True}
 
     async def main() -> None:
