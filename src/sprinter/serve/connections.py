@@ -1,8 +1,10 @@
-"""HTTP connections whose number is limited, and which are closed if a header is late or a body is cut into crumbs."""
+"""Connections whose number is limited, and which are closed if a handshake or a header is late, or a body is crumbs."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Callable, Sized
 from typing import Any
 
 import h11
@@ -36,7 +38,9 @@ class _Parser(h11.Connection):
         return event
 
 
-def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
+def timed_connections(
+    header_timeout_s: float, most: int, tls: ssl.SSLContext | None = None
+) -> Callable[..., asyncio.Protocol]:
     """A class of connections for uvicorn, which waits without limit for the header of a request.
 
     A request finds ``scope["sprinter.abort"]``, which closes its connection without waiting for a client that does not
@@ -45,9 +49,17 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
     Args:
         header_timeout_s: maximum time from the first byte of a header, or from the connection, to the header's end.
         most: number of connections; a new one takes the place of the one that has waited longest for a header, or for
-            its request to be admitted.
+            its request to be admitted. One that shakes hands waits so too.
+        tls: of the server; None: plain HTTP.
     """
-    idle: dict[H11Protocol, None] = {}  # those that wait so, in the order in which they began
+    idle: dict[Any, None] = {}  # those that wait so, in the order in which they began
+    shaking: set[_Handshake] = set()
+
+    def make_room(connections: Sized) -> None:
+        if len(connections) + len(shaking) > most:
+            oldest = next(iter(idle))
+            del idle[oldest]  # its connection is lost later
+            oldest.transport.abort()
 
     class TimedConnection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -60,10 +72,7 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
             super().connection_made(transport)
             transport.max_size = _READ
             self._watch()
-            if len(self.connections) > most:
-                oldest = next(iter(idle))
-                del idle[oldest]  # its connection is lost later
-                oldest.transport.abort()
+            make_room(self.connections)
 
         def data_received(self, data: bytes) -> None:
             for at in range(0, len(data), _PIECE):
@@ -124,4 +133,48 @@ def timed_connections(header_timeout_s: float, most: int) -> type[H11Protocol]:
             self._stop()
             self.transport.abort()  # also if it is closing, and the client does not read the rest
 
-    return TimedConnection
+    class _Handshake(asyncio.Protocol):
+        """A connection before and in its TLS handshake, which asyncio would not count, and wait for 60 s."""
+
+        def __init__(self, connection: TimedConnection, context: ssl.SSLContext) -> None:
+            self._connection, self._context = connection, context
+            self._early: list[bytes] = []  # what came with the end of the handshake
+
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+            transport.pause_reading()  # what comes is for TLS
+            shaking.add(self)
+            idle[self] = None
+            make_room(self._connection.connections)
+            self._task = asyncio.get_running_loop().create_task(self._shake())
+
+        def data_received(self, data: bytes) -> None:
+            self._early.append(data)
+
+        async def _shake(self) -> None:
+            try:
+                secured = not self.transport.is_closing() and await asyncio.get_running_loop().start_tls(
+                    self.transport,
+                    self,
+                    self._context,
+                    server_side=True,
+                    ssl_handshake_timeout=header_timeout_s,
+                )
+            except OSError:  # ssl.SSLError is one: it is no handshake, it was late, or it has made room
+                secured = None
+            finally:
+                shaking.discard(self)
+                idle.pop(self, None)
+            if not secured or secured.is_closing():
+                self.transport.abort()
+                return
+            secured.set_protocol(self._connection)
+            self._connection.connection_made(secured)
+            for data in self._early:
+                self._connection.data_received(data)
+
+    def made(*args: Any, **keywords: Any) -> asyncio.Protocol:
+        connection = TimedConnection(*args, **keywords)
+        return connection if tls is None else _Handshake(connection, tls)
+
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -50,11 +51,10 @@ def make_server(service: Service) -> uvicorn.Server:
     own = service.settings
     config = uvicorn.Config(
         make_app(service), host=own.host, port=own.port, loop="asyncio",
-        http=timed_connections(own.header_timeout_s, own.max_connections + _SPARE),
+        http=timed_connections(own.header_timeout_s, own.max_connections + _SPARE, _tls(own)),  # type: ignore[arg-type]
         ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
         timeout_keep_alive=5, backlog=_ACCEPTED,
         timeout_graceful_shutdown=max(1, round(own.drain_timeout_s)),
-        ssl_certfile=own.tls_cert, ssl_keyfile=own.tls_key,
     )  # fmt: skip
     server = _Server(config)
 
@@ -63,6 +63,20 @@ def make_server(service: Service) -> uvicorn.Server:
 
     service.on_failure = end
     return server
+
+
+def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    except OSError as error:
+        raise UserError(
+            f"the certificate '{settings.tls_cert}' and its key '{settings.tls_key}' cannot be used ({error}): "
+            "give PEM files that belong together, the key without a password"
+        ) from None
+    return context
 
 
 def _kept(pair: Pair) -> Pair:
