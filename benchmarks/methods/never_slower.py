@@ -163,7 +163,7 @@ def defaults(chosen: Any) -> list[dict[str, Any]]:
     sample = load_suite("vicuna", chosen.data, limit=chosen.prompts or max(chosen.rows)).samples
     measured = []
     for name in chosen.default:
-        pair = sprinter.load_pair(**DEFAULTS[name])
+        pair = sprinter.load_pair(prefix_cache_bytes=0, **DEFAULTS[name])  # each text reads its own prompt
         chat = getattr(pair.tokenizer, "chat_template", None) is not None
         prompts = [[{"role": "user", "content": one.turns[0]}] if chat else one.turns[0] for one in sample]
         for rows in [*([1] if chosen.prompts else []), *chosen.rows]:
