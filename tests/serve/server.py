@@ -62,6 +62,12 @@ def builtin_pair() -> sprinter.Pair:
     return pair
 
 
+def scope_of(path: str, host: bytes = b"localhost") -> dict[str, Any]:
+    """An ASGI scope of a request with a JSON body, as the guard gets it."""
+    headers = [(b"host", host), (b"content-type", b"application/json")]
+    return {"type": "http", "method": "POST", "path": path, "headers": headers, "client": ("a", 1)}
+
+
 @contextmanager
 def serving(pair: sprinter.Pair, *, wait: bool = True, **settings: Any) -> Iterator[Running]:
     """Serve a pair; at the end the server is asked to end, and must."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.engine.conftest import double_pair
-from tests.serve.server import Running, builtin_pair, serving, until
+from tests.serve.server import Running, builtin_pair, scope_of, serving, until
 from tests.serve.test_faults import held
 
 import sprinter
@@ -330,9 +330,7 @@ def test_bodies_that_are_there_at_once_are_parsed_one_by_one(tiny: sprinter.Pair
 
     async def main() -> None:
         guard = RequestGuard(app, Service(ServeSettings(port=0), lambda: tiny))
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": TEXT, "headers": headers, "client": ("a", 1)}
-        asked = [asyncio.create_task(guard({**scope}, receive, receive)) for _ in range(20)]
+        asked = [asyncio.create_task(guard(scope_of(TEXT), receive, receive)) for _ in range(20)]
         while parsed < 20:
             before = parsed
             await asyncio.sleep(0)

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import uvicorn
 from tests.engine.conftest import double_pair
+from tests.serve.server import scope_of
 from uvicorn.server import ServerState
 
 from sprinter.serve.connections import timed_connections
@@ -98,10 +99,7 @@ def test_many_requests_without_a_key_are_answered_one_an_iteration(host: bytes) 
 
     async def main() -> None:
         guard = RequestGuard(app, Service(ServeSettings(port=0, max_connections=20), double_pair))
-        scope = {
-            "type": "http", "method": "GET", "path": "/health", "headers": [(b"host", host)], "client": ("a", 1),
-            "sprinter.abort": abort,
-        }  # fmt: skip
+        scope = {**scope_of("/health", host), "method": "GET", "sprinter.abort": abort}
         asked = [asyncio.create_task(guard({**scope}, Mock(), send)) for _ in range(25)]
         while answered < 20:
             before = answered
@@ -124,15 +122,7 @@ def test_large_bodies_that_come_at_once_are_read_in_turns() -> None:
 
     async def main() -> None:
         guard = RequestGuard(Mock(), Service(ServeSettings(port=0, max_body_bytes=50), double_pair))
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/tokenize",
-            "headers": headers,
-            "client": ("a", 1),
-        }
-        asked = [asyncio.create_task(guard({**scope}, receive, Mock())) for _ in range(9)]
+        asked = [asyncio.create_task(guard(scope_of("/tokenize"), receive, Mock())) for _ in range(9)]
         await asyncio.sleep(0)
         while parts < 30:
             before = parts

@@ -52,10 +52,10 @@ class Certain(TrustRule):
     def __post_init__(self) -> None:
         if self.signal not in CERTAINTY:
             raise did_you_mean("signal of certain", self.signal, list(CERTAINTY))
-        if isinstance(self.threshold, str) and self.threshold != DEFAULT:
-            raise UserError(f"threshold={self.threshold} is no number: give one, or '{DEFAULT}'")
-        if self.threshold != DEFAULT:
+        if not isinstance(self.threshold, str):
             ranged(self, "threshold", 0.0, CERTAINTY[self.signal].most)
+        elif self.threshold != DEFAULT:
+            raise UserError(f"threshold={self.threshold} is no number: give one, or '{DEFAULT}'")
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]

@@ -1,0 +1,151 @@
+"""Costs of passes: measured once for a pair and a machine, and kept."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from tests.engine.test_never_slower import CHEAP, DEAR
+
+import sprinter
+from sprinter.engine import costs as costs_module
+from sprinter.engine.costs import pass_costs, shared_costs
+from sprinter.models.cachedir import write_kept
+from sprinter.models.pair import LoadedPair
+
+
+@pytest.mark.usefixtures("measured")
+def test_costs_are_measured_once_and_kept(
+    builtin_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    described = builtin_pair._parts.described
+    found = pass_costs(builtin_pair.models, described)
+    assert [n for n, _ in found.target] == [1, 2, 4, 8, 16, 32, 64] and [n for n, _ in found.draft] == [
+        1,
+        8,
+        32,
+    ]
+    assert all(a[1] <= b[1] for a, b in zip(found.target, found.target[1:], strict=False))
+    assert found.shared == () and found.host[0] > 0 and min(found.host) >= 0
+    (kept,) = (tmp_path / "cache" / "costs").iterdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured again"))
+        assert pass_costs(builtin_pair.models, described) == found
+    assert kept.stat().st_mode & 0o077 == 0
+    kept.write_text('{"target": [[1, 1.0]], "draft": []}')  # cut short
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    assert pass_costs(builtin_pair.models, described) == CHEAP
+    assert pass_costs(builtin_pair.models, described) == CHEAP
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: DEAR)
+    kept.chmod(0o666)  # others could have written it
+    assert pass_costs(builtin_pair.models, described) == DEAR
+
+
+def test_processes_do_not_measure_at_the_same_time(
+    builtin_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one holds the lock, and has kept its costs when it lets go."""
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    described = builtin_pair._parts.described
+    assert pass_costs(builtin_pair.models, described) == CHEAP
+    (kept,) = (tmp_path / "cache" / "costs").iterdir()
+    content = kept.read_bytes()
+    kept.unlink()
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured at the same time"))
+    with ThreadPoolExecutor(1) as beside, FileLock(tmp_path / "cache" / "measuring.lock"):
+        waiting = beside.submit(pass_costs, builtin_pair.models, described)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.3)
+        write_kept("costs", kept.name, content.decode())
+    assert waiting.result(10) == CHEAP
+
+
+def test_a_cache_that_cannot_be_used_only_costs_time(
+    builtin_pair: sprinter.Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    assert pass_costs(builtin_pair.models, builtin_pair._parts.described) == CHEAP
+    assert "cannot be kept" in caplog.text
+
+
+def test_costs_of_files_in_the_models_folder_are_kept(
+    tiny_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are named as on the hub, and have no revision."""
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    described = dict(tiny_pair._parts.described)
+    models = tiny_pair.models
+    for name in ("target", "draft"):
+        described[name] = {**described[name], "id": f"org/repository/{name}.gguf", "revision": None}
+        models = replace(models, **{name: replace(getattr(models, name), load_s=1.0)})
+    assert pass_costs(models, described) == CHEAP
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured again"))
+    assert pass_costs(models, described) == CHEAP
+
+
+def test_costs_of_changed_models_are_neither_kept_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    pair = sprinter.load_pair()
+    assert pair.pass_costs == CHEAP and len([*(tmp_path / "cache" / "costs").iterdir()]) == 1
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: DEAR)
+    pair.reload()
+    assert pair.pass_costs == DEAR
+    assert pair.models.target.model.name_or_path  # a directory that exists, and may hold other weights
+    given = sprinter.load_pair(
+        pair.models.target.model,
+        pair.models.draft.model,
+        tokenizer=pair.tokenizer,  # type: ignore[union-attr]
+    )
+    assert given.pass_costs == DEAR
+    assert sprinter.load_pair().pass_costs == CHEAP
+
+
+@pytest.mark.usefixtures("measured")
+def test_costs_of_models_without_a_name_are_not_kept(
+    tiny_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    pair = sprinter.Pair(tiny_pair.models)
+    assert pass_costs(pair.models, pair._parts.described).target[0][1] > 0
+    assert not (tmp_path / "cache" / "costs").exists()
+
+
+@pytest.mark.usefixtures("measured")
+def test_passes_of_rows_are_measured_once_and_kept(
+    builtin_pair: sprinter.Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    models, described = builtin_pair.models, builtin_pair._parts.described
+    found = shared_costs(models, described, CHEAP)
+    assert [rows for rows, _, _ in found.shared] == [4, 16] and replace(found, shared=()) == CHEAP
+    with monkeypatch.context() as patched:
+        patched.setattr(costs_module, "_measure_shared", lambda pair: pytest.fail("measured again"))
+        assert shared_costs(models, described, CHEAP) == found
+        compiled = replace(models, target=replace(models.target, compile=True))
+        assert shared_costs(compiled, described, CHEAP) == CHEAP
+    for kept in (tmp_path / "cache" / "costs").iterdir():
+        kept.unlink()
+
+    def fails(pair: LoadedPair) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(costs_module, "_measure_shared", fails)
+    assert shared_costs(models, described, CHEAP) == CHEAP and "no room" in caplog.text
+    assert not list((tmp_path / "cache" / "costs").iterdir())
