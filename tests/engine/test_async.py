@@ -321,8 +321,29 @@ def test_turns_of_a_queue() -> None:
         queue.put(owner, item)
     assert queue.remove("a", 2) and not queue.remove("a", 2) and not queue.remove("z", 1)
     assert [queue.pop() for _ in range(len(queue))] == [1, 10, 20, 3, 11]
+    queue.put("a", 1)
+    with pytest.raises(IndexError):
+        queue.pop(but="a")
+    queue.put("b", 2)
+    assert (queue.pop(but="a"), queue.of("a"), queue.pop()) == (2, 1, 1)
     with pytest.raises(IndexError):
         queue.pop()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_owner_has_all_rows_that_are_shared(pair: sprinter.Pair, shared: bool) -> None:
+    async def main() -> None:
+        async with sprinter.AsyncEngine(pair, rows=3, shared_rows=shared) as engine:
+            steps = Steps(engine, held=True)
+            streams = [engine.stream(**asked(i, 8), owner="many") for i in range(5)]
+            steps.free.set()
+            for stream in streams:
+                await stream.finish()
+            asks = [stream._request for stream in streams]
+            waited = asks[2].admitted >= min(one.ended or 0.0 for one in asks[:2])  # type: ignore[operator]
+            assert waited == shared, "the third of three rows is for others"
+
+    run(main())
 
 
 # --- failures -------------------------------------------------------------------------------------------------------

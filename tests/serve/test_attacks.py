@@ -279,6 +279,13 @@ def test_no_key_fills_the_queue_for_all(tiny: sprinter.Pair, keys: Path) -> None
         assert statuses == [200] * 5
 
 
+def test_a_row_is_kept_for_another_key_if_there_is_one(tiny: sprinter.Pair, keys: Path) -> None:
+    for most in (1, 2):
+        with serving(tiny, rows=2, max_len=96, api_keys=keys) as server:
+            assert server.service.engine._worker._rows_of_one == most
+        keys.write_text(f"alice {KEYS['alice']}\nalice another-secret-key\n")
+
+
 def test_no_key_holds_all_open_requests_or_the_memory_of_bodies(
     tiny: sprinter.Pair, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

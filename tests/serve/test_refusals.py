@@ -124,7 +124,7 @@ def test_broken_bodies_are_mistakes_of_the_client(server: Running, body: bytes) 
 
 def test_paths_methods_and_types(server: Running) -> None:
     with server.http() as http:
-        for path in ("/nothing", "/../../etc/passwd", "/v1/models/..%2f..%2fetc/passwd", "/docs"):
+        for path in ("/nothing", "/../../etc/passwd", "/v1/models/..%2f..%2fetc/passwd", "/docs", "/health/"):
             answer = http.get(path)
             assert answer.status_code == 404 and "passwd" not in json.dumps(refusal(answer)["code"])
         assert http.get(TEXT).status_code == 405

@@ -55,6 +55,8 @@ class AsyncEngine:
         max_waiting: maximum number of requests that wait for rows; further ones raise a ``QueueFullError``.
         shared_queue: whether an owner may have at most as many requests waiting as there are free places left, so that
             none fills the queue for all.
+        shared_rows: whether an owner may have all rows but one at most, if there are several, so that a text of another
+            owner does not wait for one to end.
         on_death: called in the engine's thread, with the error, if the engine fails.
 
     Raises:
@@ -71,12 +73,15 @@ class AsyncEngine:
         *,
         max_waiting: int = 64,
         shared_queue: bool = False,
+        shared_rows: bool = False,
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:
         at_least("max_waiting", max_waiting, 0)
         self._engine = Engine(pair, rows, policy, max_len, memory_bytes)
         self._scorer = Scorer(pair.models, self._engine.max_len)
-        self._worker = EngineWorker(self._engine, rows, max_waiting, self._scorer, on_death, shared_queue)
+        self._worker = EngineWorker(
+            self._engine, rows, max_waiting, self._scorer, on_death, shared_queue, shared_rows
+        )
         self._finalizer = weakref.finalize(self, self._worker.close)
 
     def __repr__(self) -> str:

@@ -23,23 +23,24 @@ class FairQueue(Generic[Queued]):
     def __len__(self) -> int:
         return sum(len(line) for line in self._lines.values())
 
-    def of(self, owner: str) -> int:
-        """Number of items of one owner."""
-        return len(self._lines.get(owner, ()))
+    def of(self, owner: str | None) -> int:
+        """Number of items of one owner; of None, who is nobody, 0."""
+        return len(self._lines.get(owner, ())) if owner is not None else 0
 
     def put(self, owner: str, item: Queued) -> None:
         """Add an item at the end of its owner's line."""
         self._lines.setdefault(owner, deque()).append(item)
 
-    def pop(self) -> Queued:
-        """Remove and return the next item.
+    def pop(self, but: str | None = None) -> Queued:
+        """Remove and return the next item, of another owner than ``but``.
 
         Raises:
-            IndexError: the queue is empty.
+            IndexError: there is none.
         """
-        if not self._lines:
+        owner = next((one for one in self._lines if one != but), None)
+        if owner is None:
             raise IndexError("the queue is empty")
-        owner, line = self._lines.popitem(last=False)
+        line = self._lines.pop(owner)
         item = line.popleft()
         if line:
             self._lines[owner] = line  # behind the other owners

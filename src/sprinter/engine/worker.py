@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -133,7 +134,7 @@ class EngineWorker:
         max_waiting: maximum number of requests that wait for rows.
         scorer: computes log-probabilities of given texts.
         on_death: called in the engine's thread, with the error, if it stops with one.
-        shared_queue: as in ``AsyncEngine``.
+        shared_queue, shared_rows: as in ``AsyncEngine``.
 
     Attributes:
         error: the error that the thread has stopped with.
@@ -147,6 +148,7 @@ class EngineWorker:
         scorer: Scorer,
         on_death: Callable[[BaseException], None] | None,
         shared_queue: bool = False,
+        shared_rows: bool = False,
     ) -> None:
         self.engine, self.rows, self.max_waiting = engine, rows, max_waiting
         self.error: BaseException | None = None
@@ -162,6 +164,7 @@ class EngineWorker:
             kind: Shares(rows + max_waiting, shared=shared_queue, own=rows)
             for kind in (AsyncRequest, Scoring)
         }
+        self._rows_of_one = rows - 1 if shared_rows and rows > 1 else rows
         self._text_s = 0.0  # how long a text has its rows, a running mean
         self._closing: str | None = None
         self._stopped = self._over = False
@@ -293,12 +296,17 @@ class EngineWorker:
                 self._calls.get_nowait()()
         if self._stopped:
             return
-        while self._line and len(self._live) < self.rows:
-            self._admit(self._line.pop())
+        while len(self._live) < self.rows and len(self._line) > self._line.of(full := self._full()):
+            self._admit(self._line.pop(but=full))
         if self._live:
             self._step()
         if self._scorings or self._scored:
             self._score()
+
+    def _full(self) -> str | None:
+        """The owner who has as many rows as one may have, if a row is free."""
+        taken = Counter(request.owner for request in self._live.values())
+        return next((owner for owner, rows in taken.items() if rows >= self._rows_of_one), None)
 
     def _admit(self, request: AsyncRequest) -> None:
         request.number = self.engine._batch.add(request.task)

@@ -72,7 +72,7 @@ def make_app(service: Service) -> ASGIApp:
         await service.aclose()
 
     app = FastAPI(
-        title="Sprinter", version=__version__, lifespan=life, docs_url=None, redoc_url=None,
+        title="Sprinter", version=__version__, lifespan=life, docs_url=None, redoc_url=None, redirect_slashes=False,
     )  # fmt: skip
     _add_errors(app)
     _add_state(app, service)

@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sprinter.engine.fair_queue import Shares
 from sprinter.serve.choices import ClientLeft
-from sprinter.serve.keys import ApiKeys
 from sprinter.serve.logs import error_fields
 from sprinter.serve.refusals import Refusal, of_error
 from sprinter.serve.service import Service
@@ -78,7 +77,7 @@ class RequestGuard:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service, self._settings = app, service, service.settings
         settings = service.settings
-        self._keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
+        self._keys = service.keys
         self._open = Shares(settings.max_connections, shared=settings.has_owners)  # requests
         # bytes of bodies, until their request is answered: what is read from them is as large, or larger
         self._held = Shares(max(_MOST_HELD, 4 * settings.max_body_bytes), shared=settings.has_owners)

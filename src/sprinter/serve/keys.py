@@ -51,6 +51,11 @@ class ApiKeys:
             raise UserError(faults[0])
         self._wrong = RateLimit(_WRONG_PER_MINUTE, clock)
 
+    @property
+    def owners(self) -> int:
+        """Number of owners."""
+        return len({name for _, name in self._known})
+
     def owner(self, key: str) -> str | None:
         """Name of a key's owner; None: no such key. Keys without a name have the beginning of their hash."""
         self._reload()

@@ -19,7 +19,7 @@ from sprinter.errors import NoMemoryError, UserError
 from sprinter.models.memory import free_bytes
 from sprinter.random import following_seed
 from sprinter.serve.asked import TextRequest
-from sprinter.serve.keys import RateLimit
+from sprinter.serve.keys import ApiKeys, RateLimit
 from sprinter.serve.prometheus import ServeMetrics, ServeState
 from sprinter.serve.refusals import Refusal
 from sprinter.serve.schema import TokenizeRequest
@@ -44,6 +44,7 @@ class Service:
         error: why there is no engine, or why it has stopped.
         on_failure: called in any thread when ``error`` is set.
         metrics: what has been served.
+        keys: None: no key is needed.
         turns: where owners' work is done that would hold up the event loop.
     """
 
@@ -57,6 +58,7 @@ class Service:
         self._closed = False
         self._encoding = Lock()  # tokenizers may keep settings between calls
         self.metrics, self.turns = ServeMetrics(self.now_served), Turns()
+        self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
         texts, tokens = settings.rate_limit, settings.token_limit
         self._texts = None if texts is None else RateLimit(texts)
         self._tokens = None if tokens is None else RateLimit(tokens)
@@ -81,6 +83,7 @@ class Service:
             self._engine = AsyncEngine(
                 pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
                 max_waiting=own.max_waiting, shared_queue=own.has_owners, on_death=self._fail,
+                shared_rows=own.has_owners and (self.keys is None or self.keys.owners > 1),
             )  # fmt: skip
             if self._closed:
                 self._engine.close()
