@@ -308,24 +308,6 @@ def test_a_drafter_that_reads_hidden_states_sees_the_whole_prompt() -> None:
     assert pair.generate(SYSTEM, max_new_tokens=2).stats.cached_tokens == len(SYSTEM) // BLOCK * BLOCK
 
 
-def test_both_sides_of_a_switch_of_embeddings() -> None:
-    def fresh(cache: PrefixCache) -> sprinter.Pair:
-        return sprinter.load_pair(
-            tiny("phi3"),
-            draft=tiny("llama-longrope"),
-            tokenizer=word_tokenizer(),
-            prefix_cache_bytes=cache.max_bytes,
-        )
-
-    here, without = fresh(DEFAULT), fresh(OFF)
-    for _ in range(2):  # the second time over rows that were beyond the switch
-        made = list(chat(here, "speculative(gamma=3)", temperature=0.8))
-        assert list(map(facts, made)) == list(
-            map(facts, chat(without, "speculative(gamma=3)", temperature=0.8))
-        )
-        assert all(out.stats.cached_tokens for out in made[1:])
-
-
 def test_a_batch_reads_a_common_prefix_once() -> None:
     here, fresh = pair_of(DEFAULT), pair_of(OFF)
     prompts = [[*SYSTEM, *SYSTEM, end] for end in range(8)]

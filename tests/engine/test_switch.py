@@ -1,53 +1,54 @@
-"""Texts that outgrow the first of two rotary embeddings: what is written is what the uncached target would write."""
+"""Texts of models whose rotary embedding changes at some length: the target's own up to there, where they end."""
 
-import torch
+import pytest
 from tests.models.tiny import SWITCH, tiny, uncached, word_tokenizer
 
 from sprinter.engine.pair import Pair, load_pair
+from sprinter.errors import ContextLengthError
 
 NEW = 12
+PROMPT = [3 + 7 * i % 50 for i in range(SWITCH - NEW)]
 
 
+@pytest.fixture(scope="module")
 def pair() -> Pair:
     return load_pair(tiny("phi3"), draft=tiny("llama-longrope"), tokenizer=word_tokenizer())
 
 
-def greedy(prompt: list[int]) -> list[int]:
-    text = list(prompt)
-    while len(text) < len(prompt) + NEW and (len(text) == len(prompt) or text[-1] != 0):
+def greedy() -> list[int]:
+    text = list(PROMPT)
+    while len(text) < SWITCH and (len(text) == len(PROMPT) or text[-1] != 0):
         text.append(int(uncached(tiny("phi3"), text)[0][-1].argmax()))
-    return text[len(prompt) :]
+    return text[len(PROMPT) :]
 
 
-def prompt_of(length: int) -> list[int]:
-    return [3 + 7 * i % 50 for i in range(length)]
+@pytest.mark.parametrize("method", ["autoregressive", "speculative(gamma=3)", "tree(nodes=6, depth=4)"])
+def test_a_greedy_text_that_fills_the_context_is_the_targets_own(pair: Pair, method: str) -> None:
+    made = pair.generate(PROMPT, method=method, temperature=0, max_new_tokens=NEW)
+    assert [token.id for token in made.tokens] == greedy()
+    batch = pair.generate_batch([PROMPT, PROMPT[:3]], method=method, temperature=0, max_new_tokens=NEW)
+    assert [token.id for token in batch[0].tokens] == greedy()
+    assert len(made.tokens) == NEW
 
 
-def test_a_greedy_text_across_the_switch_is_the_targets_own() -> None:
-    for method in ("autoregressive", "speculative(gamma=3)"):
-        for length in (SWITCH - 6, SWITCH - 1, SWITCH + 5):
-            made = pair().generate(prompt_of(length), method=method, temperature=0, max_new_tokens=NEW)
-            assert [token.id for token in made.tokens] == greedy(prompt_of(length)), (method, length)
+def test_a_longer_text_is_refused(pair: Pair) -> None:
+    with pytest.raises(
+        ContextLengthError, match=f"exceed the context of the target .*, {SWITCH} tokens: use max_new"
+    ):
+        pair.generate(PROMPT, max_new_tokens=NEW + 1)
+    with pytest.raises(ContextLengthError, match="shorten the prompt"):
+        pair.generate([*PROMPT, *PROMPT, *PROMPT], max_new_tokens=1)
 
 
-def test_short_texts_beside_long_ones() -> None:
-    prompts = [prompt_of(length) for length in (SWITCH + 8, 4, SWITCH - 5)]
-    made = pair().generate_batch(prompts, method="speculative(gamma=3)", temperature=0, max_new_tokens=NEW)
-    assert [[token.id for token in one.tokens] for one in made] == [greedy(prompt) for prompt in prompts]
-
-
-def test_drift_of_a_complete_meter_is_against_the_uncached_target() -> None:
-    """Trusted tokens on both sides of the switch are measured against the laws of their own prefixes."""
-    prompt = prompt_of(SWITCH - 4)
-    made = pair().generate(
-        prompt, method="coin(rate=0.9, cap=6)", max_new_tokens=10, meter="complete", seed=1
+def test_no_tree_is_read_beyond_the_switch(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree's slots may lie beyond it, its positions may not: they would change the embedding of the whole text."""
+    rope, last = tiny("phi3").get_decoder().rotary_emb, []
+    forward = rope.forward
+    monkeypatch.setattr(
+        rope,
+        "forward",
+        lambda x, position_ids: (last.append(int(position_ids.max())), forward(x, position_ids))[1],
     )
-    text, drifts = list(prompt), []
-    for token in made.tokens:
-        p, q = (torch.softmax(uncached(tiny(kind), text)[0][-1], -1) for kind in ("phi3", "llama-longrope"))
-        if token.origin == "trusted":
-            assert token.drift is not None
-            drifts.append(abs(float((p - q).abs().sum() / 2) - token.drift))
-        text.append(token.id)
-    assert len(drifts) > 4 and len(text) > SWITCH + 3
-    assert max(drifts) < 1e-4
+    fresh = load_pair(tiny("phi3"), draft=tiny("llama-longrope"), tokenizer=word_tokenizer(), compile=False)
+    fresh.generate(PROMPT, method="tree(nodes=6, depth=4)", temperature=1, max_new_tokens=NEW, seed=3)
+    assert SWITCH - 4 < max(last) < SWITCH

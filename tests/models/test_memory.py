@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.models.tiny import SWITCH, tiny
+from tests.models.tiny import tiny
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
 from sprinter.models import memory
@@ -23,22 +23,16 @@ def deepseek() -> PreTrainedModel:
 
 def tensors(runner: object) -> int:
     """Bytes of all keys and values of a runner."""
-    found = 0
-    for part in (getattr(runner, "_near", None), getattr(runner, "_far", None), runner):
-        for layer in getattr(getattr(part, "_cache", None), "layers", ()):
-            found += sum(x.numel() * x.element_size() for x in (layer.keys, layer.values))
-    return found
+    layers = runner._cache.layers  # type: ignore[attr-defined]
+    return sum(x.numel() * x.element_size() for layer in layers for x in (layer.keys, layer.values))
 
 
-@pytest.mark.parametrize(
-    "kind", ["gpt2", "llama", "gemma2", "gemma3", "qwen2-sliding", "opt", "phi3", "deepseek"]
-)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "gemma3", "qwen2-sliding", "opt", "deepseek"])
 def test_a_cache_takes_what_was_said(kind: str) -> None:
     model = deepseek() if kind == "deepseek" else tiny(kind)
-    for length in (SWITCH - 4, SWITCH + 10):
-        runner = make_runner(model, batch=2, max_len=length)
-        runner.extend(torch.ones(2, length, dtype=torch.long))
-        assert 2 * memory.cache_bytes(model, length) == tensors(runner)
+    runner = make_runner(model, batch=2, max_len=30)
+    runner.extend(torch.ones(2, 30, dtype=torch.long))
+    assert 2 * memory.cache_bytes(model, 30) == tensors(runner)
 
 
 def test_a_crop_runners_cache_takes_what_was_said() -> None:

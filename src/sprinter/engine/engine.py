@@ -14,7 +14,7 @@ from sprinter.engine.prompt import PromptInput
 from sprinter.engine.scheduler import Event, Scheduler
 from sprinter.engine.task import Task
 from sprinter.errors import UserError
-from sprinter.models.choose import tree_leaves, tree_limit
+from sprinter.models.choose import reads_trees, tree_leaves
 
 __all__ = ["Engine"]
 
@@ -64,7 +64,7 @@ class Engine:
             raise UserError(f"max_len={max_len!r} is out of range: give 1 to {most} tokens")
         self._pair, self._rows, self._longest = pair, rows, longest
         loaded = [model for model in (pair.models.target, pair.models.draft) if model is not None]
-        spare = _SPARE if all(tree_limit(one.model) is None for one in loaded) else 0
+        spare = _SPARE if all(reads_trees(one.model) for one in loaded) else 0
         leaves = [many for one in loaded if (many := tree_leaves(one.model, rows)) is not None]
         spare = min([spare, *(many - 1 for many in leaves)])
         self._batch = Scheduler(pair._parts, rows, longest, policy, memory_bytes, spare=spare)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from sprinter.engine.prefix import OFF, Changes, HeldRows, PrefixCache
 from sprinter.errors import UserError
-from sprinter.models.choose import holds_leaves, make_runner, tree_limit
+from sprinter.models.choose import holds_leaves, make_runner
 from sprinter.models.pair import LoadedModel
 from sprinter.models.runner import Runner
 from sprinter.models.runners.forward import head_sizes
@@ -186,9 +186,7 @@ class RunnerPool:
 
     def size(self, max_len: int, spare: int = 0) -> int:
         """Length of a row of a new runner: ``max_len`` rounded up, plus ``spare``, in tokens."""
-        text = min(-(-max_len // _GRAIN) * _GRAIN, self.model.context)
-        limit = tree_limit(self.model.model) if spare else None
-        return text + spare if limit is None else max(min(text + spare, limit), max_len)
+        return min(-(-max_len // _GRAIN) * _GRAIN, self.model.context) + spare
 
     def give_back(self, runner: Runner | None) -> None:
         """Return a runner, whose rows hold what its ``HeldRows`` records."""

@@ -27,7 +27,7 @@ from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
 from sprinter.engine.spans import SpanReader
 from sprinter.engine.tokens import check_text
 from sprinter.errors import UserError
-from sprinter.models.choose import pads_rows, runner_kind, tree_limit
+from sprinter.models.choose import pads_rows, reads_trees, runner_kind
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
@@ -297,18 +297,11 @@ class Task:
             )
         drafting = models.draft if method.drafter.uses_model else None
         for which, model in (("target", models.target), ("draft", drafting)):
-            limit = None if model is None else tree_limit(model.model)
-            if model is not None and limit == 0:
+            if model is not None and not reads_trees(model.model):
                 kind = runner_kind(model.model)[0]
                 raise UserError(
                     f"method {method.name} drafts a tree, and the {which}'s runner ({kind}) reads chains alone: "
                     f"give {_chains(method)}"
-                )
-            if limit is not None and self.length + self.spare > limit:
-                raise UserError(
-                    f"method {method.name} drafts a tree, which the {which} reads in texts of up to "
-                    f"{limit - self.spare} tokens (beyond {limit} its rotary embedding is another): give "
-                    f"{_chains(method)}"
                 )
 
     def _check_laws(self, vocab: int, new: int) -> None:

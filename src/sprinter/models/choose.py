@@ -35,12 +35,10 @@ from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner, head_sizes
 from sprinter.models.runners.masks import BOOLEAN
-from sprinter.models.runners.rope import Switch, find_switch
+from sprinter.models.runners.rope import find_switch
 from sprinter.models.runners.row import RowRunner, Windows
-from sprinter.models.runners.switch import FarRunner, SwitchRunner
 
 __all__ = [
-    "cache_slots",
     "capture_kind",
     "check_capture",
     "exactness",
@@ -48,10 +46,10 @@ __all__ = [
     "longest_text",
     "make_runner",
     "pads_rows",
+    "reads_trees",
     "renew",
     "runner_kind",
     "tree_leaves",
-    "tree_limit",
 ]
 
 _log = logging.getLogger("sprinter")
@@ -83,15 +81,13 @@ class _RunnerChoice:
         kind: "row" or "crop".
         reason: why, in words.
         windows: the row runner's masks.
-        switch: the text length at which its rotary embedding changes, if it does.
-        limit: why texts beyond the switch cannot be served; None: they can.
+        switch: maximum length of a text, beyond which its rotary embedding changes; None: it does not.
     """
 
     kind: str
     reason: str
     windows: Windows
-    switch: Switch | None = None
-    limit: str | None = None
+    switch: int | None
 
 
 _choices: WeakKeyDictionary[PreTrainedModel, _RunnerChoice] = WeakKeyDictionary()
@@ -112,9 +108,8 @@ def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     choice = _choose(model)
     if choice.switch is None:
         return choice.kind, choice.reason
-    longer = f"not served, for {choice.limit}" if choice.limit else "read again, into a second cache"
-    switch = f"beyond {choice.switch.at:,} tokens its rotary embedding is another: longer texts are {longer}"
-    return choice.kind, f"{choice.reason}; {switch}"
+    ends = f"its context ends at {choice.switch:,} tokens, where its rotary embedding changes"
+    return choice.kind, f"{choice.reason}; {ends}"
 
 
 def exactness(model: PreTrainedModel | GgufModel) -> str:
@@ -136,10 +131,7 @@ def longest_text(model: PreTrainedModel | GgufModel) -> int | None:
     Raises:
         UserError: no runner can serve the model.
     """
-    if isinstance(model, GgufModel):
-        return None
-    choice = _choose(model)
-    return choice.switch.at if choice.switch and choice.limit else None
+    return None if isinstance(model, GgufModel) else _choose(model).switch
 
 
 def pads_rows(model: PreTrainedModel | GgufModel) -> bool:
@@ -147,14 +139,9 @@ def pads_rows(model: PreTrainedModel | GgufModel) -> bool:
     return isinstance(model, PreTrainedModel) and not is_joined(model)
 
 
-def tree_limit(model: PreTrainedModel | GgufModel) -> int | None:
-    """Maximum number of slots of a row whose runner reads trees that branch; 0: none does, None: any number."""
-    if isinstance(model, GgufModel):
-        return None
-    choice = _choose(model)
-    if choice.kind != "row":
-        return 0
-    return choice.switch.at if choice.switch else None
+def reads_trees(model: PreTrainedModel | GgufModel) -> bool:
+    """Whether the model's runner reads trees that branch."""
+    return isinstance(model, GgufModel) or _choose(model).kind == "row"
 
 
 def tree_leaves(model: PreTrainedModel | GgufModel, rows: int) -> int | None:
@@ -165,12 +152,6 @@ def tree_leaves(model: PreTrainedModel | GgufModel, rows: int) -> int | None:
 def holds_leaves(runner: Runner, leaves: int) -> bool:
     """Whether a runner takes trees of so many leaves in each row."""
     return not isinstance(runner, LlamaCppRunner) or runner.leaves >= leaves
-
-
-def cache_slots(model: PreTrainedModel | GgufModel, max_len: int) -> int:
-    """Number of slots that the caches of a row of ``max_len`` tokens take, spare slots included."""
-    switch = None if isinstance(model, GgufModel) else _choose(model).switch
-    return max_len + 1 if switch is None or max_len <= switch.at else max_len + switch.at + 2
 
 
 def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
@@ -270,20 +251,14 @@ def make_runner(
     kind = prefer or choice.kind
     if kind == "row" and choice.kind != "row":
         raise UserError(f"{_name(model)} cannot use the row runner: {choice.reason}; use 'crop'")
-    switch, limit = choice.switch, choice.limit
-    if kind == "crop" and limit is None:
-        limit = "the crop runner keeps one cache"
-    if switch is not None and max_len > switch.at and limit is not None:
+    text = max_len - leaves + 1  # the slots of further leaves are no deeper
+    if choice.switch is not None and text > choice.switch:
         raise UserError(
-            f"{_name(model)} can hold texts of {switch.at} tokens, not {max_len}: beyond, its rotary embedding is "
-            f"another, and {limit}: use max_len={switch.at} or less"
+            f"{_name(model)} holds texts of up to {choice.switch} tokens, not {text}: its rotary embedding changes "
+            f"there: use max_len={choice.switch} or less"
         )
     if kind == "row":
-        compile = False if prefer == "row" else compile
-        if switch is not None and max_len > switch.at:
-            far = FarRunner(model, batch, max_len, choice.windows, switch.at)
-            return SwitchRunner(_rows(model, batch, switch.at, choice.windows, compile), far)
-        return _rows(model, batch, max_len, choice.windows, compile)
+        return _rows(model, batch, max_len, choice.windows, False if prefer == "row" else compile)
     if compile:
         check_capture(model)
     why = choice.reason if choice.kind == "crop" else "the crop runner, as asked"
@@ -352,24 +327,13 @@ def _decide(model: PreTrainedModel) -> _RunnerChoice:
             )
             return choice
         reason = f"{reason}; tried on a few tokens"
-    return _RunnerChoice("row", reason, windows, switch, _limit(model, windows, switch))
+    return _RunnerChoice("row", reason, windows, switch)
 
 
-def _tried_crop(model: PreTrainedModel, reason: str, switch: Switch | None) -> _RunnerChoice:
+def _tried_crop(model: PreTrainedModel, reason: str, switch: int | None) -> _RunnerChoice:
     if why := _why_wrong(lambda: CropRunner(model, 16), model):
         raise UserError(f"{_name(model)} cannot be served: {reason}; the crop runner {why}: choose another")
-    limit = None if switch is None else f"the crop runner, chosen because {reason}, keeps one cache"
-    return _RunnerChoice("crop", reason, {}, switch, limit)
-
-
-def _limit(model: PreTrainedModel, windows: Windows, switch: Switch | None) -> str | None:
-    """Why the row runner cannot serve texts beyond the switch, found by a trial; None: it can."""
-    if switch is None:
-        return None
-    if not switch.once:
-        return "it changes again with every token"
-    why = _why_wrong(lambda: FarRunner(model, 2, 16, windows, switch.at), model, switch.at)
-    return why and f"tried on a few tokens, the row runner {why}"
+    return _RunnerChoice("crop", reason, {}, switch)
 
 
 def _why_not_row(model: PreTrainedModel, config: Any) -> str | None:
@@ -398,13 +362,12 @@ def _windows(config: Any) -> Windows:
     return {kind: config.sliding_window if kind == "sliding_attention" else None for kind in sorted(types)}
 
 
-def _why_wrong(make: Any, model: PreTrainedModel, beyond: int | None = None) -> str | None:
+def _why_wrong(make: Any, model: PreTrainedModel) -> str | None:
     """Try a runner: feed a few tokens, rewind, feed more, compare with the uncached forward pass.
 
     Args:
         make: makes the runner.
         model: the model that it runs.
-        beyond: embed the text as one of more than this many tokens.
 
     Returns:
         What went wrong; None if the outputs agree.
@@ -424,12 +387,7 @@ def _why_wrong(make: Any, model: PreTrainedModel, beyond: int | None = None) -> 
         assert last is not None
         with torch.inference_mode():
             ids = torch.tensor([text], device=runner.device)
-            places = {}
-            if beyond is not None:  # one more token is placed beyond it, which none of these sees
-                ids = torch.nn.functional.pad(ids, (0, 1))
-                places = {"position_ids": torch.tensor([[*range(len(text)), beyond]], device=runner.device)}
-            logits = model(input_ids=ids, use_cache=False, return_dict=True, **places).logits
-            expected = logits[0, len(text) - 1]
+            expected = model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -1]
         off = max(distance(last[row, len(text) - at - 1], expected) for row, at in enumerate(first))
     except Exception as error:  # a model may raise anything when given a cache that it does not know
         return f"fails ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"

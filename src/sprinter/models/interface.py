@@ -135,7 +135,7 @@ class Runner(Protocol):
 
         Raises:
             ValueError: the row or a layer does not exist, or the row is empty.
-            NotImplementedError: the runner does not expose them (crop, llama.cpp, two rotary embeddings).
+            NotImplementedError: the runner does not expose them (crop, llama.cpp).
         """
         ...
 

@@ -11,7 +11,6 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from sprinter.errors import RowsError, UserError
-from sprinter.models.choose import cache_slots
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.runners.forward import call_model
 
@@ -43,8 +42,8 @@ def _measured(model: PreTrainedModel) -> int:
 
 
 def cache_bytes(model: PreTrainedModel | GgufModel, max_len: int) -> int:
-    """Bytes of keys and values of one row of ``max_len`` tokens, spare slots included."""
-    return token_bytes(model) * cache_slots(model, max_len)
+    """Bytes of keys and values of one row of ``max_len`` tokens and its spare slot."""
+    return token_bytes(model) * (max_len + 1)
 
 
 def free_bytes(device: torch.device) -> int | None:

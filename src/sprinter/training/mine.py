@@ -277,8 +277,8 @@ class _Miner:
         assert pair.models.draft is not None
         self._pair, self._answer, self._settings = pair, answer, settings
         self._ends = frozenset(pair.models.target.eos_ids)
-        self._draft = make_runner(pair.models.draft.model, max_len=longest + 1)
-        self._target = make_runner(pair.models.target.model, max_len=longest + 1)
+        self._draft = make_runner(pair.models.draft.model, max_len=longest)
+        self._target = make_runner(pair.models.target.model, max_len=longest)
 
     def group(self, prompts: Sequence[_Question]) -> dict[str, Tensor]:
         """The columns of a group."""

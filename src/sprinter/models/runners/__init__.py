@@ -4,8 +4,7 @@
 | --- | --- |
 | ``row`` | the usual runner: preallocated rows, any batch |
 | ``crop`` | the fallback: one row over transformers' own growing cache |
-| ``switch`` | rows of models whose rotary embedding changes with the length of the text |
 | ``forward`` | what all runners share: lengths, trees, checks, prefill chunks, the call of the model |
 | ``row_cache`` | keys and values of the row runner |
-| ``masks``, ``rope``, ``tree`` | attention masks; where rotary embeddings change; trees of draft tokens |
+| ``masks``, ``rope``, ``tree`` | attention masks; where a rotary embedding changes; trees of draft tokens |
 """

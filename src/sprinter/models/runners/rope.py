@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-__all__ = ["Switch", "find_switch"]
+__all__ = ["find_switch"]
 
 _FAR = 1 << 20
 """A length at which every known embedding has changed."""
@@ -25,31 +24,14 @@ _FAR = 1 << 20
 _Rotate = Callable[[int], tuple[Tensor, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """Where a model's rotary embedding changes with the length of the text.
-
-    Attributes:
-        at: maximum length of a text that is embedded like the shortest.
-        once: True: all longer texts are embedded alike ("longrope"); False: it changes with every token ("dynamic").
-    """
-
-    at: int
-    once: bool
-
-
-def find_switch(model: PreTrainedModel) -> Switch | None:
-    """The model's switch; None if the embedding of a position does not depend on the length of the text."""
+def find_switch(model: PreTrainedModel) -> int | None:
+    """Maximum length of a text that is embedded like the shortest, in tokens; None: the length changes nothing."""
     rotations = list(chain.from_iterable(map(_rotations, model.modules())))
     with torch.no_grad():
-        found = [(rotate, at) for rotate in rotations if (at := _last_before_change(rotate)) is not None]
-        if not found:
-            return None
-        first = min(at for _, at in found)
-        once = all(_equal(rotate(first + 1), rotate(_FAR)) for rotate, _ in found)
-        for rotate, _ in found:
+        switches = [at for rotate in rotations if (at := _last_before_change(rotate)) is not None]
+        for rotate in rotations:
             rotate(_SHORTEST)  # "dynamic" remembers the longest
-    return Switch(first, once)
+    return min(switches, default=None)
 
 
 _SHORTEST = 2
