@@ -258,6 +258,23 @@ def test_settings_out_of_range_are_refused() -> None:
             BenchSettings(**wrong)
 
 
+def test_what_is_recorded_is_not_computed_again(
+    pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the measures of answers nor the laws along texts, and the offline judge has nothing to show."""
+    monkeypatch.setattr("sprinter.bench.run.write_report", lambda *_: None)
+    monkeypatch.setattr("sprinter.bench.run.analyse", lambda *given: given[-1](1, 1) or {"texts": 1})
+    told: list[list[str]] = []
+    for _ in range(2):
+        told.append([])
+        found = run_bench(
+            pair, [FakeArm("autoregressive"), FakeArm("a")], [suite(1)], out=tmp_path,
+            progress=lambda done, wanted, note: told[-1].append(note),
+        )  # fmt: skip
+        assert found["judge"]["duels"] == 1 and found["analysis"] == {"texts": 1}
+    assert told[0][-2:] == ["measuring answers", "laws along texts"] and not told[1]
+
+
 def test_auto_goes_on_with_the_costs_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs that are not kept in the cache directory are measured anew, and never the same."""
     specs = []

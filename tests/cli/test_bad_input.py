@@ -56,6 +56,8 @@ REQUESTS = [
     ("no prompt", ["generate"], ["missing argument 'PROMPT|-'", "generate --help"]),
     ("two prompts", ["generate", "x", "y"], ["unexpected extra argument", "(y)"]),
     ("option without value", ["generate", "x", "--target"], ["--target", "requires an argument"]),
+    ("long number", ["generate", "x", "--draft-vocabulary", "9" * 5000], ["draft_vocabulary has more than 308"]),
+    ("budget alone", ["generate", "x", "--budget", "0.1", "--target", "/nowhere"], ["--budget 0.1 needs a lossy"]),
     ("no such target", ["generate", "x", "--target", "/nowhere/target"], ["/nowhere/target does not exist", "check"]),
     ("file as target", ["generate", "x", "--target", __file__], ["is a file", "give the directory"]),
     ("empty directory", ["generate", "x", "--target", "{root}/empty"], ["no config.json", "give"]),

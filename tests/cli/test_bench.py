@@ -126,6 +126,21 @@ def test_a_mistake_is_one_line(
     assert [word for word in words if word not in err] == [], err
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-s", "nosuch"], "unknown suite 'nosuch'"),
+        (["-s", "gsm8k", "--data", "nowhere"], "--data nowhere is no directory"),
+        (["-s", "file.jsonl"], "file.jsonl"),
+    ],
+)
+def test_suites_are_checked_before_models_are_loaded(
+    run: Run, prompts: str, args: list[str], message: str
+) -> None:
+    status, _, err = run("bench", "--target", "/nowhere/target", *args)
+    assert status == 2 and message in err and "/nowhere" not in err
+
+
 def test_a_report_that_cannot_be_written(run: Run, places: Places, prompts: str) -> None:
     assert run(*options(places, "-a", "autoregressive")).status == 0
     status, _, err = run("bench", "report", "out", "-o", "file/page.html")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.main import get_command
 import sprinter
 from sprinter.cli import running
 from sprinter.cli.app import app
+from sprinter.errors import install_line
 
 CHECKS = [
     "versions", "devices", "threads", "cpu", "cache", "pair", "target", "draft", "passes", "code", "gate", "self-test",
@@ -38,8 +40,19 @@ def test_methods_table_and_json(run: Run) -> None:
     status, table, err = run("methods")
     assert (status, err) == (0, "")
     lines = table.splitlines()
+    assert lines == [line.rstrip(" ") for line in lines]
     for row in rows:
         assert any(line.strip().startswith(row["spec"]) and row["paper"] in line for line in lines)
+
+
+def test_what_serve_needs_is_one_install_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever package of its own or of theirs is not there."""
+    monkeypatch.delitem(sys.modules, "sprinter.serve.run", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    status, out, err = run("serve")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "the server needs FastAPI, Uvicorn and prometheus-client (" in err
+    assert err.endswith(f"): {install_line('serve')}\n")
 
 
 def test_doctor_looks_at_everything(run: Run, places: Places) -> None:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tests.cli.tiny import Places, Run
 
-from sprinter.cli.doctor_probe import _agreement_table, _best_gamma
+from sprinter.cli.doctor_probe import _agreement_table, _best_gamma, _row
 from sprinter.cli.probe_texts import _share
 from sprinter.theory.passes import PassTimes
+from sprinter.theory.replay import Replay
 
 LINES = "The river rises in the hills.\n\nIt flows past the old mill and the town.\n"
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
@@ -54,7 +56,7 @@ def test_the_report_of_a_pair(probed: dict) -> None:  # type: ignore[type-arg]
     assert methods["speculative"]["target_calls"] < 1
     for row in probed["methods"]:
         assert row["lossless"] or row["mean_drift"] <= 0.1
-        assert row["pays"] == (row["speed_up"] >= 1.05)
+        assert row["pays"] == (round(row["speed_up"], 2) >= 1.05)
         assert row["tokens_per_s"] * probed["seconds"]["target_pass"]["1"] == pytest.approx(row["speed_up"])
 
 
@@ -118,6 +120,14 @@ def test_the_best_draft_length_weighs_the_costs() -> None:
     lengths = [_best_gamma(beta, times)[0] for beta, times in ((0.9, flat), (0.6, flat), (0.6, steep))]
     assert lengths[0] > lengths[1] > lengths[2] == 1
     assert _best_gamma(1.0, flat)[1] == pytest.approx((12 * 0.05 + 1) / 13)  # the longest draft, all accepted
+
+
+def test_a_method_pays_by_the_number_that_is_shown() -> None:
+    times = PassTimes({1: 1.0, 9: 1.0}, 0.1)
+    for calls, shown, pays in ((0.9539, "1.05x", True), (0.9596, "1.04x", False)):
+        run = Replay(1.0, calls, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, calls, 0.0, 0.0, torch.zeros(1, 4))
+        row = _row("x", True, run, times)
+        assert (f"{row['speed_up']:.2f}x", row["pays"]) == (shown, pays)
 
 
 def test_one_class_has_no_area() -> None:

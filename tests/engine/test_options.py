@@ -17,6 +17,7 @@ from sprinter.decode import Method
 from sprinter.engine.batch import options_of_each
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.errors import OptionError, UserError
+from sprinter.models.cut import kept_tokens
 
 PROMPT = [3, 1, 4, 1, 5]
 OTHER = [2, 7, 1]
@@ -356,3 +357,10 @@ def test_half_a_surrogate_pair_is_no_text(builtin_pair: sprinter.Pair) -> None:
 def test_an_unknown_option_of_load_pair_has_its_nearest_name() -> None:
     with pytest.raises(UserError, match="unknown option of load_pair 'compil': did you mean 'compile'"):
         sprinter.load_pair(compil=False)
+
+
+def test_long_numbers_for_load_pair_are_one_line() -> None:
+    with pytest.raises(UserError, match="draft_vocabulary has more than 308 digits"):
+        sprinter.load_pair(draft_vocabulary=LONG)
+    with pytest.raises(UserError, match="draft_vocabulary has more than 308 digits"):
+        kept_tokens(LONG, 100, ())

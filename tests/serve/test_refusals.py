@@ -55,6 +55,28 @@ def test_other_fields_are_refused_and_never_ignored(
 
 
 @pytest.mark.parametrize(
+    ("path", "field", "meant"),
+    [
+        (TEXT, {"temprature": 1}, "temperature"),
+        (TEXT, {"max_completion_tokens": 1}, None),
+        (CHAT, {"max_completion_token": 1}, "max_completion_tokens"),
+        (CHAT, {"method": "lookup"}, "sprinter.method"),
+        (CHAT, {"sprinter": {"budgett": 0.1}}, "sprinter.budget"),
+        (CHAT, {"sprinter": {"seed": 1}}, "seed"),
+        (CHAT, {"user": "x"}, None),
+    ],
+    ids=str,
+)
+def test_the_field_that_was_meant_is_named(
+    server: Running, path: str, field: dict[str, Any], meant: str | None
+) -> None:
+    body = {"prompt": "secret words"} if path == TEXT else {"messages": SAID}
+    message = refusal(server.post(path, {**body, **field}))["message"]
+    assert message.endswith("leave it out") and (meant is None) == ("did you mean" not in message)
+    assert meant is None or f"did you mean '{meant}'?" in message
+
+
+@pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
         (TEXT, {"prompt": ""}, "the prompt is empty"),

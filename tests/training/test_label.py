@@ -192,6 +192,8 @@ def test_one_line_is_a_data_set(tmp_path: Path) -> None:
     data.write_text(words(40))
     report, records = run(data, tmp_path / "out")
     assert (report.info.prompts, len(records), report.info.shards) == (1, NEW, 1)
+    (note,) = report.notes
+    assert note == "1 prompt was labelled: training needs 30 at least, and its evaluation 200"
 
 
 NOTHING = [

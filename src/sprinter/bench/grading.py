@@ -109,10 +109,13 @@ class Grading:
                 "error": "the offline judge needs likelihoods, which were not measured",
             }
         judge = self._judge.open(directory)
+
+        def judged(done: int, wanted: int) -> None:
+            if self._judge.url is not None:  # the offline judge compares what was measured, at once
+                progress(done, wanted, "judging")
+
         try:
-            scores, facts = judge_rows(
-                rows, self._samples, base, judge, lambda done, wanted: progress(done, wanted, "judging")
-            )
+            scores, facts = judge_rows(rows, self._samples, base, judge, judged)
         finally:
             if isinstance(judge, LlmJudge):
                 judge.close()

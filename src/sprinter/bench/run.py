@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from sprinter.bench.arms.engine import EngineArm
 from sprinter.bench.environment import environment, load_average, pair_facts
 from sprinter.bench.grading import Grading, JudgeSettings
 from sprinter.bench.harness import Harness, OnBenchProgress
-from sprinter.bench.journal import Journal, recorded_costs
+from sprinter.bench.journal import QUALITY, Journal, recorded_costs
 from sprinter.bench.quality.measure import QualitySettings
+from sprinter.bench.quality.replies import Replies, key_of
 from sprinter.bench.report import write_report
 from sprinter.bench.results import SCHEMA, write_results, write_spec_bench
 from sprinter.bench.sample import Suite
@@ -138,7 +139,7 @@ def run_bench(
     }
     write_results(out, results)  # before the report, so that the numbers are stored even if drawing fails
     if extras.analysis:
-        results["analysis"] = _analysis(pair, suites, settings, progress)
+        results["analysis"] = _analysis(pair, suites, settings, out, progress)
     results["seconds"] = round(time.perf_counter() - began, 1)
     write_results(out, results)
     write_spec_bench(out / "spec-bench", results)
@@ -166,9 +167,9 @@ def _arm_facts(arm: Arm, failed: dict[str, str]) -> dict[str, Any]:
 
 
 def _analysis(
-    pair: Pair, suites: Sequence[Suite], settings: BenchSettings, progress: Callable[[int, int, str], None]
+    pair: Pair, suites: Sequence[Suite], settings: BenchSettings, out: Path, progress: OnBenchProgress
 ) -> dict[str, Any] | None:
-    """Analyse texts that continue the suites' first prompts, evenly from all suites."""
+    """Analyse texts that continue the suites' first prompts, evenly from all suites; once, as it is kept."""
     if pair.models.draft is None:
         return None
     share, new = max(1, _ANALYSED // len(suites)), 64
@@ -179,6 +180,13 @@ def _analysis(
     if not prompts:
         return None
     sampling = settings.sampling(settings.temperatures[0])
-    return analyse(
-        pair, prompts, sampling, new, lambda done, wanted: progress(done, wanted, "laws along texts")
-    )
+
+    def shown(done: int, wanted: int) -> None:
+        progress(done, wanted, "laws along texts")
+
+    key = key_of(["laws along texts", prompts, asdict(sampling), new])
+    with closing(Replies(out / QUALITY)) as kept:
+        if (record := kept.get(key)) is None:
+            record = {"key": key, "analysis": analyse(pair, prompts, sampling, new, shown)}
+            kept.add(record)
+    return dict(record["analysis"])

@@ -182,7 +182,7 @@ def run(
     from sprinter.bench.quality.measure import QualitySettings
     from sprinter.bench.run import Extras, run_bench
     from sprinter.bench.settings import BenchSettings
-    from sprinter.bench.suites import load_suite
+    from sprinter.bench.suites import check_suite, load_suite
     from sprinter.engine.runners import choose_runner
 
     if not suite:
@@ -207,10 +207,13 @@ def run(
     measures = QualitySettings(run_code=run_code, likelihood=likelihood) if quality else None
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
+    shape: dict[str, Any] = {"rule": rule, "field": field, "chat": chat, "system": system}
+    wanted = [*map(_limited, suite)]
+    for name, _ in wanted:  # before the models, which may take minutes
+        check_suite(name, data, **shape)
     pair = load(loading)
-    shape: dict[str, Any] = {"rule": rule, "field": field, "tokenizer": pair.tokenizer}
-    shape |= {"chat": chat, "system": system}
-    suites = [load_suite(name, data, limit=limit, **shape) for name, limit in map(_limited, suite)]
+    shape |= {"tokenizer": pair.tokenizer}
+    suites = [load_suite(name, data, limit=limit, **shape) for name, limit in wanted]
     with BenchProgressBar() as meter:
         results = run_bench(pair, arms, suites, settings, out, extras, restart=restart, progress=meter)
     if json:

@@ -54,8 +54,7 @@ def chat(
             "or --template FILE"
         )
     request, spelled = checked_options(options), None if template is None else _template(template)
-    if loading.target is not None:
-        check_models(request.method, loading)
+    check_models(request, loading)
     from sprinter.cli.chat_files import as_dict
     from sprinter.cli.chat_input import Keyboard, PipedLines
     from sprinter.cli.chat_loop import converse

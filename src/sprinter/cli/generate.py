@@ -106,8 +106,7 @@ def generate(
         given = read_prompt(prompt)
     wanted = read_prompts(prompts, field, chat=chat, system=system) if prompts is not None else []
     request = checked_options(options)
-    if loading.target is not None:
-        check_models(request.method, loading)
+    check_models(request, loading)
     results = None
     if prompts is not None and out is not None:
         shape = {"field": field, "chat": chat or None, "system": system}

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from sprinter.cli import options
 from sprinter.cli.debug import debugging
@@ -14,7 +14,7 @@ from sprinter.cli.signature import Result, in_place_of, option
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
-    from sprinter.decode.method import Method
+    from sprinter.engine.options import GenerationOptions
     from sprinter.engine.pair import Pair
 
 __all__ = ["Loading", "check_models", "load", "loads", "quiet_libraries"]
@@ -75,7 +75,7 @@ class Loading:
         """Arguments for ``load_pair``: the options that were given."""
         given = {"target": None, "draft": None, "gate": None, **self.given()}
         if (kept := self.draft_vocabulary) is not None and kept.isdecimal():
-            given["draft_vocabulary"] = int(kept)
+            given["draft_vocabulary"] = int(kept[:400])  # as long as Python reads it: it is refused
         return {"heads": given.pop("head", ()), **given}
 
 
@@ -107,13 +107,18 @@ def load(loading: Loading, **defaults: Any) -> Pair:
     return pair
 
 
-def check_models(method: Method | Literal["auto"] | None, loading: Loading) -> None:
-    """Refuse a method that needs a model that was not given, before any model is loaded.
+def check_models(options: GenerationOptions, loading: Loading) -> None:
+    """Refuse a method that needs a model that was not given, or a budget of none, before any model is loaded.
 
     Raises:
         UserError: which model it needs.
     """
-    if method is None or isinstance(method, str):
+    from sprinter.engine.parts import check_budget
+
+    if loading.profile is None:
+        check_budget(options)
+    method = options.method
+    if loading.target is None or method is None:
         return
     if loading.draft is None and method.drafter.uses_model:
         raise UserError(

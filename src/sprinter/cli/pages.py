@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,7 +176,19 @@ def statistics_line(stats: Stats) -> str:
 
 
 def console() -> Console:
-    """The console for tables: as wide as the terminal; in a pipe wide enough not to wrap."""
+    """The console for tables: as wide as the terminal; in a pipe wide enough not to wrap, without spaces at ends."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=240, file=cast(TextIO, _Trimmed()))
+
+
+class _Trimmed:
+    """Standard output without the spaces with which tables fill their lines."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.errors import UserError, install_line
+from sprinter.errors import UserError, first_line, install_line
 
 __all__ = ["serve"]
 
@@ -108,7 +108,9 @@ def serve(
         from sprinter.serve.run import serve as run
         from sprinter.serve.settings import ServeSettings
     except ImportError as error:
-        raise UserError(f"the server needs the package {error.name}: {install_line('serve')}") from None
+        raise UserError(
+            f"the server needs FastAPI, Uvicorn and prometheus-client ({first_line(error)}): {install_line('serve')}"
+        ) from None
     settings = ServeSettings(
         host=host, port=port, model=model_name, method=method, budget=budget,
         require_lossless=require_lossless, never_slower=never_slower, rows=rows,

@@ -25,7 +25,7 @@ from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
 from sprinter.engine.runners import choose_runner
 from sprinter.engine.stream import Stream
 from sprinter.engine.task import Task
-from sprinter.errors import UserError
+from sprinter.errors import UserError, refuse_long
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head
@@ -97,6 +97,8 @@ def load_pair(
         heads = heads or builtin_heads()
     if isinstance(heads, str | Path | Head | TokenHeads):
         raise UserError(f"heads={heads!r} is one head: give a list, heads=[...]")
+    for name, value in options.items():
+        refuse_long(name, value)
     choose_threads()
     tuned = None if profile is None else read_profile(profile)
     cache = PrefixCache(prefix_cache_bytes, prefix_reuse)

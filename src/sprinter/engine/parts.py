@@ -28,7 +28,7 @@ from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["Parts", "drafts_by_default"]
+__all__ = ["Parts", "check_budget", "drafts_by_default"]
 
 # A draft is used by default if it would pay so much where the target keeps so many of its tokens: what it gains there
 # must outweigh what is lost in texts on which the two models agree less.
@@ -115,11 +115,7 @@ class Parts:
         if tuned is not None:
             return self.settle(tuned.within(_budget_of(options), options.sampling.greedy))
         if options.method is None:
-            if options.budget:
-                raise UserError(
-                    f"budget={options.budget:g} needs a lossy method, and the default is exact: name one, such as "
-                    "method='certain' or 'auto', or leave the budget out"
-                )
+            check_budget(options)
             shared = 1 if options.never_slower is False else rows
             return self.settle(self._default(shared), shared)
         asked = options.method
@@ -335,6 +331,15 @@ def _alone(auto: Method) -> Method:
 def _is_open(method: Method) -> bool:
     """Whether it is ``auto``, with costs that are to be measured: a profile has measured more."""
     return is_auto(method) and method.stop.measures
+
+
+def check_budget(options: GenerationOptions) -> None:
+    """Raise a UserError for a budget without a method, which only a profile can name then."""
+    if options.budget and options.method is None:
+        raise UserError(
+            f"budget={options.budget:g} needs a lossy method, and the default is exact: name one, such as "
+            "method='certain' or 'auto', or leave the budget out"
+        )
 
 
 def _budget_of(options: GenerationOptions) -> float | None:

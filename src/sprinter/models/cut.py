@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, refuse_long
 from sprinter.fingerprint import count_as, ids_name, weights_fingerprint
 from sprinter.models.quantised.layers import QuantisedLinear, RoundedLinear
 
@@ -131,6 +131,7 @@ def kept_tokens(given: int | str | Path | Sequence[int], vocab: int, always: Seq
     if isinstance(given, int) and not isinstance(given, bool) and len(always) < given <= vocab:
         return frequent_tokens((), given, vocab, always)
     if not isinstance(given, Sequence):
+        refuse_long("draft_vocabulary", given)
         raise UserError(
             f"draft_vocabulary={given}: give a number of tokens from {len(always) + 1} to {vocab}"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -36,7 +36,9 @@ from sprinter.serve.schema import (
     CompletionRequest,
     DetokenizeRequest,
     ErrorAnswer,
+    RequestObject,
     TokenizeRequest,
+    field_places,
 )
 from sprinter.serve.service import Service
 from sprinter.version import __version__
@@ -105,7 +107,8 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         _noted(request)
-        return answer(of_fields(error.errors()))
+        body = get_type_hints(request.scope["route"].endpoint).get("body", RequestObject)
+        return answer(of_fields(error.errors(), field_places(body)))
 
     @app.exception_handler(HTTPException)
     def http(request: Request, error: HTTPException) -> JSONResponse:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sprinter.decode.registry import nearest
 from sprinter.errors import (
     ClosedEngineError,
     ContextLengthError,
@@ -22,6 +23,7 @@ __all__ = ["Refusal", "of_error", "of_fields"]
 _NAMES = {"max_new_tokens": "max_tokens"}
 """Names of options in our messages -> fields of a request."""
 _MOST = 500  # characters of a message
+_ALIKE = 0.7  # of a field that was meant: less would take "user" for "seed"
 _KINDS = ("str", "int", "float", "bool")
 """Names of the alternatives of a field that has several types, which pydantic adds to the place of a mistake."""
 _DIRECTORIES = re.compile(r"(?<![\w.@+~:/-])/(?!v\d/)(?:[\w.@+~-]+/)+(?=[\w.@+~-])")
@@ -95,14 +97,20 @@ def of_error(error: Exception) -> Refusal:
     return Refusal(500, "the server has failed at this request", kind="server_error", code="internal_error")
 
 
-def of_fields(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """The refusal for a body that the schema refuses; it repeats nothing of the body but names of fields."""
+def of_fields(errors: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> Refusal:
+    """The refusal for a body that the schema refuses; it repeats nothing of the body but names of fields.
+
+    Args:
+        known: last names of the fields that there are -> their places.
+    """
     first = errors[0] if errors else {}
     place = [str(part) for part in first.get("loc", ()) if part not in ("body", *_KINDS)]
     name = ".".join(part for part in place if part.isidentifier() or part.isdecimal())[:80]
     if first.get("type") == "extra_forbidden":
+        near = nearest(name.rpartition(".")[2], known, _ALIKE)
+        hint = "leave it out" if near is None else f"did you mean {known[near]!r}? Else leave it out"
         return Refusal(
-            400, f"the field {name!r} is not supported: leave it out", code="unsupported_field", param=name
+            400, f"the field {name!r} is not supported: {hint}", code="unsupported_field", param=name
         )
     reason = (
         "the body is no JSON" if first.get("type") == "json_invalid" else str(first.get("msg", "invalid"))

@@ -24,8 +24,10 @@ __all__ = [
     "DetokenizeRequest",
     "ErrorAnswer",
     "GenerateRequest",
+    "RequestObject",
     "SprinterOptions",
     "TokenizeRequest",
+    "field_places",
 ]
 
 _MOST_STOPS = 64
@@ -124,6 +126,15 @@ class GenerateRequest(RequestObject):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     sprinter: SprinterOptions | None = None
+
+
+def field_places(body: type[RequestObject]) -> dict[str, str]:
+    """Last names of the fields of a body -> their places, as in "sprinter.budget"."""
+    places = {name: name for name in body.model_fields}
+    for name, part in (("stream_options", StreamOptions), ("sprinter", SprinterOptions)):
+        if name in body.model_fields:
+            places |= {one: f"{name}.{one}" for one in part.model_fields}
+    return places
 
 
 class CompletionRequest(GenerateRequest):

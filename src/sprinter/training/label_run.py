@@ -40,7 +40,7 @@ from sprinter.training.prompts import (
 )
 from sprinter.training.ray_engine import RayEngine
 from sprinter.training.ray_pool import ray_workers
-from sprinter.training.records import FEW, INFO, KINDS, LabelInfo, dataset_hash, read_info
+from sprinter.training.records import ENOUGH, FEW, INFO, KINDS, LabelInfo, dataset_hash, read_info
 from sprinter.training.shards import ShardStore
 
 __all__ = ["LabelProgress", "LabelReport", "LabelSettings", "label", "usual_batch"]
@@ -275,13 +275,16 @@ def _splitter(pair: Pair, settings: LabelSettings) -> PromptSplitter:
 
 def _notes(info: LabelInfo, plain: bool) -> tuple[str, ...]:
     texts, short = sum(source["texts"] for source in info.data), info.skipped["too_short"]
-    if 2 * short <= texts:
-        return ()
-    return (
-        f"{short:,} of {texts:,} texts were too short: a text must go on for {info.settings['new_tokens']} tokens "
-        f"after its prompt; {_split_hint(info.settings['split']) if plain else 'give longer ones'} "
-        f"({info.prompts:,} prompts were labelled; training wants {FEW} at least, better some hundreds)",
-    )
+    notes = []
+    if 2 * short > texts:
+        notes.append(
+            f"{short:,} of {texts:,} texts were too short: a text must go on for {info.settings['new_tokens']} tokens "
+            f"after its prompt; {_split_hint(info.settings['split']) if plain else 'give longer ones'}"
+        )
+    if info.prompts < (enough := 10 * ENOUGH):
+        labelled = "1 prompt was" if info.prompts == 1 else f"{info.prompts:,} prompts were"
+        notes.append(f"{labelled} labelled: training needs {FEW} at least, and its evaluation {enough}")
+    return tuple(notes)
 
 
 def _split_hint(split: str) -> str:

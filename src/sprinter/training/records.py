@@ -31,8 +31,8 @@ from torch import Tensor
 from sprinter.errors import UserError
 
 __all__ = [
-    "FEW", "FIELDS", "INFO", "KINDS", "LAMBDAS", "TEMPERATURES", "TOP", "LabelInfo", "Records", "dataset_hash",
-    "read_info", "read_records", "read_shards", "shard_metadata", "shard_name", "shard_paths",
+    "ENOUGH", "FEW", "FIELDS", "INFO", "KINDS", "LAMBDAS", "TEMPERATURES", "TOP", "LabelInfo", "Records",
+    "dataset_hash", "read_info", "read_records", "read_shards", "shard_metadata", "shard_name", "shard_paths",
 ]  # fmt: skip
 
 KINDS = ("original", "draft", "target", "interleaved")
@@ -45,6 +45,8 @@ TOP = 64
 """Number of most likely tokens of each model that a record keeps; ``top_ids`` holds their union."""
 FEW = 30
 """Minimum number of prompts to train on: a tenth is held out for early stopping, another tenth for testing."""
+ENOUGH = 20
+"""Prompts of an evaluation below which its numbers come with a warning; a tenth of the labelled prompts is held out."""
 INFO = "labels.json"
 """Name of the file in a data set's directory that holds the ``LabelInfo``."""
 

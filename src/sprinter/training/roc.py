@@ -40,14 +40,11 @@ from sprinter.training.objectives import (
     above_median,
     parse_label,
 )
-from sprinter.training.records import LAMBDAS, TEMPERATURES, read_info
+from sprinter.training.records import ENOUGH, LAMBDAS, TEMPERATURES, read_info
 from sprinter.training.threshold import TauSetting, choose, setting
 from sprinter.training.train import score
 
-__all__ = ["ENOUGH", "Report", "Truth", "few_prompts", "judge", "judge_directory", "unseen"]
-
-ENOUGH = 20
-"""Prompts of an evaluation below which its numbers come with a warning; a tenth of the labelled prompts is held out."""
+__all__ = ["Report", "Truth", "few_prompts", "judge", "judge_directory", "unseen"]
 
 _TAUS = torch.linspace(0, 1, 51, dtype=torch.float64)
 _DRIFTS = (0.02, 0.05, 0.1, 0.2)

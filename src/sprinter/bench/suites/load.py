@@ -21,7 +21,7 @@ from sprinter.decode.checks import at_least
 from sprinter.errors import SprinterError, UserError
 from sprinter.training.sources import FIELDS, MESSAGES, is_source, read_records
 
-__all__ = ["load_suite", "suite_names"]
+__all__ = ["check_suite", "load_suite", "suite_names"]
 
 _PROMPTS = (MESSAGES, "prompt", "question", "turns")
 """Fields that hold prompts; the other fields of ``FIELDS`` hold running text."""
@@ -71,9 +71,7 @@ def load_suite(
         at_least("limit", limit, 1)
     if new_tokens is not None:
         at_least("new_tokens", new_tokens, 0)
-    place = _find(str(name), data, field, rule is not None)
-    chosen = _rule(place, rule)
-    _check_chat(place, chat, system, chosen is not None, tokenizer)
+    place, chosen = _asked(name, data, rule, field, chat, system, tokenizer)
     making = Making(place.name, chosen or TextRule(), tokenizer, field, chat)
     readings = [Reading(source, place.data) for source in place.entry.sources]
     made = place.entry.make([reading.rows() for reading in readings], making)
@@ -96,6 +94,23 @@ def load_suite(
     )
 
 
+def check_suite(
+    name: str | Path,
+    data: Path | None = None,
+    *,
+    rule: TextRule | str | None = None,
+    field: str | None = None,
+    chat: bool = False,
+    system: str | None = None,
+) -> None:
+    """Check what ``load_suite`` is to be given, as far as that needs neither the pair's tokenizer nor all texts.
+
+    Raises:
+        UserError: see ``load_suite``.
+    """
+    _asked(name, data, rule, field, chat, system, None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Name, entry and data directory of a suite."""
@@ -103,6 +118,21 @@ class _Place:
     name: str
     entry: Entry
     data: Path | None
+
+
+def _asked(
+    name: str | Path,
+    data: Path | None,
+    rule: TextRule | str | None,
+    field: str | None,
+    chat: bool,
+    system: str | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> tuple[_Place, TextRule | None]:
+    place = _find(str(name), data, field, rule is not None)
+    chosen = _rule(place, rule)
+    _check_chat(place, chat, system, chosen is not None, tokenizer)
+    return place, chosen
 
 
 def _check_chat(
