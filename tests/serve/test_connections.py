@@ -82,6 +82,72 @@ def test_a_client_that_asks_on_and_does_not_read_is_cut() -> None:
     run(main())
 
 
+def test_crumbs_of_many_bodies_are_parsed_in_turns() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(1000)
+
+    async def main() -> None:
+        connect = connector(app, most=5)
+        found = [connect() for _ in range(3)]
+        head = ASK.replace(b"\r\n\r\n", b"\r\ntransfer-encoding: chunked\r\n\r\n")
+        for connection, transport in found:
+            connection.data_received(head + b"1\r\nx\r\n" * 100 + b"0\r\n\r\n")
+            assert transport.pause_reading.called and not transport.resume_reading.called
+            connection.flow.resume_reading()  # as the application does
+            assert not transport.resume_reading.called, "it waits for its turn"
+
+        def parsed() -> int:
+            return sum(len(connection.cycle.body) for connection, _ in found)
+
+        while (before := parsed()) < 300:
+            await asyncio.sleep(0)
+            assert before < parsed() <= before + 8
+        await asyncio.sleep(0)
+        for connection, transport in found:
+            assert not connection.cycle.more_body and transport.resume_reading.called
+
+    run(main())
+
+
+def test_what_is_no_http_is_refused_in_one_piece() -> None:
+    async def main() -> None:
+        connection, transport = connector(Mock(), most=3)()
+        connection.data_received(b"no HTTP\r\n\r\n")
+        ((answer,),) = (call.args for call in transport.write.call_args_list)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ") and b"content-length: %d" % len(body) in head
+        assert transport.close.called
+
+    run(main())
+
+
+def test_a_client_that_sends_no_more_is_answered_and_one_that_has_left_is_noticed() -> None:
+    """An upgrade is not done, which is nothing to warn of."""
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def main() -> None:
+        connection, transport = connector(app, most=3)()
+        assert not connection.eof_received(), "nothing is asked"
+        upgrade = b"\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+        connection.logger = Mock(level=30)
+        connection.data_received(ASK.replace(b"\r\n\r\n", upgrade))
+        assert connection.eof_received() and not connection.logger.warning.called
+        await asyncio.sleep(0.1)
+        probes = [call.args[0] for call in transport.write.call_args_list]
+        assert 2 <= len(probes) < 6 and {*probes} == {b"HTTP/1.1 100 Continue\r\n\r\n"}
+        go.set()
+        await asyncio.sleep(0.01)
+        assert transport.write.call_args_list[len(probes)].args[0].startswith(b"HTTP/1.1 200")
+        assert transport.close.called
+
+    run(main())
+
+
 @pytest.mark.parametrize("host", [b"localhost", b"elsewhere"], ids=["keyless", "refused"])
 def test_many_requests_without_a_key_are_answered_one_an_iteration(host: bytes) -> None:
     answered, cut = 0, 0

@@ -79,6 +79,18 @@ def test_a_client_that_leaves_frees_its_row_within_a_round(tiny: sprinter.Pair, 
         assert server.post(TEXT, body()).status_code == 200
 
 
+def test_a_client_that_sends_no_more_gets_its_answer(tiny: sprinter.Pair) -> None:
+    with serving(tiny, rows=1, max_len=96) as server, held(server) as go:
+        sent = json.dumps(body(1)).encode()
+        head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            client.sendall(f"{head}content-length: {len(sent)}\r\n\r\n".encode() + sent)
+            client.shutdown(socket.SHUT_WR)
+            time.sleep(0.1)
+            go.set()
+            assert b" 200 " in b"".join(iter(lambda: client.recv(4000), b""))
+
+
 def test_a_slow_header_and_a_slow_body_are_cut_off(tiny: sprinter.Pair) -> None:
     with serving(tiny, rows=1, max_len=96, header_timeout_s=0.3, body_timeout_s=0.3) as server:
         for sent in (b"", b"POST /v1/completions HTTP/1.1\r\nhost: loc"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -17,6 +18,18 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
 
 def test_a_refused_request_was_neither_lossless_nor_lossy() -> None:
     assert text_fields([], prompts=False)["lossless"] is None
+
+
+def test_requests_of_strangers_that_are_no_http_are_a_line_a_second() -> None:
+    stream = io.StringIO()
+    with logs_to(stream):
+        for at in (0.0, 0.1, 0.9, 1.1):
+            record = logging.LogRecord("", logging.WARNING, "", 0, "Invalid HTTP request received.", (), None)
+            record.name, record.created = "uvicorn.error", 1000 + at
+            logging.getLogger("uvicorn.error").handle(record)
+        logging.getLogger("uvicorn.error").warning("something else")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line.get("times") for line in lines] == [1, 3, None]
 
 
 def test_measuring_costs_is_a_line() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Callable, Sized
 from typing import Any
 
 import h11
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["timed_connections"]
@@ -16,26 +18,47 @@ _FAREWELL_S = 1.0
 _HEADER = 2**14  # maximum size of a header, to within a piece
 _PIECE = 2**13  # bytes that are parsed before it is looked whether the connection is still open
 _READ = 2**16  # bytes that a connection reads an iteration of the event loop; asyncio's default is 2**18
+_AT_ONCE = 8  # crumbs that are parsed in one iteration
+_PROBE_S, _GO_ON = 0.02, b"HTTP/1.1 100 Continue\r\n\r\n"  # every client reads over it
+_BAD = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+    b"content-length: 30\r\n\r\nInvalid HTTP request received."
+)
 _FEW, _CRUMB = 128, 512  # chunks of a body of any size, and the least mean size of more, in bytes
 
 
 class _Parser(h11.Connection):
     """A parser that refuses a body in more and smaller chunks than any client needs: each costs as much as a request.
 
-    The parser works off all that was read in one go, in the event loop.
+    The parser works off all that was read in one go, in the event loop, but for crumbs: after ``allowed`` of them it
+    has no event.
     """
 
     _chunks = _bytes = 0
+    allowed = _AT_ONCE
 
     def next_event(self) -> Any:
+        if self.allowed <= 0:
+            return h11.NEED_DATA
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._bytes = 0
         elif isinstance(event, h11.Data):
             self._chunks, self._bytes = self._chunks + event.chunk_start, self._bytes + len(event.data)
+            self.allowed -= event.chunk_start and len(event.data) < _CRUMB
             if self._chunks > max(_FEW, self._bytes / _CRUMB):
                 raise h11.RemoteProtocolError("the body comes in too small chunks")
         return event
+
+
+class _Flow(FlowControl):
+    """Reads nothing on while the connection waits for its turn."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
 
 
 def timed_connections(
@@ -54,6 +77,15 @@ def timed_connections(
     """
     idle: dict[Any, None] = {}  # those that wait so, in the order in which they began
     shaking: set[_Handshake] = set()
+    crumbs: deque[TimedConnection] = (
+        deque()
+    )  # those with more of them, of which each iteration parses for one
+
+    def go_on() -> None:
+        connection = crumbs.popleft()
+        if crumbs:
+            asyncio.get_running_loop().call_soon(go_on)
+        connection.go_on()
 
     def make_room(connections: Sized) -> None:
         if len(connections) + len(shaking) > most:
@@ -63,6 +95,10 @@ def timed_connections(
 
     class TimedConnection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
+        conn: _Parser
+        flow: _Flow
+        _rest = b""  # not parsed yet
+        _ended = False  # the client sends no more
 
         def __init__(self, *args: Any, **keywords: Any) -> None:
             super().__init__(*args, **keywords)
@@ -71,15 +107,47 @@ def timed_connections(
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             transport.max_size = _READ
+            self.flow = _Flow(transport)
             self._watch()
             make_room(self.connections)
 
         def data_received(self, data: bytes) -> None:
+            data, self._rest = self._rest + data, b""
             for at in range(0, len(data), _PIECE):
                 if self.transport.is_closing():
                     return
+                if self.flow.held:
+                    self._rest = data[at:]
+                    break
                 super().data_received(data[at : at + _PIECE])
             self._watch()
+
+        def go_on(self) -> None:
+            """Parse more crumbs."""
+            self.conn.allowed, self.flow.held = _AT_ONCE, False
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
+                self.handle_events()
+                self.data_received(b"")
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """A client that has sent all may still read the answer; with TLS and HTTP/1.0 it counts as gone."""
+            waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+            if self._ended:
+                return True
+            self._ended = waits and self.scheme == "http" and self.conn.their_http_version != b"1.0"
+            if self._ended:
+                self._probe(_PROBE_S)
+            return self._ended
+
+        def _probe(self, pause_s: float) -> None:
+            """Only writing twice shows whether it reads, or has left: then its text need not be written."""
+            if self.conn.our_state is h11.SEND_RESPONSE and not self.transport.is_closing():
+                self.transport.write(_GO_ON)
+                asyncio.get_running_loop().call_later(pause_s, self._probe, 2 * pause_s)
+
+        def _unsupported_upgrade_warning(self) -> None:
+            """Nothing is wrong: a server may answer in plain HTTP."""
 
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state is not h11.SEND_RESPONSE and self.conn.our_state is not h11.IDLE:
@@ -87,13 +155,20 @@ def timed_connections(
                 return
             if self.cycle is not None:
                 self.cycle.disconnected = True
-            super().send_400_response(msg)
+            self.transport.write(_BAD)  # as it is: a stranger sends many of them
+            self.transport.close()
 
         def handle_events(self) -> None:
             if self.flow.write_paused and (self.cycle is None or self.cycle.response_complete):
                 self.transport.abort()  # it asks on and does not read: it would wait where no place is counted
                 return
             super().handle_events()
+            if self.conn.allowed <= 0 and not self.flow.held and not self.transport.is_closing():
+                self.flow.pause_reading()
+                self.flow.held = True
+                crumbs.append(self)
+                if len(crumbs) == 1:
+                    asyncio.get_running_loop().call_soon(go_on)
             if self.scope is not None:
                 self.scope["sprinter.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
                 self.scope["sprinter.admit"] = self._admit  # type: ignore[typeddict-unknown-key]
@@ -101,6 +176,8 @@ def timed_connections(
         def on_response_complete(self) -> None:
             super().on_response_complete()
             self._watch()
+            if self._ended and self.cycle.response_complete:
+                self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)

@@ -32,11 +32,27 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _Seldom(logging.Filter):
+    """Lets a warning that strangers cause through once a second, with how often it came since the last time."""
+
+    _next, _times = 0.0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name != "uvicorn.error" or record.msg != "Invalid HTTP request received.":
+            return True
+        self._times += 1
+        if record.created < self._next:
+            return False
+        record.fields, self._next, self._times = {"times": self._times}, record.created + 1, 0
+        return True
+
+
 @contextmanager
 def logs_to(stream: TextIO | None = None) -> Iterator[None]:
     """Write the server's logs, and uvicorn's warnings, to a stream (None: standard error)."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines())
+    handler.addFilter(_Seldom())
     levels = {
         "sprinter.serve": logging.INFO,
         "sprinter.engine.costs": logging.INFO,  # measuring takes seconds, in which nothing else is said
