@@ -8,28 +8,23 @@ import gc
 import io
 import json
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 
 import sprinter
 from benchmarks.smoke import SMOKE, made_up_data, scratch, sized
-from sprinter.bench.arm import Ask
-from sprinter.bench.arms.parse import parse_arm
 from sprinter.bench.environment import environment as present_environment
-from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_of_sums
+from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
 from sprinter.bench.suites import load_suite
 from sprinter.engine.generation import Generation
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
-from sprinter.laws import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(1, str(ROOT / "scripts"))  # some benchmarks read what the pair was trained on
@@ -42,8 +37,6 @@ LONGEST = 20
 NEW_TOKENS = sized(64, 8)
 STARTED = {key: value for key, value in present_environment().items() if key in ("commit", "dirty", "load")}
 """Commit of the code that runs, and the load before it does: read at the script's start."""
-TEMPERATURES = sized((1.0, 0.7, 0.0), (1.0, 0.0))
-GAMMAS = sized((1, 2, 3, 4, 5, 6), (1, 2))
 
 
 def environment() -> dict[str, Any]:
@@ -126,11 +119,6 @@ def interleave(arms: Sequence[Arm], prompts: Sequence[Any], repeats: int = 1, no
         arm.outs.append(arm.run(prompts[i % len(prompts)], i))
 
 
-def interval(top: np.ndarray, bottom: np.ndarray) -> BootstrapInterval:
-    """Ratio of sums with its 95 % bootstrap interval over prompts: (value, low, high)."""
-    return ratio_of_sums(top, bottom)
-
-
 def speed_ratio(arm: Arm, base: Arm) -> BootstrapInterval:
     """Tokens/s of ``arm`` over tokens/s of ``base``, paired by prompt: (value, low, high)."""
     return ratio_of_ratios((arm.tokens, arm.busy_s), (base.tokens, base.busy_s))
@@ -147,85 +135,6 @@ def method_arm(
         )  # fmt: skip
 
     return Arm(name or method, run)
-
-
-def peer_arm(
-    pair: sprinter.Pair, spec: str, temperature: float, name: str = "", new_tokens: int = NEW_TOKENS
-) -> Arm:
-    """Another engine's arm of the bench, on prompts or their token ids; not metered."""
-    arm = parse_arm(spec)
-    arm.start(pair)
-
-    def run(prompt: str | Sequence[int], seed: int) -> Any:
-        assert pair.tokenizer is not None
-        ids = tuple(pair.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else tuple(prompt)
-        answer = arm.answer(Ask(ids, new_tokens, Sampling(temperature=temperature), seed))
-        stats = SimpleNamespace(
-            wall_s=answer.wall_s, closing_s=0.0, new_tokens=len(answer.ids), target_calls=answer.target_calls
-        )
-        return SimpleNamespace(stats=stats, text=pair.tokenizer.decode(answer.ids, skip_special_tokens=True))
-
-    return Arm(name or spec, run)
-
-
-def curve(
-    pair: sprinter.Pair, spec: str, values: Sequence[float], prompts: Sequence[str], temperature: float
-) -> dict[str, list[float]]:
-    """Mean drift and trusted share of a method at each value of its dial, arms interleaved."""
-    arms = [method_arm(pair, spec.format(value), temperature) for value in values]
-    interleave(arms, prompts, note=f"T={temperature} {spec}")
-    return {
-        "drift": [float(arm.drift.sum() / arm.tokens.sum()) for arm in arms],
-        "trusted": [arm.total("trusted") / arm.total("new_tokens") for arm in arms],
-    }
-
-
-def read_off(wanted: float, given: Sequence[float], values: Sequence[float]) -> float:
-    """``values`` as a function of ``given`` (either order, made monotone) at ``wanted``, by interpolation."""
-    order = np.argsort(values)
-    xs, ys = np.asarray(given, dtype=float)[order], np.asarray(values, dtype=float)[order]
-    if xs[0] > xs[-1]:
-        xs, ys = xs[::-1], ys[::-1]
-    return float(np.interp(wanted, np.maximum.accumulate(xs), ys))
-
-
-def fastest(
-    pair: sprinter.Pair, methods: Sequence[str], prompts: Sequence[str], temperature: float
-) -> dict[str, float]:
-    """Tokens/s of each method, interleaved, fastest first."""
-    arms = [method_arm(pair, method, temperature) for method in methods]
-    interleave(arms, prompts, note=f"T={temperature} tuning")
-    speeds = {arm.name: float(arm.tokens.sum() / arm.busy_s.sum()) for arm in arms}
-    return dict(sorted(speeds.items(), key=lambda item: -item[1]))
-
-
-def best_gamma(
-    pair: sprinter.Pair, prompts: Sequence[str], temperature: float
-) -> tuple[int, dict[str, float]]:
-    """The fastest γ of exact speculative decoding, and the speeds of all that were tried."""
-    speeds = fastest(pair, [f"speculative(gamma={g})" for g in GAMMAS], prompts, temperature)
-    return int(next(iter(speeds)).split("=")[1].rstrip(")")), speeds
-
-
-def row(arm: Arm, temperature: float, plain: Arm, exact: Arm) -> dict[str, Any]:
-    """One row of the tables and of the JSON: an arm at a temperature."""
-    new = arm.total("new_tokens")
-    parts = ("prefill_s", "draft_s", "gate_s", "target_s", "other_s")
-    return {
-        "temperature": temperature,
-        "arm": arm.name,
-        "method": arm.outs[0].method,
-        "lossless": arm.outs[0].stats.lossless,
-        "tokens_per_s": float(arm.tokens.sum() / arm.busy_s.sum()),
-        "speed_over_autoregressive": speed_ratio(arm, plain),
-        "speed_over_speculative": speed_ratio(arm, exact),
-        "target_calls_per_token": interval(arm.calls, arm.tokens),
-        "draft_steps_per_token": arm.total("draft_steps") / new,
-        "mean_drift": interval(arm.drift, arm.tokens),
-        "trusted_share": arm.total("trusted") / new,
-        "accepted_of_checked": arm.total("accepted") / arm.total("checked") if arm.total("checked") else None,
-        "share_of_time": {part: arm.total(part) / float(arm.busy_s.sum()) for part in parts},
-    }
 
 
 def option_parser(doc: str | None, data: bool = True) -> argparse.ArgumentParser:
@@ -249,15 +158,6 @@ def option_parser(doc: str | None, data: bool = True) -> argparse.ArgumentParser
         "--smoke", action="store_true", help="tiny counts, to see that everything runs; nothing is kept"
     )
     return parser
-
-
-def arguments(doc: str | None, tuning_prompts: int) -> argparse.Namespace:
-    """The command line of a script that tunes on some prompts and measures on others."""
-    parser = option_parser(doc)
-    parser.add_argument("--prompts", type=int, default=sized(60, 2))
-    parser.add_argument("--tuning-prompts", type=int, default=sized(tuning_prompts, 1))
-    parser.add_argument("--repeats", type=int, default=1)
-    return parser.parse_args()
 
 
 def save(name: str, table: str, began: float, prompts: int, **facts: Any) -> None:
@@ -312,18 +212,6 @@ def as_csv(markdown: str) -> str:
             found = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
             writer.writerow(["table" if not before.startswith("|") else title, *found])
     return text.getvalue()
-
-
-def document(name: str) -> Path:
-    """A file under docs/ that a script writes; with ``--smoke`` a copy of it in a temporary directory."""
-    path = ROOT / "docs" / name
-    if not SMOKE:
-        return path
-    copy = scratch("docs") / name
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        shutil.copyfile(path, copy)
-    return copy
 
 
 def print_written(name: str, *paths: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -83,14 +84,6 @@ TOPICS = {
         "how far verdicts of `sprinter bench` can be trusted",
         {"bench/noise": "The same arm twice, and an arm made slower"},
     ),
-    "engine": Topic(
-        "captured forward passes against transformers and vLLM",
-        {
-            "engine/decoding_builtin": "Captured passes: decoding",
-            "engine/decoding_enlarged": "Captured passes: decoding with a dearer target",
-            "engine/compiled": "The first text, and the ways to compile",
-        },
-    ),
     "gpu": Topic(
         "an H100: passes against a copy's bandwidth, plain and speculative decoding beside transformers; drafters "
         "trained on an H200",
@@ -121,12 +114,11 @@ TOPICS = {
         },
     ),
     "gate": Topic(
-        "which signal to learn, transfer to other text, labelling speed",
+        "which signal to learn, and transfer to other text",
         {
             "gate/study_builtin": "Gates: which signal is worth learning (built-in pair)",
             "gate/study_other": "Gates: which signal is worth learning (another pair)",
             "gate/transfer": "Gates: one kind of text to another",
-            "gate/labelling": "Labelling speed",
         },
     ),
     "papers": Topic(
@@ -207,6 +199,8 @@ def script_lines(name: str, title: str) -> list[str]:
         f"Run `{made['command'].strip()}` on {records.machine(env)}{load_told}; torch {env['torch']}, "
         f"transformers {env['transformers']}, commit {env['commit']}."
     )
+    if (script := re.search(r"benchmarks/\S+\.py", made["command"])) and not (ROOT / script[0]).is_file():
+        where = where.removesuffix(".") + ", which has the script."
     short = records.RESULTS / f"{name}.md"
     if short.is_file():
         return ["", f"## {title}", "", where, "", short.read_text(encoding="utf-8").strip()]

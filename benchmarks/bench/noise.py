@@ -19,7 +19,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import sprinter
-from benchmarks.common import NEW_TOKENS, arguments, heldout_prompts, save
+from benchmarks.common import NEW_TOKENS, heldout_prompts, option_parser, save
 from benchmarks.smoke import sized
 from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.bench.arms import parse_arm
@@ -145,7 +145,9 @@ def table(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run 20 times, saving after each."""
-    args = arguments(__doc__, tuning_prompts=0)
+    parser = option_parser(__doc__)
+    parser.add_argument("--prompts", type=int, default=sized(60, 2))
+    args = parser.parse_args()
     began = time.time()
     pair = sprinter.load_pair(compile=False)
     prompts = heldout_prompts(args.data, args.prompts)

@@ -1,4 +1,4 @@
-"""llama.cpp as a runner: speed against llama-cpp-python's own loop, and tokenizers of GGUF files against its own.
+"""GGUF files: laws through llama.cpp and through PyTorch, and tokenizers against llama.cpp's own.
 
-``tables.py`` makes the table of ``speed.py``.
+Speeds are runs of ``sprinter bench`` (``benchmarks/configs``).
 """

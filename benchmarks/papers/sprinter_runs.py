@@ -13,13 +13,13 @@ import torch
 
 import sprinter
 from benchmarks.common import Arm
-from benchmarks.gate.study import labelled
 from benchmarks.papers.arms import Group, asks, fastest, measure, method_arm, per_token, win_shares
 from benchmarks.smoke import sized
 from sprinter.bench.quality.rouge import ROUGE, rouge
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
 from sprinter.heads.head import Head
 from sprinter.training.dataset import read_positions
+from sprinter.training.label_run import LabelSettings, label
 from sprinter.training.settings import TrainSettings
 from sprinter.training.train import train
 
@@ -43,10 +43,12 @@ def gates(pair: sprinter.Pair, data: Path, texts: int, skip: int) -> dict[str, H
     with tempfile.TemporaryDirectory() as folder:
         for name, suite in SUITES.items():
             others = asks(pair, data, suite, texts, NEW_TOKENS, skip=skip)
-            whole = [f"{one.text} {one.reference}" for one in others]
-            source = labelled(pair, whole, Path(folder), suite, new_tokens=NEW_TOKENS)
+            whole = [f"{one.text} {one.reference}".replace("\n", " ") for one in others]
+            texts_file, labels = Path(folder, f"{suite}.txt"), Path(folder, suite)
+            texts_file.write_text("\n".join(whole) + "\n", encoding="utf-8")
+            label(pair, [texts_file], labels, LabelSettings(new_tokens=NEW_TOKENS))
             with torch.inference_mode(False):
-                found[name] = train(read_positions([source], settings.inputs), settings).head
+                found[name] = train(read_positions([labels], settings.inputs), settings).head
     return found
 
 

@@ -1,5 +1,5 @@
 """Measurements on real models.
 
-``arms.py`` names the models, ``equality.py`` compares greedy texts, ``rows.py`` decodes many at once. Speed, drift and
-accuracy one text at a time are runs of ``sprinter bench`` (``benchmarks/configs``).
+``arms.py`` names the models, ``drafts.py`` compares drafters, ``rows.py`` decodes many texts at once. Speed, drift,
+accuracy and equal texts, one text at a time, are runs of ``sprinter bench`` (``benchmarks/configs``).
 """

@@ -31,13 +31,13 @@ from benchmarks.common import (
     environment,
     grid,
     interleave,
-    interval,
     option_parser,
     speed_ratio,
     write_results,
 )
 from benchmarks.real.gate_prompts import LONGEST, records
 from benchmarks.smoke import SMOKE, sized
+from sprinter.bench.statistics import ratio_of_sums
 from sprinter.bench.suites.chat import ask_for_code, ask_for_number
 from sprinter.heads.load import load_any_head
 from sprinter.models.pair import LoadedPair, builtin_paths, load_models
@@ -144,10 +144,10 @@ def measure(
         rows += [
             {
                 "task": task, "method": part.name, "temperature": temperature, "prompts": len(places),
-                "tokens_per_call": interval(part.tokens, part.calls),
+                "tokens_per_call": ratio_of_sums(part.tokens, part.calls),
                 "acceptance": part.total("accepted") / part.total("drafted") if part.total("drafted") else None,
                 "speed_over_plain": speed_ratio(part, parts[0]),
-                "drift": interval(part.drift, part.tokens),
+                "drift": ratio_of_sums(part.drift, part.tokens),
                 "tokens_per_s": float(part.tokens.sum() / part.busy_s.sum()),
                 "same_as_plain": sum(
                     [token.id for token in own.tokens] == [token.id for token in plain.tokens]

@@ -15,8 +15,9 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 import torch
 
 import sprinter
-from benchmarks.common import cells, grid, note_run, option_parser, write_results
-from benchmarks.engine.batch import Arm, Ids, Work, batched, measure, vllm_batched
+from benchmarks.common import cells, grid, in_turn, note_run, option_parser, write_results
 from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET, dequantised
 from benchmarks.real.weights import prompts_of
 from benchmarks.smoke import SMOKE, sized
+from sprinter.bench.arm import Ask
 from sprinter.bench.arms.peer_vllm import VllmPlain
+from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
 from sprinter.laws import Sampling
 
 NAME = "real/rows"
@@ -58,6 +60,66 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 }
 """Beside plain decoding, of the first kind of weights."""
 VLLM = ("bfloat16", "float32")
+GREEDY = Sampling(temperature=0.0)
+Ids = Sequence[int]
+Work = Callable[[Sequence[Ids], Sequence[int]], tuple[int, float]]
+"""Prompts and their seeds -> new tokens, seconds."""
+
+
+@dataclass
+class Arm:
+    """One way to serve a batch; tokens and seconds of each repeat."""
+
+    name: str
+    work: Work
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over all repeats."""
+        return sum(self.tokens) / sum(self.seconds)
+
+    def over(self, base: Arm) -> BootstrapInterval:
+        """Ratio of tokens a second, with its 95 % interval over repeats."""
+        return ratio_of_ratios((self.tokens, self.seconds), (base.tokens, base.seconds))
+
+
+def batched(pair: sprinter.Pair, method: str) -> Work:
+    """Serve all prompts at the same time."""
+
+    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> tuple[int, float]:
+        began = time.perf_counter()
+        outs = pair.generate_batch(
+            prompts, method=method, seed=list(seeds), max_new_tokens=NEW, rows=len(prompts), temperature=0.0
+        )
+        return sum(out.stats.new_tokens for out in outs), time.perf_counter() - began
+
+    return work
+
+
+def vllm_batched(pair: sprinter.Pair, arm: VllmPlain) -> Work:
+    """vLLM with the target, by its worker's clock; the arm is started, and the caller's to close."""
+    arm.start(pair)
+
+    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> tuple[int, float]:
+        made = arm.answer_all(
+            [Ask(tuple(ids), NEW, GREEDY, seed) for ids, seed in zip(prompts, seeds, strict=True)]
+        )
+        return sum(len(one.ids) for one in made), max(one.wall_s for one in made)
+
+    return work
+
+
+def measure(arms: Sequence[Arm], prompts: Sequence[Ids], size: int, repeats: int) -> None:
+    """Every arm on every batch in turn; one round before that is thrown away."""
+    for arm in arms:
+        arm.work(prompts[:size], range(size))
+    for i, arm in in_turn(arms, repeats, f"batch {size}:"):
+        seeds = range(i * size, (i + 1) * size)
+        tokens, seconds = arm.work([prompts[seed % len(prompts)] for seed in seeds], seeds)
+        arm.tokens.append(tokens)
+        arm.seconds.append(seconds)
 
 
 def loaded(files: Mapping[str, Any], kind: str) -> sprinter.Pair:
@@ -125,10 +187,8 @@ def main() -> None:
     first, pair = next(iter(kinds.items()))
     whole = prompts_of(pair, chosen.data, sized(max(_MOST, chosen.repeats) * max(chosen.sizes), 2), ["gsm8k"])
     prompts = [ids[-ENDS:] for ids in whole]
-    base, greedy = f"{first}, {PLAIN}", Sampling(temperature=0.0)
-    ours: dict[str, Any] = {"new_tokens": NEW, "temperature": greedy.temperature}
-    arms = {f"{kind}, {PLAIN}": batched(each, PLAIN, **ours) for kind, each in kinds.items()}
-    arms |= {f"{first}, {method}": batched(pair, method, **ours) for method in METHODS[chosen.pair]}
+    arms = {f"{kind}, {PLAIN}": batched(each, PLAIN) for kind, each in kinds.items()}
+    arms |= {f"{first}, {method}": batched(pair, method) for method in METHODS[chosen.pair]}
     with ExitStack() as stack:
         if not chosen.no_vllm:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -141,12 +201,10 @@ def main() -> None:
                 )
                 theirs = sprinter.load_pair(str(made), runner="torch", dtype=dtype, compile=False)
                 arm = stack.enter_context(closing(VllmPlain(dtype=dtype, cache_gib=2.0)))
-                arms[f"vllm, {dtype}"] = vllm_batched(theirs, arm, NEW, greedy)
-        rows = measured(arms, base, prompts, chosen.sizes, chosen.repeats)
-    results = {"benchmark": NAME}
-    results["benchmark"] = NAME
+                arms[f"vllm, {dtype}"] = vllm_batched(theirs, arm)
+        rows = measured(arms, f"{first}, {PLAIN}", prompts, chosen.sizes, chosen.repeats)
     part = f"{chosen.pair}, {torch.backends.cpu.get_cpu_capability()}"  # type: ignore[no-untyped-call]
-    results.setdefault("pairs", {})[part] = rows
+    results: dict[str, Any] = {"benchmark": NAME, "pairs": {part: rows}}
     note_run(results, part, began)
     write_results(NAME, results, table(results))
 

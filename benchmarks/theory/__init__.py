@@ -1,4 +1,0 @@
-"""What the theory predicts against what is measured.
-
-``rows.py`` decodes many prompts at once, for counts.
-"""
