@@ -112,11 +112,19 @@ def in_turn(arms: Sequence[T], rounds: int, note: str) -> Iterator[tuple[int, T]
 
 
 def interleave(arms: Sequence[Arm], prompts: Sequence[Any], repeats: int = 1, note: str = "") -> None:
-    """Every arm on every prompt in turn; one warm-up prompt is discarded."""
+    """Every arm on every prompt in turn; one warm-up prompt is discarded.
+
+    Raises:
+        ValueError: an arm did not read its prompt itself.
+    """
     for arm in arms:
         arm.run(prompts[0], 0)
     for i, arm in in_turn(arms, repeats * len(prompts), note):
         arm.outs.append(arm.run(prompts[i % len(prompts)], i))
+        if arm.outs[-1].stats.cached_tokens:
+            raise ValueError(
+                f"{arm.name} found its prompt in the cache: load the pair with prefix_cache_bytes=0"
+            )
 
 
 def speed_ratio(arm: Arm, base: Arm) -> BootstrapInterval:

@@ -140,7 +140,7 @@ def run_parts(name: str, doc: str, parts: Mapping[str, Part], new_tokens: int, *
     args = parser.parse_args()
     began, settings = time.time(), {option: getattr(args, option) for option in counts}
     done: dict[str, Any] = {}
-    pair = sprinter.load_pair(compile=False)
+    pair = sprinter.load_pair(compile=False, prefix_cache_bytes=0)
     for part, work in parts.items():
         started = time.time()
         try:

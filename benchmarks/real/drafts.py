@@ -39,6 +39,7 @@ from benchmarks.real.gate_prompts import LONGEST, records
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.statistics import ratio_of_sums
 from sprinter.bench.suites.chat import ask_for_code, ask_for_number
+from sprinter.engine.prefix import OFF
 from sprinter.heads.load import load_any_head
 from sprinter.models.pair import LoadedPair, builtin_paths, load_models
 
@@ -250,7 +251,7 @@ def main() -> None:
     if not folders and not SMOKE:
         parser.error("give --draft-folder, --heads or both")
     drafters = [MADE_UP] if SMOKE else [facts_of(folder) for folder in folders]
-    pairs = [sprinter.load_pair()] if SMOKE else [*loaded(chosen)]
+    pairs = [sprinter.load_pair(prefix_cache_bytes=0)] if SMOKE else [*loaded(chosen)]
     rows = [
         row
         for temperature in chosen.temperatures
@@ -271,19 +272,21 @@ def main() -> None:
 
 
 def loaded(chosen: Any) -> Iterator[sprinter.Pair]:
-    """A pair for each drafter, all with one copy of the target."""
+    """A pair for each drafter, all with one copy of the target; each arm reads its own prompt."""
     source = builtin_paths()["target"] if chosen.target == "builtin" else chosen.target
     capture = True if chosen.compile else None
     target = load_models(source, device="cpu", dtype=chosen.dtype, compile=capture)
     if chosen.draft_folder:
         student = load_models(chosen.draft_folder, device="cpu", dtype=chosen.draft_dtype, compile=capture)
         gate = None if chosen.gate is None else load_any_head(chosen.gate)
-        yield sprinter.Pair(LoadedPair(target.target, student.target, target.tokenizer), gate)
+        yield sprinter.Pair(
+            LoadedPair(target.target, student.target, target.tokenizer), gate, prefix_cache=OFF
+        )
     for folder in chosen.heads:
         heads: Any = load_any_head(folder)
         words = chosen.vocabulary if heads.kind in SHARING else None
         models = LoadedPair(target.target, None, target.tokenizer)
-        yield sprinter.Pair(models, heads=[heads], draft_vocabulary=words)
+        yield sprinter.Pair(models, heads=[heads], prefix_cache=OFF, draft_vocabulary=words)
 
 
 if __name__ == "__main__":
