@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections import deque
 from collections.abc import Callable, Sized
 from typing import Any
@@ -24,6 +25,7 @@ _BAD = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
     b"content-length: 30\r\n\r\nInvalid HTTP request received."
 )
+_TLS_READ = 2**15  # bytes that each handshake allocates; asyncio's default is 2**18
 _FEW, _CRUMB = 128, 512  # chunks of a body of any size, and the least mean size of more, in bytes
 
 
@@ -249,6 +251,9 @@ def timed_connections(
             self._connection.connection_made(secured)
             for data in self._early:
                 self._connection.data_received(data)
+
+    if tls is not None:
+        SSLProtocol.max_size = _TLS_READ
 
     def made(*args: Any, **keywords: Any) -> asyncio.Protocol:
         connection = TimedConnection(*args, **keywords)
