@@ -3,9 +3,9 @@
     python benchmarks/serve/attacks.py [--only NAME ...]
 
 Starts ``sprinter serve`` with the built-in pair and two keys on loopback, and runs one attack after the other while
-``/health`` is asked every 20 ms by a process of its own. The last line of standard output is one JSON object: by
-attack, the times of ``/health`` in ms (p50, p99, p100), the longest time that a short text of the other key took in
-seconds, the growth of the peak resident memory in MB, and the statuses of the answers.
+``/health`` is asked every 20 ms by a process of its own, each time by a new connection. The last line of standard
+output is one JSON object: by attack, the times of ``/health`` in ms (p50, p99, p100), the longest time that a short
+text of the other key took in seconds, the growth of the peak resident memory in MB, and the statuses of the answers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +39,10 @@ WATCH = "--watch"  # the command of the watching process
 HEALTH_EVERY_S = 0.02
 SIZE = 3_900_000  # bytes of a large body
 HOT = {"temperature": 100, "max_tokens": 900, "prompt": "a b c d " * 10}  # no draft is kept
+CRUMBS = (
+    f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    f"authorization: Bearer {KEYS['attacker']}\r\ntransfer-encoding: chunked\r\n\r\n"
+).encode() + b"1\r\n \r\n" * 5000
 Ask = Callable[[httpx2.AsyncClient], Awaitable[list[int]]]
 
 
@@ -120,6 +125,32 @@ def _raw(more: str, body: bytes, times: int, seconds: float) -> Ask:
     return ask
 
 
+def _again(connections: int, data: bytes, host: str = "127.0.0.1") -> Ask:
+    """For eight seconds connections from an address send, read to the end, and begin anew; statuses, 0: cut."""
+
+    async def one(client: httpx2.AsyncClient, end: float) -> list[int]:
+        found = []
+        while time.monotonic() < end:
+            try:
+                reader, writer = await asyncio.open_connection(
+                    client.base_url.host, client.base_url.port, local_addr=(host, 0)
+                )
+                writer.write(data)
+                answer = await reader.read()
+                writer.transport.abort()
+                found.append(int(answer.split(b" ", 2)[1]) if answer else 0)
+            except OSError:
+                found.append(0)
+        return found
+
+    async def ask(client: httpx2.AsyncClient) -> list[int]:
+        end = time.monotonic() + 8
+        lists = await asyncio.gather(*(one(client, end) for _ in range(connections)))
+        return [status for found in lists for status in found]
+
+    return ask
+
+
 def _unread(times: int, seconds: float, **fields: Any) -> Ask:
     body = json.dumps({"prompt": "The", "max_tokens": 900, **fields}).encode()
     return _raw(f"content-length: {len(body)}", body, times, seconds)
@@ -160,6 +191,9 @@ ATTACKS: dict[str, Ask] = {
     "kept bodies": _bodies(b'{"prompt": "The", "max_tokens": 200' + b" " * SIZE + b"}", times=150),
     "many ids": _bodies(b'{"prompt": [' + b",".join([b"1"] * 131_000) + b"]}", times=120),
     "no bodies": _raw("content-length: 1000", b"", 560, 8),
+    "no HTTP": _again(250, b"\x16\x03\x01 no HTTP\r\n\r\n"),
+    "chunks again": _again(100, CRUMBS),
+    "health": _again(200, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", "127.0.0.2"),
 }  # fmt: skip
 
 
@@ -191,15 +225,23 @@ def _watch(url: str, pid: int) -> None:
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(1), over.set()), daemon=True).start()
     times_ms, sizes_mib = [], []
-    with httpx2.Client(base_url=url, timeout=600, trust_env=False) as client:
-        client.get("/health").raise_for_status()
-        print("ready", flush=True)
-        while not over.wait(HEALTH_EVERY_S):
-            began = time.perf_counter()
-            client.get("/health").raise_for_status()
-            times_ms.append(1e3 * (time.perf_counter() - began))
-            sizes_mib.append(rss_mib(pid))
+    _ask_health(url)
+    print("ready", flush=True)
+    while not over.wait(HEALTH_EVERY_S):
+        began = time.perf_counter()
+        _ask_health(url)
+        times_ms.append(1e3 * (time.perf_counter() - began))
+        sizes_mib.append(rss_mib(pid))
     print(json.dumps({"times_ms": times_ms, "sizes_mib": sizes_mib}))
+
+
+def _ask_health(url: str) -> None:
+    """Ask by a new connection, which waits behind those of the attack."""
+    client = HTTPConnection(url.partition("//")[2], timeout=600)
+    client.request("GET", "/health")
+    if client.getresponse().status != 200:
+        sys.exit("error: /health is not 200")
+    client.close()
 
 
 async def _attacked(server: ServerProcess, ask: Ask) -> dict[str, Any]:
