@@ -1,7 +1,6 @@
 """Captured steps give what eager steps give: the same tokens, laws, signals and scores."""
 
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from tests.models.fake_cuda import fake_cuda
 from tests.models.test_graphs import runner_of
 from tests.models.tiny import CONTEXT, VOCAB, tiny
 
-import sprinter
 from sprinter.decode.signals import SIGNALS
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.rows import CacheRows, Feed
@@ -25,7 +23,6 @@ from sprinter.engine.steps import (
 )  # fmt: skip
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head, HeadConfig
-from sprinter.heads.networks import Perceptron
 from sprinter.laws import Sampling
 from sprinter.models.runner import make_runner
 from sprinter.random import AddressedDraws
@@ -203,43 +200,3 @@ def test_logits_that_are_not_finite_are_an_error_and_the_rows_stay(monkeypatch: 
     assert isinstance(error, SprinterError)
     assert "logits are NaN at position 4" in str(error)
     assert rows.runner.lengths == [4]
-
-
-@pytest.fixture(scope="module")
-def compiled_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sprinter.Pair]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPRINTER_CACHE", str(tmp_path_factory.mktemp("compiled")))
-        yield sprinter.load_pair(compile=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("method", ["autoregressive", "speculative(gamma=4)", "sprinter"])
-def test_fifty_seeds_give_the_same_texts_compiled_and_eager(
-    compiled_pair: sprinter.Pair, method: str
-) -> None:
-    eager = sprinter.load_pair(compile=False)
-    for seed in range(50):
-        one, other = (
-            pair.generate(
-                "The river rises in", method=method, max_new_tokens=24, seed=seed, ahead=1 + seed % 4
-            )
-            for pair in (compiled_pair, eager)
-        )
-        assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
-        assert one.stats.mean_drift == pytest.approx(other.stats.mean_drift, abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_compiled_pairs_over_one_draft_have_each_their_own_gate(compiled_pair: sprinter.Pair) -> None:
-    seen = []
-    for bias in (50.0, -50.0):
-        gate = deepcopy(compiled_pair.gate)
-        assert gate is not None and isinstance(gate.network, Perceptron)
-        gate.network.out.bias.data.fill_(bias)
-        out = sprinter.Pair(compiled_pair.models, gate).generate(
-            "The river", method="sprinter", max_new_tokens=8
-        )
-        seen.append({token.origin for token in out.tokens})
-    assert "trusted" in seen[0] and "trusted" not in seen[1]

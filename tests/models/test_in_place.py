@@ -27,16 +27,11 @@ import sprinter
 from sprinter.errors import UserError
 from sprinter.models.capture.marks import _sample
 from sprinter.models.choose import capture_kind
-from sprinter.models.pair import builtin_paths, load_models
+from sprinter.models.pair import load_models
 from sprinter.models.quantised import in_place, library, whole
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.whole import _Stack, is_joined
 from sprinter.models.runner import make_runner
-
-
-@pytest.fixture(autouse=True)
-def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_place, "LEAST", 0)
 
 
 def saved(name: str, folder: Path, dtype: str = "float32") -> Path:
@@ -202,8 +197,11 @@ def test_gpt2_is_laid_out_anew_and_saved_as_before(tmp_path: Path) -> None:
     strange.config.activation_function = "relu"
     strange.save_pretrained(tmp_path / "three")
     byte_tokenizer().save_pretrained(tmp_path / "three")
-    kept = load_models(tmp_path / "three", compile=True).target.model
-    assert not is_joined(kept) and all(one.is_contiguous() for one in kept.parameters())
+    with pytest.raises(UserError, match=r"cannot be compiled: .*; use compile=False"):
+        load_models(tmp_path / "three", compile=True)
+    kept = load_models(tmp_path / "three").target.model
+    assert in_place.run_in_place(kept) and not is_joined(kept)
+    assert all(one.is_contiguous() for one in kept.parameters())
 
 
 def test_sizes_that_are_no_multiples() -> None:
@@ -214,10 +212,10 @@ def test_sizes_that_are_no_multiples() -> None:
     odd = LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.2)).eval()
     ids = torch.arange(1, 31).view(2, 15)
     wanted = odd(ids).logits
-    assert in_place.run_in_place(odd) and is_joined(odd)
+    assert in_place.run_in_place(odd) is None and is_joined(odd)
     assert torch.allclose(odd(ids).logits, wanted, atol=1e-4)
     small = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, num_attention_heads=8)).eval()
-    assert not in_place.run_in_place(small) and not is_joined(small)
+    assert in_place.run_in_place(small) and not is_joined(small)
     quantise(small, "int8")
     assert not is_joined(small) and torch.isfinite(small(ids).logits).all()
 
@@ -233,7 +231,7 @@ def test_the_language_model_of_a_larger_one_is_known_as_joined() -> None:
     with torch.no_grad():
         wanted = model(ids).logits
     assert not is_joined(model)
-    if in_place.run_in_place(model):
+    if in_place.run_in_place(model) is None:
         assert is_joined(model) and torch.allclose(model(ids).logits, wanted, atol=1e-3)
     else:
         assert not any("forward" in vars(part) for part in model.modules())
@@ -256,15 +254,17 @@ def test_what_the_kernels_cannot_do_is_refused(tmp_path: Path) -> None:
         model(ids)
 
 
-def test_layers_that_the_kernels_do_not_run_are_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_layers_that_the_kernels_do_not_run_are_said(tmp_path: Path) -> None:
     model = load_models(saved("llama", tmp_path)).target.model
     assert isinstance(model, LlamaForCausalLM)
     model.model.layers[0].mlp.forward = model.model.layers[0].mlp.forward  # as a library that wraps it does
-    assert not in_place.run_in_place(model)
-    (line,) = [one.getMessage() for one in caplog.records if one.name == "sprinter"]
-    assert "which is slower: model.layers.0.mlp has another forward than that of its class" in line
+    line = "LlamaForCausalLM cannot be compiled: model.layers.0.mlp has another forward than that of its class; use"
+    for _ in range(2):
+        with pytest.raises(UserError, match=line):
+            load_models(model, tokenizer=tmp_path, compile=True)
+    assert not any(
+        "forward" in vars(part) for part in model.modules() if part is not model.model.layers[0].mlp
+    )
 
 
 def test_layers_that_compute_something_else_are_noticed(
@@ -291,18 +291,33 @@ def test_auto_keeps_a_dtype_that_changes_no_law(dtype: str, kept: torch.dtype, t
     assert load_models(folder).target.model.dtype == torch.float32
 
 
-def test_other_models_are_captured_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_in_memory_and_small_ones_join_too(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path)
     mine = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    in_memory = load_models(mine, tokenizer=folder, compile=True).target.model
-    assert in_memory is mine and not is_joined(mine) and capture_kind(mine)[0] == "compiled"
+    wanted = mine(text()).logits
+    assert not is_joined(load_models(mine, tokenizer=folder).target.model)
+    assert load_models(mine, tokenizer=folder, compile=True).target.model is mine and is_joined(mine)
+    assert torch.allclose(mine(text()).logits, wanted, atol=1e-4)
     assert not is_joined(load_models(folder, dtype="float32").target.model)
-    monkeypatch.undo()
-    model = load_models(saved("gpt2", tmp_path / "small", "bfloat16"), compile=True).target.model
-    assert not is_joined(model) and capture_kind(model)[0] == "compiled" and model.dtype == torch.float32
-    for straight in (builtin_paths()["target"], saved("qwen2", tmp_path / "straight", "bfloat16")):
-        model = load_models(straight, compile=True).target.model
+    for name in ("gpt2", "gemma2", "qwen2"):
+        model = load_models(saved(name, tmp_path / name, "bfloat16"), compile=True).target.model
         assert is_joined(model) and capture_kind(model)[0] == "kernels" and model.dtype == torch.bfloat16
+
+
+def test_what_stands_in_a_model_in_memory_is_honoured(tmp_path: Path) -> None:
+    """A hook on a whole layer runs; one inside a layer, which the kernels would pass over, is refused."""
+    folder, ids = saved("llama", tmp_path), text()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.model.layers[1].register_forward_hook(lambda _, args, out: 2.0 * out)
+    wanted = model(ids).logits
+    load_models(model, tokenizer=folder, compile=True)
+    assert is_joined(model) and torch.allclose(through_runner(model, ids), wanted[:, 1:], atol=1e-3)
+    other: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    other.model.layers[1].mlp.register_forward_hook(lambda _, args, out: 2.0 * out)
+    with pytest.raises(
+        UserError, match=r"cannot be compiled: model\.layers\.1\.mlp has a hook; use compile=False"
+    ):
+        load_models(other, tokenizer=folder, compile=True)
 
 
 def test_without_a_compiler_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -338,25 +338,6 @@ def test_states_of_the_only_layer_bear_no_mark() -> None:
     assert len(seen) == 7 and not any(vars(out) for out in seen)
 
 
-def test_passes_that_follow_each_other_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, looks = counted(monkeypatch), list[bool]()
-    hold = _OneCall.hold
-    monkeypatch.setattr(_OneCall, "hold", lambda self, *given: looks.append(True) or hold(self, *given))
-    rows = make_runner(model_of("llama"), max_len=20)
-    own = rows.straight
-    assert isinstance(own, Straight)
-    rows.extend(TEXT[:1, :4])
-    with own.looking_once():
-        for at in range(4, 8):
-            rows.extend(TEXT[:1, at : at + 1])
-        assert len(looks) == 1
-        noted = rows.extend(TEXT[:1, 8:9], hidden_layers=(0,))
-    assert len(noted.layers) == 1 and len(calls) == 5
-    rows.extend(TEXT[:1, 9:10])
-    assert len(looks) == 2
-    assert not own._seen and not own._looks_once
-
-
 def test_a_first_pass_that_fails_leaves_a_runner_that_adopts() -> None:
     model = model_of("llama")
     full, rows = make_runner(model, max_len=20), make_runner(model, max_len=20)

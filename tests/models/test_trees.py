@@ -273,23 +273,6 @@ def test_captured_runners_capture_trees() -> None:
     assert len(keys) == 2 and keys[1][0].endswith(" tree")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_compiled_code_reads_trees(
-    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """All rows, some rows, and states of layers: a compilation each."""
-    cache = tmp_path_factory.mktemp("compiled")
-    monkeypatch.setenv("SPRINTER_CACHE", str(cache))
-    rows = Forest(make_runner(tiny(kind), batch=3, max_len=60, compile=True), tiny(kind), 3)
-    rows.read([4, 2, 3])
-    rows.read([1, 5], rows=[2, 0])
-    rows.keep(0, rows.random_path(0))
-    rows.read([3, 3, 3])
-    assert {path.name.rsplit("-", 2)[0] for path in cache.glob("*.pt2")} == {"pass-tree", "pass-some-tree"}
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
 def test_cuda_graphs_read_trees_as_the_row_runner(kind: str) -> None:

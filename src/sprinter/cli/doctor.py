@@ -283,36 +283,24 @@ def _llamacpp(pair: Pair) -> Found:
 
 
 def _pass_kind(model: Any) -> str:
-    import torch
-
-    from sprinter.models.capture.runner import PASS, CapturedRunner
-    from sprinter.models.choose import capture_kind, make_runner
+    from sprinter.cli.messages import in_options
+    from sprinter.models.choose import capture_kind
     from sprinter.models.quantised.fused import why_not_fused
-    from sprinter.models.quantised.straight import goes_straight
 
     kind, reason = capture_kind(model)
     if kind == "none":
-        return f"eager: {reason}"
+        return in_options(f"eager: {reason}")
     if kind == "graphs":
         why = why_not_fused(model)
         return f"{kind}: {reason}, {'of fused layers' if why is None else f'layers are not fused: {why}'}"
-    if kind == "kernels":
-        return f"{kind}: {reason}"
-    runner = make_runner(model, max_len=4, compile=None)
-    some = torch.ones(1, 2, dtype=torch.long)
-    if isinstance(runner, CapturedRunner) and runner.run(PASS, some, None) is not None:
-        return "compiled"
-    if goes_straight(model):
-        return "eager: --compile has our kernels run its layers"
-    threads = torch.get_num_threads()
-    return f"eager: no code for {threads} thread{'s' * (threads != 1)}; --compile makes it, once"
+    return f"{kind}: {reason}"
 
 
 def _code() -> Found:
-    """Directory and size of the compiled code."""
-    from sprinter.models.capture.compiled import cache_dir, compiled_files
+    """Directory and size of the compiled kernels."""
+    from sprinter.models.cachedir import cache_dir
 
-    size = sum(path.stat().st_size for path in compiled_files())
+    size = sum(path.stat().st_size for path in cache_dir().glob("*.so"))
     return "ok", f"compiled code: {cache_dir()}, {size / 2**20:.0f} MiB"
 
 

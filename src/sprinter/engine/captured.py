@@ -2,8 +2,8 @@
 
 Draws are addressed, so that captured and eager steps give the same tokens. Several steps run without host
 synchronisation: a step reads the tokens of the previous one on the device, and all results are copied to the host at
-the end. What a runner cannot capture (a long feed, a head that reads the state at x, code that is not compiled) runs
-eagerly, as do rows whose logits are adjusted to their text.
+the end. What a runner cannot capture (a long feed, a head that reads the state at x) runs eagerly, as do rows whose
+logits are adjusted to their text.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, process_rows, raw_law
-from sprinter.models.capture.compiled import Recipe
-from sprinter.models.capture.marks import hash_source
-from sprinter.models.capture.runner import LONGEST, READ, ForwardPass, Unit, UnitRunner
-from sprinter.models.capture.together import compile_together
+from sprinter.models.capture.runner import LONGEST, CapturedRunner, ForwardPass, Unit
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
 __all__ = [
@@ -44,7 +41,6 @@ __all__ = [
     "DraftUnit",
     "TargetUnit",
     "captured_steps",
-    "compile_for_prompts",
 ]
 
 
@@ -76,13 +72,12 @@ class DraftUnit(Unit):
         device: torch.device,
         asked: Collection[str] = (),
     ) -> None:
-        # The heads' weights are parameters of the unit, and so part of its key already.
+        # The heads' weights are parameters of the unit, whose addresses tell units apart.
         described = {
             kind: [head.features, repr(head.calibration.to_dict())] for kind, head in sorted(heads.items())
         }
         names = [name for name, one in SIGNALS.items() if one.capture == "always" or name in asked]
-        code = {name: hash_source(SIGNALS[name].function) for name in names}
-        super().__init__("draft", vocab=vocab, truncates=truncates, heads=described, signals=code)
+        super().__init__("draft", vocab=vocab, truncates=truncates, heads=described, signals=names)
         self._vocab, self._truncates = vocab, truncates
         self.heads = nn.ModuleDict({kind: heads[kind] for kind in sorted(heads)})
         self._signals = tuple(names)
@@ -150,23 +145,17 @@ def _settings(
     return whole, [sampling.temperature, place, sampling.top_p, sampling.min_p]
 
 
-def _like(runner: UnitRunner) -> list[Tensor]:
-    """Extras of a unit for one row: integers and floats, ``[1, 4]`` each."""
-    return [_tensor([own], runner, kind) for kind, own in enumerate(_settings(Sampling()))]
-
-
 class CapturedDraftSteps:
     """Draft steps in captured units, several per host synchronisation; see ``DraftSteps``.
 
     ``Drafted.draft_s`` is the time of the whole step, heads included.
 
     Args:
-        rows: of any runner; steps run eagerly unless it is a ``UnitRunner``.
-        passes: the target's forward passes, which will follow; what both lack is compiled together.
+        rows: of any runner; steps run eagerly unless it is a ``CapturedRunner``.
     """
 
-    def __init__(self, rows: CacheRows, passes: CapturedTargetPasses | None = None) -> None:
-        self._rows, self._eager, self._passes = rows, EagerDraftSteps(rows), passes
+    def __init__(self, rows: CacheRows) -> None:
+        self._rows, self._eager = rows, EagerDraftSteps(rows)
         self._units: dict[tuple[bool, tuple[tuple[str, int], ...], frozenset[str]], DraftUnit] = {}
 
     def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
@@ -175,11 +164,10 @@ class CapturedDraftSteps:
             return _apart(rows, self, self._eager)
         runner = self._rows.runner
         heads = {kind: head for row in rows for kind, head in row.plan.heads.items()}
-        if not isinstance(runner, UnitRunner) or not all(_can_capture(row, heads) for row in rows):
+        if not isinstance(runner, CapturedRunner) or not all(_can_capture(row, heads) for row in rows):
             return self._eager(rows)
         asked = frozenset[str]().union(*(row.plan.asked_signals for row in rows))
-        truncates, raw = any(_truncates(row.plan.sampling) for row in rows), any(row.plan.raw for row in rows)
-        unit = self._unit(heads, truncates, asked, raw, runner)
+        unit = self._unit(heads, any(_truncates(row.plan.sampling) for row in rows), asked, runner)
         with torch.inference_mode():
             made, drafted = self._draft(runner, unit, rows)
         whole: list[list[Drafted] | SprinterError] = list(drafted)
@@ -193,7 +181,7 @@ class CapturedDraftSteps:
         return whole
 
     def _draft(
-        self, runner: UnitRunner, unit: DraftUnit, rows: Sequence[DraftRow]
+        self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow]
     ) -> tuple[int, list[list[Drafted] | SprinterError]]:
         """The number of captured steps that ran, and their results for each row."""
         began, steps = time.perf_counter(), _common(rows)
@@ -240,19 +228,11 @@ class CapturedDraftSteps:
         return drafted
 
     def _unit(
-        self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str], raw: bool, runner: UnitRunner
+        self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str], runner: CapturedRunner
     ) -> DraftUnit:
-        """The unit of such steps. When it is made, what it and the target's passes lack is compiled together.
-
-        ``raw``: whether the target's raw laws are wanted too.
-        """
         key = (truncates, tuple(sorted((kind, id(head)) for kind, head in heads.items())), asked)
         if key not in self._units:
-            unit = self._units[key] = DraftUnit(self._rows.vocab, truncates, heads, runner.device, asked)
-            missing = runner.missing(unit, _like(runner))
-            if missing:
-                passes = self._passes.missing(truncates, raw) if self._passes else []
-                compile_together([*passes, *missing])  # what takes longest goes first
+            self._units[key] = DraftUnit(self._rows.vocab, truncates, heads, runner.device, asked)
         return self._units[key]
 
 
@@ -260,7 +240,7 @@ class CapturedTargetPasses:
     """Target forward passes in captured units; see ``TargetPasses``.
 
     Args:
-        rows: of any runner; forward passes run eagerly unless it is a ``UnitRunner``.
+        rows: of any runner; forward passes run eagerly unless it is a ``CapturedRunner``.
     """
 
     def __init__(self, rows: CacheRows) -> None:
@@ -271,13 +251,6 @@ class CapturedTargetPasses:
             for raw in (False, True)
         }
 
-    def missing(self, truncates: bool, raw: bool) -> list[Recipe]:
-        """What must be compiled before the passes run; see ``UnitRunner.missing``."""
-        runner = self._rows.runner
-        if not isinstance(runner, UnitRunner):
-            return []
-        return runner.missing(self._units[truncates, raw], _like(runner))
-
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
         if any(row.adjust for row in rows):
@@ -285,7 +258,7 @@ class CapturedTargetPasses:
         runner, feeds = self._rows.runner, [row.feed for row in rows]
         plain = all(row.feed.parents is None and not row.layers for row in rows)
         if (
-            not isinstance(runner, UnitRunner)
+            not isinstance(runner, CapturedRunner)
             or not plain
             or max(len(feed.tokens) for feed in feeds) > LONGEST
         ):
@@ -316,15 +289,7 @@ def captured_steps(
     draft: CacheRows | None, target: CacheRows | None
 ) -> tuple[CapturedDraftSteps | None, CapturedTargetPasses | None]:
     """See ``StepsOfPair``."""
-    passes = CapturedTargetPasses(target) if target else None
-    return CapturedDraftSteps(draft, passes) if draft else None, passes
-
-
-def compile_for_prompts(models: Sequence[CacheRows | None]) -> None:
-    """Compile what the models of a pair lack to read prompts, at the same time; see ``compile_together``."""
-    runners = [rows.runner for rows in models if rows]
-    captured = [runner for runner in runners if isinstance(runner, UnitRunner)]
-    compile_together([one for runner in captured for one in runner.missing(READ, [])])
+    return CapturedDraftSteps(draft) if draft else None, CapturedTargetPasses(target) if target else None
 
 
 _Asked = TypeVar("_Asked", DraftRow, TargetRow)
@@ -348,7 +313,7 @@ def _can_capture(row: DraftRow, heads: Mapping[str, Head]) -> bool:
     return alike and few and isinstance(row.draws, AddressedDraws) and row.plan.captures
 
 
-def _padded(feeds: Sequence[Feed], runner: UnitRunner) -> tuple[Tensor, list[int]]:
+def _padded(feeds: Sequence[Feed], runner: CapturedRunner) -> tuple[Tensor, list[int]]:
     """The rows' unread tokens, padded to ``[rows, n]``, and their counts."""
     unread = [feed.tokens for feed in feeds]
     n = max(map(len, unread))
@@ -356,7 +321,7 @@ def _padded(feeds: Sequence[Feed], runner: UnitRunner) -> tuple[Tensor, list[int
     return torch.tensor(padded, device=runner.device), list(map(len, unread))
 
 
-def _all_settings(rows: Sequence[DraftRow], steps: int, runner: UnitRunner) -> list[tuple[Tensor, ...]]:
+def _all_settings(rows: Sequence[DraftRow], steps: int, runner: CapturedRunner) -> list[tuple[Tensor, ...]]:
     """``_settings`` of each step and row: ``steps`` tensors ``[rows, 4]`` of integers, and of floats."""
     table = [[_settings_at(row, step) for row in rows] for step in range(steps)]
     return [
@@ -370,7 +335,7 @@ def _settings_at(row: DraftRow, step: int) -> tuple[list[int], list[float]]:
     return _settings(row.plan.sampling, len(row.tokens) - 1 if step == 0 else 0, key, row.place + step)
 
 
-def _tensor(values: Any, runner: UnitRunner, kind: int) -> Tensor:
+def _tensor(values: Any, runner: CapturedRunner, kind: int) -> Tensor:
     # twice as fast as torch.tensor
     made = torch.from_numpy(np.array(values, dtype=(np.int64, np.float64)[kind]))
     return made if runner.device.type == "cpu" else made.to(runner.device)

@@ -30,8 +30,7 @@ from sprinter.errors import SprinterError, UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.laws import Sampling
 from sprinter.models import capture, quantised, runners
-from sprinter.models.cachedir import cache_dir, make_cache_dir, read_kept, write_kept
-from sprinter.models.capture.marks import hash_file
+from sprinter.models.cachedir import cache_dir, hash_file, make_cache_dir, read_kept, write_kept
 from sprinter.models.choose import runner_kind
 from sprinter.models.devices import find_threads
 from sprinter.models.flops import forward_flops
@@ -91,13 +90,11 @@ def _read_costs(kept: Mapping[str, Any]) -> PassCosts:
 def shared_costs(pair: LoadedPair, described: Mapping[str, Any] | None, costs: PassCosts) -> PassCosts:
     """``costs`` with those of passes that rows share, measured and kept in the same way.
 
-    Without them where a model decodes one row at a time, where passes over several rows would have to be compiled
-    first, and where they fail, as for want of memory: then rows are taken to cost what so many tokens of one row do.
+    Without them where a model decodes one row at a time, and where they fail, as for want of memory: then rows are
+    taken to cost what so many tokens of one row do.
     """
     loaded = [one for one in (pair.target, pair.draft) if one is not None]
-    if any(
-        (one.compile and not is_joined(one.model)) or runner_kind(one.model)[0] == "crop" for one in loaded
-    ):
+    if any(runner_kind(one.model)[0] == "crop" for one in loaded):
         return costs
 
     def read(kept: Mapping[str, Any]) -> PassCosts:

@@ -11,7 +11,7 @@ from typing import Any
 from sprinter.decode.costs import STEP, PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method, spell, with_values
-from sprinter.engine.captured import captured_steps, compile_for_prompts
+from sprinter.engine.captured import captured_steps
 from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
 from sprinter.engine.ending import special_ids
 from sprinter.engine.jobs import Costs, Models
@@ -267,13 +267,7 @@ class Parts:
             None if target is None else self.targets.held(target),
             None if draft is None or self.drafts is None else self.drafts.held(draft),
         )
-        models = Models(target, draft, self.models.vocab_size, captured_steps, held)
-        try:
-            compile_for_prompts([models.target, models.draft])
-        except BaseException:
-            self.give_back(models)
-            raise
-        return models
+        return Models(target, draft, self.models.vocab_size, captured_steps, held)
 
     def check_memory(
         self,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 
-__all__ = ["cache_dir", "check_own", "make_cache_dir", "read_kept", "write_kept"]
+__all__ = ["cache_dir", "check_own", "hash_file", "make_cache_dir", "read_kept", "write_kept"]
 
 
 def cache_dir() -> Path:
@@ -79,3 +80,8 @@ def read_kept(folder: str, name: str) -> str | None:
         return None
     check_own(place)
     return place.read_text(encoding="utf-8")
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -19,28 +19,27 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.capture.graphs import GraphUnits
-from sprinter.models.capture.results import MOST_TOKENS, JoinedRunner, ResultUnits
-from sprinter.models.capture.runner import CapturedRunner, Units
-from sprinter.models.capture.units import CompiledUnits, forget_code
+from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.checks import check_causal, check_config, distance, rounding_bound
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.gguf.sequences import MOST
 from sprinter.models.interface import Runner
+from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.fused_trial import forget_trial, fused
-from sprinter.models.quantised.in_place import renew_layers
+from sprinter.models.quantised.in_place import renew_layers, run_in_place
 from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.quantised.straight import Straight
 from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.crop import CropRunner
-from sprinter.models.runners.forward import ModelRunner, head_sizes
+from sprinter.models.runners.forward import ModelRunner
 from sprinter.models.runners.masks import BOOLEAN
 from sprinter.models.runners.rope import find_switch
 from sprinter.models.runners.row import RowRunner, Windows
 
 __all__ = [
     "capture_kind",
-    "check_capture",
+    "compile_model",
     "exactness",
     "holds_leaves",
     "longest_text",
@@ -67,10 +66,9 @@ _OWN_MASKS = {
 }
 """Model types that do not accept a mask, and the reason."""
 
-_ATTENTION = frozenset({"full_attention", "sliding_attention"})
+_KNOWN = "compile=True has our kernels run its layers"
 
-_OLDEST_COMPILER = (2, 9)
-"""Oldest torch whose compiler supports our kernels; everything else works with older versions."""
+_ATTENTION = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ def holds_leaves(runner: Runner, leaves: int) -> bool:
 def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     """How this model's short forward passes are made fast, and the reason in words.
 
-    "kernels", "compiled" or "graphs"; "none": nothing does.
+    "kernels" or "graphs"; "none": nothing does.
 
     Raises:
         UserError: no runner can serve the model.
@@ -178,29 +176,26 @@ def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     kind = devices.pop().type
     if kind == "cuda":
         return "graphs", "CUDA graphs"
-    if kind == "cpu":
-        return _compiled_kind(model)
-    return "none", f"there is no capture on {kind}"
+    if kind != "cpu":
+        return "none", f"there is no capture on {kind}"
+    family = model.config.get_text_config(decoder=True).model_type
+    return "none", _KNOWN if family in TYPES else f"our kernels do not know {family}"
 
 
-def _compiled_kind(model: PreTrainedModel) -> tuple[str, str]:
-    if model.dtype == torch.float64:
-        return "none", "it is in float64, and compiled attention is in float32"
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST_COMPILER:
-        oldest = ".".join(map(str, _OLDEST_COMPILER))
-        return "none", f"torch {torch.__version__} is installed, and compiled code needs {oldest} or newer"
-    return "compiled", "compiled code, kept on disk"
-
-
-def check_capture(model: PreTrainedModel | GgufModel) -> None:
-    """Refuse ``compile=True`` where nothing can be captured.
+def compile_model(model: PreTrainedModel | GgufModel) -> None:
+    """Do what ``compile=True`` asks for: on a CPU our kernels run the model's layers from then on; graphs are captured
+    when they are first used.
 
     Raises:
-        UserError: says why.
+        UserError: nothing makes its passes fast, and why; as ``run_in_place``.
     """
     kind, reason = capture_kind(model)
-    if kind == "none":
-        raise UserError(f"{_name(model)} cannot be compiled: {reason}; use compile=False")
+    why = reason if kind == "none" else None
+    if why == _KNOWN:
+        assert isinstance(model, PreTrainedModel)
+        why = run_in_place(model)
+    if why is not None:
+        raise UserError(f"{_name(model)} cannot be compiled: {why}; use compile=False")
 
 
 def renew(model: PreTrainedModel | GgufModel) -> None:
@@ -213,7 +208,6 @@ def renew(model: PreTrainedModel | GgufModel) -> None:
     if isinstance(model, GgufModel):
         return
     _choices.pop(model, None)
-    forget_code(model)
     forget_trial(model)
     renew_layers(model)
     _choose(model)
@@ -235,9 +229,8 @@ def make_runner(
         batch: number of rows; more than one needs the row runner.
         max_len: maximum number of tokens in a row.
         prefer: "row" or "crop" instead of the automatic choice; "row" is refused for models that it cannot serve.
-        compile: True: short forward passes are captured, on a CPU compiled when first needed (about a minute per shape,
-            kept on disk); of joined layers, what follows a pass; None: CUDA graphs on NVIDIA, on a CPU the compiled
-            code that is on disk; False: no capture.
+        compile: None: short forward passes are captured as CUDA graphs on NVIDIA; True: and where one cannot be, that
+            is an error; False: no capture. Whether our kernels run a model's layers is the model's matter.
         leaves: largest number of leaves of a tree in a row; only llama.cpp's runner must know it before.
 
     Raises:
@@ -259,8 +252,6 @@ def make_runner(
         )
     if kind == "row":
         return _rows(model, batch, max_len, choice.windows, False if prefer == "row" else compile)
-    if compile:
-        check_capture(model)
     why = choice.reason if choice.kind == "crop" else "the crop runner, as asked"
     if batch > 1:
         raise UserError(f"{_name(model)} decodes one row at a time ({why}): use batch=1")
@@ -270,32 +261,13 @@ def make_runner(
 def _rows(
     model: PreTrainedModel, batch: int, max_len: int, windows: Windows, compile: bool | None
 ) -> RowRunner:
-    if compile:
-        check_capture(model)
-    if not is_joined(model):
-        units = None if compile is False else _units(model, windows, compile)
-        return (
-            CapturedRunner(model, batch, max_len, windows, units)
-            if units
-            else RowRunner(model, batch, max_len, windows)
-        )
-    made: RowRunner
-    if compile is False or head_sizes(model)[0] > MOST_TOKENS:
-        made = RowRunner(model, batch, max_len, windows, flat=True)
-    else:
-        made = JoinedRunner(model, batch, max_len, windows, ResultUnits(model, bool(compile)))
+    kind = capture_kind(model)[0]
+    if kind == "graphs" and compile is not False:
+        units = GraphUnits(model, windows, bool(compile), fused)
+        return CapturedRunner(model, batch, max_len, windows, units)
+    made = RowRunner(model, batch, max_len, windows, flat=kind == "kernels")
     made.straight = Straight.of(model)
     return made
-
-
-def _units(model: PreTrainedModel, windows: Windows, compile: bool | None) -> Units | None:
-    """The source of captured units for a new runner; None: nothing is captured."""
-    kind = capture_kind(model)[0]
-    if kind == "graphs":
-        return GraphUnits(model, windows, bool(compile), fused)
-    if kind == "compiled":
-        return CompiledUnits(model, windows, bool(compile))
-    return None
 
 
 def _is_special(weights: Tensor) -> bool:

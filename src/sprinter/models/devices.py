@@ -16,8 +16,8 @@ import torch
 from sprinter.errors import UserError
 
 __all__ = [
-    "Threads", "busy_cores", "choose_threads", "device_of", "dtype_name", "dtype_of", "find_threads", "place_of",
-    "unmoved", "usable_cores",
+    "Threads", "busy_cores", "choose_threads", "cpu_flags", "device_of", "dtype_name", "dtype_of", "find_threads",
+    "place_of", "unmoved", "usable_cores",
 ]  # fmt: skip
 
 _log = logging.getLogger("sprinter")
@@ -210,3 +210,13 @@ def unmoved(model: Any, was: str) -> Iterator[None]:
             f"{type(model).__name__} was moved from {was} to {now} while caches hold texts: close engines and "
             "streams, call pair.reload(), and begin the texts anew"
         ) from error
+
+
+def cpu_flags() -> str:
+    """The instruction sets that a compiler may use on this CPU."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        machine = os.uname().machine if hasattr(os, "uname") else ""
+        return f"{torch.backends.cpu.get_cpu_capability()} {machine}"
+    lines = path.read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

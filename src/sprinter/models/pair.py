@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from sprinter.errors import ContextLengthError, UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_config, check_finite
-from sprinter.models.choose import check_capture, longest_text, runner_kind
+from sprinter.models.choose import compile_model, longest_text, runner_kind
 from sprinter.models.cut import CUT_TYPE, CutHead, check_cut, check_map, cut_output, keeping, known_words
 from sprinter.models.devices import dtype_name
 from sprinter.models.ends import eos_ids_of
@@ -29,7 +29,6 @@ from sprinter.models.quantised.in_place import run_in_place
 from sprinter.models.quantised.layers import parameter_count
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.rounded import round_linears
-from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.tokenizers import common_tokenizer
@@ -58,7 +57,7 @@ class LoadedModel:
         vocab_size: last axis of its logits, padded embedding rows included.
         hidden_size: d, last axis of its hidden states.
         eos_ids: token ids that end a text.
-        compile: whether its runners capture short forward passes; see ``make_runner``.
+        compile: as it was loaded; see ``load_models`` and ``make_runner``.
         quantised: dtype of ``models.quantised`` that its weights have, such as "int8"; None: they are as loaded.
         stored: storage type in its GGUF file, e.g. "Q4_K_M", if PyTorch runs it; None for other models.
         load_s: seconds that loading took; None for models in memory.
@@ -202,9 +201,9 @@ def load_models(
         revision: branch, tag or commit of the target on the hub.
         draft_revision: branch, tag or commit of the draft on the hub.
         trust_remote_code: run model code that comes with a checkpoint.
-        compile: True: models of known families are run by our kernels on a CPU (``models.quantised.in_place``); of
-            others short forward passes are captured, compiled when first needed (about a minute per shape, kept on
-            disk). None: capture where it is free, with CUDA graphs or code that is on disk; False: never.
+        compile: None: on NVIDIA short forward passes are captured as CUDA graphs. True: and on a CPU our kernels run
+            the layers of known families (``models.quantised.in_place``), of models in memory too, which have no
+            gradients from then on; what cannot be made fast is refused. False: neither.
         dequantise: GGUF files become transformers models, with weights in ``dtype`` ("auto": as above; on other devices
             bfloat16, or float32 for a file in float32).
         draft_vocabulary: the draft's output layer knows these tokens alone, which makes its steps cheaper where the
@@ -297,9 +296,7 @@ def _load(
     check_rows(words, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
     if options.compile:
-        if model is not origin.at and not is_joined(model):
-            run_in_place(model)
-        check_capture(model)
+        compile_model(model)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,
         eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored,
@@ -321,7 +318,7 @@ def _checkpoint(
 
     if options.stored and _joins(directory):
         model = read("auto")
-        if model.dtype == torch.float32 or run_in_place(model.train(False)):
+        if model.dtype == torch.float32 or run_in_place(model.train(False)) is None:
             return model
     return read(options.dtype)
 
@@ -339,7 +336,7 @@ def _load_gguf(
     begun, model = time.perf_counter(), GgufModel(path, options.device_name)
     check_rows(words, model.vocab_size, which)
     if options.compile:
-        check_capture(model)
+        compile_model(model)
     return LoadedModel(
         model, origin.name, origin.revision, model.context, model.vocab_size, model.hidden_size, model.eos_ids,
         load_s=time.perf_counter() - begun,

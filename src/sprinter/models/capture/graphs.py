@@ -23,16 +23,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sprinter.errors import SprinterError, UserError, first_line
-from sprinter.models.capture.compiled import Compiled, Recipe
 from sprinter.models.capture.marks import Watch, places
-from sprinter.models.capture.runner import Unit, as_module, split_inputs
+from sprinter.models.capture.runner import LONGEST, Captured, Unit, as_module, split_inputs
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.runners.row import Windows
 from sprinter.models.runners.tree import NOWHERE
 
 __all__ = ["LADDER", "MOST", "Fuse", "GraphUnits", "keys_bucket", "rows_bucket", "rung"]
 
-LADDER = (1, 2, 4, 8, 16, 32)
+LADDER = (1, 2, 4, 8, 16, LONGEST)
 """Input lengths that are captured; longer forward passes run eagerly."""
 
 MOST = 64
@@ -95,11 +94,7 @@ class GraphUnits:
             self._refused.clear()
             self._full = False
 
-    def missing(self, unit: Unit, like: Callable[[], Sequence[Tensor]]) -> list[Recipe]:
-        """See ``Units``: graphs are captured, not compiled."""
-        return []
-
-    def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
+    def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Captured | None:
         """See ``Units``. If memory for another graph runs out, a warning is logged and new shapes run eagerly.
 
         Raises:

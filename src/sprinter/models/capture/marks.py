@@ -1,20 +1,15 @@
-"""Detects whether captured code is still valid: in this process (``Watch``), and across processes (``digest``).
+"""Detects whether what was captured of a module is still valid.
 
-Compiled code has a module's classes, plain attributes, hooks and weights frozen into it; a CUDA graph has the addresses
-of the weights. Captured code is invalid as soon as one of these changes.
+A CUDA graph has a module's classes, plain attributes and hooks frozen into it, and the addresses of its weights. It is
+invalid as soon as one of these changes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from enum import Enum
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from sprinter.models.runners.forward import NOTING
 
 __all__ = [
-    "NOT_READ", "Momentary", "Watch", "comparable", "digest", "hash_file", "hooks_everywhere", "hooks_of", "places",
+    "NOT_READ", "Momentary", "Watch", "comparable", "hooks_everywhere", "hooks_of", "places",
 ]  # fmt: skip
 
 _WHOLE = 4096
@@ -130,38 +125,10 @@ def _sample(x: Tensor) -> np.ndarray:
     return flat[:: 1 if flat.size <= _WHOLE else _EVERY]
 
 
-_digests: WeakKeyDictionary[nn.Module, tuple[Watch, str]] = WeakKeyDictionary()
-
-
-def digest(module: nn.Module) -> str:
-    """SHA-256 of everything that compiled code takes from a module, the same in every process.
-
-    It covers classes with their sources, plain attributes and weights, and is computed again when the module has
-    changed. What a hook does cannot be hashed: with hooks, the digest is valid in this process only.
-    """
-    watch, made = _digests.get(module, (Watch(), ""))
-    if watch.changed(module):
-        made = _digest(module)
-        _digests[module] = watch, made
-    return made
-
-
 def places(module: nn.Module) -> Hashable:
     """Classes and plain attributes of a module and the addresses of its weights: equal for modules that share them."""
     facts, tensors = _read(module)
     return tuple(facts), tuple((x.data_ptr(), x.shape, x.stride()) for _, x in tensors)
-
-
-def _digest(module: nn.Module) -> str:
-    facts, tensors = _read(module)
-    types = {type(part) for part in module.modules()}
-    made = hashlib.sha256(repr(facts).encode())
-    for source in sorted({hash_source(cls) for each in types for cls in _own_bases(each)}):
-        made.update(source.encode())
-    for name, values in tensors:
-        made.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
-        made.update(values.detach().contiguous().cpu().view(_BITS[values.element_size()]).numpy().data)
-    return made.hexdigest()
 
 
 def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
@@ -173,7 +140,7 @@ def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
             path,
             _name(type(part)),
             _name(type(part).forward),
-            *((_RUN, hook) for hook in hooks_of(part)),
+            *hooks_of(part),
         ]
         held = [*part._parameters.items(), *part._buffers.items()]
         for name, value in vars(part).items():
@@ -184,7 +151,7 @@ def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
             else:
                 facts.append((name, comparable(value)))
         tensors += [(f"{path}.{name}", value) for name, value in held if value is not None]
-    return [*facts, *((_RUN, hook) for hook in hooks_everywhere())], tensors
+    return [*facts, *hooks_everywhere()], tensors
 
 
 def _settings(config: Any) -> Hashable:
@@ -218,32 +185,3 @@ def comparable(value: Any) -> Hashable:
 
 def _name(what: Any) -> str:
     return f"{what.__module__}.{what.__qualname__}"
-
-
-def _own_bases(cls: type) -> Iterator[type]:
-    """The class and its bases without those of torch, which torch's version covers."""
-    return (base for base in cls.__mro__ if base.__module__.split(".")[0] not in ("torch", "builtins"))
-
-
-_RUN = secrets.token_hex(8)
-
-
-@cache
-def hash_source(cls: Any) -> str:
-    """SHA-256 of the source file of a class or function; for a model's remote code, of all files in its directory.
-
-    A class without a file (typed into an interpreter) has no lasting identity: its hash is valid in this process only.
-    """
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if file is None:
-        return f"{_name(cls)} {id(cls)} {_RUN}"
-    path = Path(file)
-    together = (
-        sorted(path.parent.glob("*.py")) if cls.__module__.startswith("transformers_modules.") else [path]
-    )
-    return " ".join(map(hash_file, together))
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

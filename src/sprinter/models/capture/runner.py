@@ -1,4 +1,4 @@
-"""The captured runner: a row runner with captured short forward passes (compiled on a CPU, CUDA graphs on NVIDIA).
+"""The captured runner: a row runner whose short forward passes are captured, as CUDA graphs.
 
 A *unit* is a function of tensors around one forward pass: the forward pass alone, or a whole draft step. Long forward
 passes and the first one of a runner, which allocates the buffers, are those of the row runner, over the same buffers.
@@ -7,9 +7,7 @@ passes and the first one of a runner, which allocates the buffers, are those of 
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cache
 from typing import Any, Protocol
 
@@ -17,38 +15,30 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sprinter.models.capture.compiled import Compiled, Recipe
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.interface import ModelOutput
-from sprinter.models.runners.forward import CHUNK, StateFilter
+from sprinter.models.runners.forward import StateFilter
 from sprinter.models.runners.row import RowRunner, Windows
 from sprinter.models.runners.tree import RowTree
 
 __all__ = [
-    "FEWEST",
     "LONGEST",
     "PASS",
-    "READ",
+    "Captured",
     "CapturedRunner",
     "ForwardPass",
-    "ReadUnit",
     "Unit",
-    "UnitRunner",
-    "UnitSource",
     "Units",
     "as_module",
-    "parted",
     "split_inputs",
 ]
 
 ForwardPass = Callable[[StateFilter | None], tuple[Tensor, ...]]
+Captured = Callable[[list[Tensor]], list[Tensor]]
+"""Flat inputs → flat outputs; buffers among the inputs are written in place."""
 
-LONGEST = CHUNK
-"""Maximum number of tokens per row in a compiled forward pass: a whole prefill chunk."""
-
-
-FEWEST = 3
-"""Minimum number of slots in compiled code: in bfloat16 the compiler mistakes fewer for another layout."""
+LONGEST = 32
+"""Maximum number of tokens per row in a captured forward pass; longer ones run eagerly."""
 
 
 class Unit(nn.Module):
@@ -56,7 +46,7 @@ class Unit(nn.Module):
 
     Args:
         name: for messages.
-        facts: everything that the code depends on besides the model, as JSON values.
+        facts: everything that it depends on besides the model and its own weights, as JSON values.
 
     Attributes:
         per_token: whether the results are ``[batch, n, ...]``.
@@ -106,27 +96,14 @@ def _unit_of(logits: bool, layers: tuple[int, ...]) -> Unit:
     return unit
 
 
-class UnitSource(Protocol):
-    """Where a runner's units come from."""
+class Units(Protocol):
+    """Source of captured units."""
 
     def begin(self) -> None:
         """Called when a text begins: drops what was captured from a model or a unit that has changed since."""
         ...
 
-
-class Units(UnitSource, Protocol):
-    """Source of captured units."""
-
-    def missing(self, unit: Unit, like: Callable[[], Sequence[Tensor]]) -> list[Recipe]:
-        """What must be compiled before the unit runs on a runner of one row, told once; none where nothing is.
-
-        Args:
-            unit: the unit that will run.
-            like: returns extras and buffers; called only if something is missing.
-        """
-        ...
-
-    def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
+    def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Captured | None:
         """The captured unit for inputs of this shape; None: run eagerly.
 
         Args:
@@ -138,31 +115,28 @@ class Units(UnitSource, Protocol):
         ...
 
 
-class UnitRunner(RowRunner):
-    """See ``Runner``. ``run`` runs units other than the forward pass alone."""
+class CapturedRunner(RowRunner):
+    """See ``Runner``. ``run`` runs units other than the forward pass alone.
 
-    _units: UnitSource
+    Args:
+        model, batch, max_len, windows: see ``RowRunner``.
+        units: source of captured units.
+    """
+
+    name = "captured"
+
+    def __init__(
+        self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units
+    ) -> None:
+        super().__init__(model, batch, max_len, windows)
+        self._units = units
+        self._buffers: list[Tensor] = []
+        self._keys, self._all_rows = self._positions[0], torch.arange(batch, device=self.device)
 
     def renew(self, row: int) -> None:
-        """Drop code that has changed since; for a row without tokens the next unit does so."""
+        """Drop what was captured before a change; for a row without tokens the next unit does so."""
         if self._lengths[row]:
             self._units.begin()
-
-    @abstractmethod
-    def _run(
-        self,
-        unit: Unit,
-        tokens: Tensor,
-        counts: Sequence[int] | None,
-        extras: Sequence[Tensor],
-        rows: Sequence[int] | None,
-    ) -> list[Tensor] | None:
-        """The results of a unit; None if it is not captured for this shape. Does not change ``_lengths``."""
-
-    @abstractmethod
-    def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
-        """What must be compiled before the unit runs with such extras, told once; where that depends on the load, as
-        with many rows, nothing, and it is compiled when first needed."""
 
     def run(
         self,
@@ -213,7 +187,7 @@ class UnitRunner(RowRunner):
         if self._trees:
             reads = [[1] * len(tokens) if count is None else count for count in counts]
             trees = self._grown(0, [sum(own) for own in zip(*reads, strict=True)], rows, None)
-        with getattr(self.straight, "looking_once", nullcontext)(), torch.inference_mode():
+        with torch.inference_mode():
             for count, extra in zip(counts, extras, strict=True):
                 n = tokens.shape[1]
                 done = self._run(unit, tokens, count, extra, rows)
@@ -243,37 +217,6 @@ class UnitRunner(RowRunner):
         return any(
             self._lengths[row] == 0 and (counts is None or counts[i] > 0) for i, row in enumerate(taking_part)
         )
-
-
-class CapturedRunner(UnitRunner):
-    """A unit runner whose forward passes are captured with the units.
-
-    Args:
-        model, batch, max_len, windows: see ``RowRunner``.
-        units: source of captured units.
-    """
-
-    name = "captured"
-
-    def __init__(
-        self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units
-    ) -> None:
-        super().__init__(model, batch, max_len, windows)
-        self._units: Units = units
-        self._buffers: list[Tensor] = []
-        self._keys, self._all_rows = self._positions[0], torch.arange(batch, device=self.device)
-
-    def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
-        """See ``UnitRunner``."""
-        if self.batch > 1:
-            return []
-
-        def like() -> list[Tensor]:
-            with torch.inference_mode():
-                self._find_buffers()
-            return [*extras, *self._buffers]
-
-        return self._units.missing(unit, like)
 
     def _step(
         self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
@@ -362,21 +305,16 @@ def _output(made: Sequence[Tensor], logits: bool) -> ModelOutput:
 
 def split_inputs(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Split a unit's inputs after the first five into extras and buffers: only buffers have four axes."""
-    return parted(inputs[5:])
-
-
-def parted(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Split into extras and buffers."""
-    return [x for x in inputs if x.dim() < 4], [x for x in inputs if x.dim() == 4]
+    return [x for x in inputs[5:] if x.dim() < 4], [x for x in inputs[5:] if x.dim() == 4]
 
 
 def as_module(rows: RowPass, unit: Unit) -> nn.Module:
-    """The unit around the forward pass as one module for the compiler; see ``_Flat.forward`` for its inputs."""
+    """The unit around the forward pass as one module; see ``_Flat.forward`` for its inputs."""
     return _Flat(rows, unit)
 
 
 class _Flat(nn.Module):
-    """A unit around a forward pass in the form that the compiler takes: tensors in, a tuple of tensors out."""
+    """A unit around a forward pass as a function of tensors, whose result is a tuple of tensors."""
 
     def __init__(self, rows: RowPass, unit: Unit) -> None:
         super().__init__()

@@ -1,32 +1,24 @@
 """A model over cache rows as a plain function of tensors, which can be captured.
 
 ``RowPass`` takes everything that changes from call to call as a tensor (tokens, positions, slots, visible keys, the
-cache's buffers) and has no state of its own, so that it can be exported, compiled, or recorded as a graph. It calls the
-transformers model unchanged; only on a CPU ``own_attention`` replaces its attention function.
+cache's buffers) and has no state of its own, so that it can be recorded as a graph. It calls the transformers model
+unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from threading import get_ident
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sprinter.errors import SprinterError
-from sprinter.models.capture.attention import attention
 from sprinter.models.runners.forward import StateFilter, call_model
 from sprinter.models.runners.masks import window_mask
 
-__all__ = ["RowBuffers", "RowPass", "own_attention"]
-
-_OWN = "sprinter_rows"
+__all__ = ["RowBuffers", "RowPass"]
 
 
 class _RowBuffer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -132,49 +124,3 @@ class RowPass(nn.Module):
             attention_mask=mask,
             cache=cache,
         )
-
-
-@contextmanager
-def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Context in which a model that uses scaled_dot_product_attention uses our ``attention`` instead."""
-    config = model.config
-    before = config._attn_implementation
-    if before != "sdpa":
-        yield
-        return
-    ALL_ATTENTION_FUNCTIONS.register(_OWN, partial(_attend, get_ident(), ALL_ATTENTION_FUNCTIONS[before]))
-    config._attn_implementation = _OWN
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-
-
-def _attend(
-    owner: int,
-    others: Callable[..., tuple[Tensor, None]],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """An attention function with the signature of transformers'; ``attention_mask``: bool ``[1 or batch, 1, n, k]``.
-
-    A forward pass of another thread, while this model is traced, uses the model's usual attention.
-    """
-    if get_ident() != owner:
-        return others(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    _check(kwargs)
-    assert attention_mask is not None, "a traced forward pass has a mask"
-    batch, _, n, d = query.shape
-    mask = attention_mask[:, 0].expand(batch, n, key.shape[2])
-    return attention(query, key, value, mask, d**-0.5 if scaling is None else scaling), None
-
-
-def _check(kwargs: dict[str, Any]) -> None:
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise SprinterError(f"its attention uses {name}, which compiled attention does not support")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sprinter.errors import UserError
-from sprinter.models.capture.marks import hash_file
+from sprinter.models.cachedir import hash_file
 from sprinter.models.gguf.tensors import HEAD, Places, Tensors
 from sprinter.models.quantised import quantise
 from sprinter.models.quantised.layers import Matrix

@@ -30,7 +30,8 @@ from filelock import FileLock
 
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
-from sprinter.models.capture.compiled import cache_dir, cpu_flags
+from sprinter.models.cachedir import cache_dir
+from sprinter.models.devices import cpu_flags
 from sprinter.models.gguf import trial
 from sprinter.models.gguf.library import gguf_package
 

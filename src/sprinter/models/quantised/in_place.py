@@ -19,24 +19,19 @@ from transformers.pytorch_utils import Conv1D
 from sprinter.errors import UserError
 from sprinter.models.capture.marks import Watch
 from sprinter.models.quantised.attention import attend_in_order
-from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.layers import is_quantised, plain_matrix, without_gradient
 from sprinter.models.quantised.library import FLOATS, kernel
 from sprinter.models.quantised.norm import Instead
 from sprinter.models.quantised.quantise import SCALE, is_plain, join_quantised, try_joined
-from sprinter.models.quantised.straight import goes_straight
 from sprinter.models.quantised.unchanged import changed_layer
 from sprinter.models.quantised.whole import join_layers, joinable, part_layers, reads_in_place
 from sprinter.models.runners.forward import decoder_layers
 from sprinter.models.runners.masks import ORDERED
 
-__all__ = ["LEAST", "check_unchanged", "renew_layers", "run_in_place"]
+__all__ = ["check_unchanged", "renew_layers", "run_in_place"]
 
 _log = logging.getLogger("sprinter")
 
-LEAST = 32 << 20
-"""Parameters of a model that does not go straight: in smaller ones what surrounds the layers takes longest, which is
-compiled with them."""
 _FAR = 1e-3
 """Largest distance of logits that come from the order of sums alone; nothing is rounded."""
 _run: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
@@ -44,30 +39,28 @@ _run: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 _watches: WeakKeyDictionary[PreTrainedModel, Watch] = WeakKeyDictionary()
 
 
-def run_in_place(model: PreTrainedModel) -> bool:
-    """Have the kernels run a model's decoder layers and output layer; False if they cannot, or if that would be slow.
+def run_in_place(model: PreTrainedModel) -> str | None:
+    """Have the kernels run a model's decoder layers and output layer; why they cannot, in words, and then nothing has
+    changed, or None.
 
     Its modules and weights stay. Gradients, other dtypes and pickling are refused from then on.
 
     Raises:
         UserError: the kernels cannot be compiled, or the model computes something else with them.
     """
-    weights = {id(one): one for one in model.parameters()}.values()
-    pays = goes_straight(model) or sum(one.numel() for one in weights) >= LEAST
-    plain = getattr(model, "hf_quantizer", None) is None
-    if not pays or not plain or any(one.dtype not in FLOATS or one.device.type != "cpu" for one in weights):
-        return False
+    strange = next(
+        (one for one in model.parameters() if one.dtype not in FLOATS or one.device.type != "cpu"), None
+    )
+    if strange is not None:
+        kind = str(strange.dtype).removeprefix("torch.")
+        return f"its weights are in {kind} on {strange.device}, and our kernels read float32 and bfloat16 on a CPU"
     convolutions = [part for part in model.modules() if type(part) is Conv1D]
     for part in convolutions:  # the same weights in the order of a linear layer's
         part.weight.data = part.weight.data.t().contiguous().t()
     if (why := _why_not(model)) is not None:
-        if model.config.get_text_config(decoder=True).model_type in TYPES:
-            _log.warning(
-                "our kernels do not run the layers of %s, which is slower: %s", type(model).__name__, why
-            )
         for part in convolutions:
             part.weight.data = part.weight.data.contiguous()
-        return False
+        return why
     kernel()
     _run[model] = model.config._attn_implementation
     attend_in_order(model)
@@ -84,7 +77,7 @@ def run_in_place(model: PreTrainedModel) -> bool:
     except BaseException:
         _leave(model)
         raise
-    return True
+    return None
 
 
 def _leave(model: PreTrainedModel) -> None:
@@ -111,7 +104,8 @@ def renew_layers(model: PreTrainedModel) -> None:
         join_quantised(model)
     elif model in _run:
         _leave(model)
-        run_in_place(model)
+        if (why := run_in_place(model)) is not None:
+            _log.warning("our kernels no longer run %s, which is slower: %s", type(model).__name__, why)
 
 
 def check_unchanged(model: nn.Module) -> None:

@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sprinter.errors import UserError
-from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
-from sprinter.models.capture.compiled import cpu_flags
-from sprinter.models.capture.marks import hash_file
+from sprinter.models.cachedir import cache_dir, check_own, hash_file, make_cache_dir
+from sprinter.models.devices import cpu_flags
 from sprinter.models.quantised.layout import FORMATS, GROUP, Codes, Format
 
 __all__ = [

@@ -24,8 +24,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from sprinter.errors import UserError
-from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
-from sprinter.models.capture.marks import hash_file
+from sprinter.models.cachedir import cache_dir, check_own, hash_file, make_cache_dir
 
 __all__ = ["ASKED", "SourceFile", "packed_matrices"]
 

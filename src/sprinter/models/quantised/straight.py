@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 from weakref import WeakKeyDictionary, ref
 
@@ -101,7 +100,6 @@ class Straight:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = ref(model)
         self._parts: _OneCall | None = None
-        self._looks_once = self._seen = False
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -113,15 +111,6 @@ class Straight:
         if isinstance(model, _CLASSES):
             _tell(model, "its class has a forward of its own, which runs what is between its layers")
         return None
-
-    @contextmanager
-    def looking_once(self) -> Iterator[None]:
-        """Context whose passes follow each other at once: whether a part has changed is looked at before the first."""
-        try:
-            self._looks_once, self._seen = True, False
-            yield
-        finally:
-            self._looks_once = self._seen = False
 
     def __call__(
         self,
@@ -160,9 +149,6 @@ class Straight:
             if len(attention_mask) != 1:
                 return "its layers need several masks"
             (attention_mask,) = attention_mask.values()
-        if self._seen and not layers:
-            assert self._parts is not None
-            return self._parts.outputs(model, tokens, position_ids, attention_mask, cache, logits)
         inner = model.model
         if _KNOWN.get(type(model).forward) is not type(inner).forward:
             return "its class has another forward than it had"
@@ -176,7 +162,6 @@ class Straight:
         if call is None:
             return "a layer is another than it was, or has hooks"
         if not layers and (parts := self._parts_of(model, call)) is not None:
-            self._seen = self._looks_once
             return parts.outputs(model, tokens, position_ids, attention_mask, cache, logits)
         embedded = inner.embed_tokens(tokens)
         positions = inner.rotary_emb(embedded, position_ids=position_ids)
