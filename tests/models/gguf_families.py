@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from sprinter.models.gguf.load import EOS_KEY
-from sprinter.models.gguf.vocabulary import add_vocabulary, vocabulary
+from sprinter.models.gguf.vocabulary import add_vocabulary
 
 WINDOW = 7
 _SIZES = {
@@ -129,8 +129,7 @@ def written(name: str, path: Path, kind: str = "F32", **changes: Any) -> PreTrai
         _add(writer, f"{architecture}.{key}", value)
     if kind in ("F32", "F16", "Q8_0"):
         writer.add_file_type({"F32": 0, "F16": 1, "Q8_0": 7}[kind])
-    tokenizer = byte_tokenizer()
-    add_vocabulary(writer, vocabulary(tokenizer, name, model.config.vocab_size), tokenizer)
+    add_vocabulary(writer, byte_tokenizer(), name, model.config.vocab_size)
     writer.add_string(EOS_KEY, "0")
     arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == architecture)
     names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)

@@ -288,7 +288,7 @@ def test_a_full_disk_leaves_the_old_file(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
     assert "No space left on device" in convert_refusal(files / "target", out)
     assert out.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
@@ -298,9 +298,10 @@ def test_how_text_is_cut_is_named_or_refused(files: Path) -> None:
     model = load_models(files / "target").target
 
     def pre(cut: object) -> str:
-        tokenizer = byte_tokenizer()
+        tokenizer, writer = byte_tokenizer(), gguf.GGUFWriter(None, "llama")
         tokenizer.backend_tokenizer.pre_tokenizer = cut
-        return gguf_vocabulary.vocabulary(tokenizer, model.id, model.vocab_size).pre
+        gguf_vocabulary.add_vocabulary(writer, tokenizer, model.id, model.vocab_size)
+        return writer.kv_data[0]["tokenizer.ggml.pre"].value
 
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split

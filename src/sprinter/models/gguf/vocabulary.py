@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
-
-from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 from sprinter.models.gguf.splits import PRE_TOKENIZERS
 
-__all__ = [
-    "CONTROL", "JSON_KEY", "NORMAL", "ROLES", "UNUSED", "USER_DEFINED",
-    "GgufVocabulary", "add_vocabulary", "vocabulary",
-]  # fmt: skip
+__all__ = ["CONTROL", "JSON_KEY", "NORMAL", "ROLES", "UNUSED", "USER_DEFINED", "add_vocabulary"]
 
 JSON_KEY = "tokenizer.huggingface.json"
 """Metadata key: ``tokenizer.json``; reserved by the GGUF specification."""
@@ -29,30 +23,12 @@ _SPLITS = {PRE_TOKENIZERS[name].patterns[0]: name for name in ("llama-bpe", "qwe
 """Pre-tokenizer pattern → llama.cpp's name for it, except GPT-2's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class GgufVocabulary:
-    """A byte-level BPE in GGUF's form.
-
-    Attributes:
-        tokens: token strings by id.
-        kinds: token types by id.
-        merges: BPE merges, each as two tokens with a space between.
-        pre: llama.cpp's name of the pre-tokenizer.
-        json: contents of ``tokenizer.json``.
-    """
-
-    tokens: list[str]
-    kinds: list[int]
-    merges: list[str]
-    pre: str
-    json: str
-
-
-def vocabulary(tokenizer: PreTrainedTokenizerBase | None, name: str, vocab_size: int) -> GgufVocabulary:
-    """A tokenizer in GGUF's form; embedding rows beyond its tokens become unused tokens.
+def add_vocabulary(writer: Any, tokenizer: Any, name: str, vocab_size: int) -> None:
+    """Add a tokenizer to a ``GGUFWriter``; embedding rows beyond its tokens become unused tokens.
 
     Args:
-        tokenizer: a byte-level BPE.
+        writer: of the file.
+        tokenizer: a byte-level BPE, a ``PreTrainedTokenizerBase``.
         name: the model's name, for messages.
         vocab_size: number of embedding rows.
 
@@ -75,25 +51,21 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase | None, name: str, vocab_size:
     for added in spec.get("added_tokens", []):
         number = added["id"]
         tokens[number], kinds[number] = added["content"], CONTROL if added["special"] else USER_DEFINED
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in rule["merges"]]
-    return GgufVocabulary(tokens, kinds, merges, pre, json.dumps(spec, ensure_ascii=False))
-
-
-def add_vocabulary(writer: Any, words: GgufVocabulary, tokenizer: Any) -> None:
-    """Add a vocabulary, the ids of special tokens and the chat template to a ``GGUFWriter``."""
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(words.pre)
-    writer.add_token_list(words.tokens)
-    writer.add_token_types(words.kinds)
-    writer.add_token_merges(words.merges)
-    for role, name in ROLES.items():
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in rule["merges"]]
+    )
+    for role, kept in ROLES.items():
         if (number := getattr(tokenizer, f"{role}_token_id")) is not None:
-            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", number)
+            writer.add_uint32(f"tokenizer.ggml.{kept}_token_id", number)
     bos = tokenizer.bos_token_id
     writer.add_add_bos_token(bos is not None and tokenizer("a")["input_ids"][:1] == [bos])
     if isinstance(template := getattr(tokenizer, "chat_template", None), str):
         writer.add_chat_template(template)
-    writer.add_string(JSON_KEY, words.json)
+    writer.add_string(JSON_KEY, json.dumps(spec, ensure_ascii=False))
 
 
 def _pre(spec: dict[str, Any]) -> str | None:

@@ -7,15 +7,11 @@ float32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -24,7 +20,7 @@ from sprinter.models.cut import CUT_TYPE
 from sprinter.models.gguf.config import llama3_factors
 from sprinter.models.gguf.library import gguf_package
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
-from sprinter.models.gguf.vocabulary import add_vocabulary, vocabulary
+from sprinter.models.gguf.vocabulary import add_vocabulary
 
 __all__ = ["DTYPES", "write_gguf"]
 
@@ -57,7 +53,7 @@ def write_gguf(
         vocab_size: last axis of its logits.
         eos_ids: token ids that end a text.
         fingerprint: ``weights_fingerprint`` of the model, stored in the file so that its gates fit.
-        tell: progress callback, called with (tensors written, number of tensors).
+        tell: progress callback, called with (tensors stored, number of tensors).
 
     Raises:
         UserError: an unsupported architecture or tokenizer, or a full disk.
@@ -68,7 +64,6 @@ def write_gguf(
     gguf = gguf_package()
     if dtype not in DTYPES:
         raise UserError(f"there is no dtype {dtype!r} for a GGUF file: use {', '.join(DTYPES)}")
-    words = vocabulary(tokenizer, name, vocab_size)
     part = path.with_name(path.name + ".part")
     writer = gguf.GGUFWriter(part, "llama")
     try:
@@ -76,8 +71,11 @@ def write_gguf(
         writer.add_name(Path(name).name)
         writer.add_string(FINGERPRINT_KEY, fingerprint)
         writer.add_string(EOS_KEY, ",".join(map(str, eos_ids)))
-        add_vocabulary(writer, words, tokenizer)
-        _write_tensors(gguf, writer, model, dtype, tell)
+        add_vocabulary(writer, tokenizer, name, vocab_size)
+        _add_tensors(gguf, writer, model, dtype, tell)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
         writer.close()
         part.replace(path)
     except OSError as error:
@@ -122,25 +120,12 @@ def _add_sizes(gguf: Any, writer: Any, config: Any, dtype: str) -> None:
         writer.add_rope_scaling_factor(config.rope_parameters["factor"])
 
 
-def _write_tensors(gguf: Any, writer: Any, model: Any, dtype: str, tell: Callable[[int, int], None]) -> None:
-    """Write the shapes of all tensors, then their values one tensor at a time."""
+def _add_tensors(gguf: Any, writer: Any, model: Any, dtype: str, tell: Callable[[int, int], None]) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
     tensors = list(_tensors(model, names))
-    kinds = [_kind(gguf, tensor, dtype) for _, tensor in tensors]
-    for (name, tensor), kind in zip(tensors, kinds, strict=True):
-        plain = np.dtype(np.float16 if kind == gguf.GGMLQuantizationType.F16 else np.float32)
-        whole = kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
-        shape = tuple(tensor.shape)
-        stored = shape if whole else gguf.quant_shape_to_byte_shape(shape, kind)
-        size = math.prod(stored) * (plain.itemsize if whole else 1)
-        writer.add_tensor_info(
-            name, stored, plain if whole else np.dtype(np.uint8), size, None if whole else kind
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for i, ((_, tensor), kind) in enumerate(zip(tensors, kinds, strict=True)):
-        writer.write_tensor_data(gguf.quants.quantize(_numbers(tensor), kind))
+    for i, (name, tensor) in enumerate(tensors):
+        kind, numbers = _kind(gguf, tensor, dtype), tensor.float().contiguous().numpy()
+        writer.add_tensor(name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
         tell(i + 1, len(tensors))
 
 
@@ -173,7 +158,3 @@ def _kind(gguf: Any, tensor: Tensor, dtype: str) -> Any:
     if tensor.dim() < 2 or dtype == "f32":
         return kinds.F32
     return kinds.Q8_0 if dtype == "q8_0" and tensor.shape[-1] % _BLOCK == 0 else kinds.F16
-
-
-def _numbers(tensor: Tensor) -> NDArray[np.float32]:
-    return np.ascontiguousarray(tensor.to("cpu", torch.float32).numpy())
