@@ -22,7 +22,7 @@ from benchmarks.gpu.stage import Run, check_time, free
 from benchmarks.gpu.train import read_documents
 from sprinter.bench.settings import BenchSettings
 from sprinter.engine.pair import Pair
-from sprinter.models.runner import make_runner
+from sprinter.models.choose import make_runner
 
 TOKENS = 128  # of a text
 A_PASS = 8

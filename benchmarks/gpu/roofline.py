@@ -19,9 +19,9 @@ from benchmarks.gpu.stage import Run, TimeUp, check_time, first_line, free, sync
 from benchmarks.gpu.train import load_trained
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.models.choose import make_runner
 from sprinter.models.memory import token_bytes
 from sprinter.models.quantised.layers import RoundedLinear
-from sprinter.models.runner import make_runner
 
 PROFILED = 5  # passes under the profiler
 STEPS = (8, 40)  # new tokens; the difference of the two runs is free of the prompt's pass

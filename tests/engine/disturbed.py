@@ -30,7 +30,8 @@ from sprinter.engine.jobs import Models
 from sprinter.engine.policy import Policy
 from sprinter.errors import BatchError
 from sprinter.models.capture.runner import CapturedRunner
-from sprinter.models.runner import Runner, make_runner
+from sprinter.models.choose import make_runner
+from sprinter.models.interface import Runner
 from sprinter.models.runners.crop import CropRunner
 
 KINDS = ("row", "captured", "crop")

@@ -16,7 +16,7 @@ from sprinter.engine.engine import Engine
 from sprinter.engine.policy import Policy
 from sprinter.engine.rows import CacheRows, Feed
 from sprinter.errors import UserError
-from sprinter.models.runner import make_runner
+from sprinter.models.choose import make_runner
 
 METHODS = (
     "autoregressive", "draft-only", "speculative(gamma=3)", "sprinter(tau=0.5)", "coin(rate=0.5)", "svip(h=0.4)",

@@ -24,7 +24,7 @@ from sprinter.engine.steps import (
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.laws import Sampling
-from sprinter.models.runner import make_runner
+from sprinter.models.choose import make_runner
 from sprinter.random import AddressedDraws
 
 SAMPLINGS = [Sampling(), Sampling(0.6), Sampling(0.0), Sampling(0.9, 7, 0.8, 0.02)]

@@ -23,7 +23,7 @@ from sprinter.engine.steps import Drafted, DraftRow
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.models import memory
-from sprinter.models.runner import make_runner
+from sprinter.models.choose import make_runner
 from sprinter.random import AddressedDraws
 
 PROMPT = [3, 7, 1, 12, 5]

@@ -21,9 +21,9 @@ from torch import Tensor
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
 from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine.jobs import Models
+from sprinter.models.choose import make_runner
 from sprinter.models.gguf import write as gguf_write
 from sprinter.models.gguf.load import EOS_KEY, GgufModel
-from sprinter.models.runner import make_runner
 
 gguf = pytest.importorskip("gguf", reason=NO_GGUF)
 pytest.importorskip("llama_cpp", reason=NO_LLAMA)

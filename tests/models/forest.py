@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner, Units
-from sprinter.models.choose import _choose
-from sprinter.models.runner import ModelOutput, Runner, make_runner
+from sprinter.models.choose import _choose, make_runner
+from sprinter.models.interface import ModelOutput, Runner
 
 KINDS = ["llama", "qwen2", "gpt2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "gemma3", "mistral"]
 WAYS = ["row", "captured", "graphs"]

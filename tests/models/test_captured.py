@@ -11,8 +11,7 @@ from tests.models.tiny import fresh, tiny
 from sprinter.errors import UserError
 from sprinter.models import memory
 from sprinter.models.capture.runner import PASS, CapturedRunner
-from sprinter.models.choose import capture_kind, compile_model
-from sprinter.models.runner import make_runner
+from sprinter.models.choose import capture_kind, compile_model, make_runner
 
 KINDS = [
     "gpt2", "llama", "qwen2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "gemma3", "mistral", "opt",

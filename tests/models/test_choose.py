@@ -8,7 +8,7 @@ from transformers import T5Config, T5ForConditionalGeneration, ViTConfig, ViTMod
 
 from sprinter.errors import UserError
 from sprinter.models import choose
-from sprinter.models.runner import make_runner, runner_kind
+from sprinter.models.choose import make_runner, runner_kind
 from sprinter.models.runners.row import RowRunner
 
 
@@ -111,14 +111,7 @@ def test_a_model_without_output_embedding_is_refused() -> None:
         runner_kind(ViTModel(config))
 
 
-def test_preferences() -> None:
-    assert make_runner(tiny("llama"), max_len=8, prefer="crop").name == "crop"
-    assert make_runner(tiny("llama"), max_len=8, prefer="row").name == "row"
-    with pytest.raises(UserError, match="cannot use the row runner: its local layers"):
-        make_runner(tiny("gpt_neo"), max_len=8, prefer="row")
-    with pytest.raises(UserError, match="use batch=1"):
+def test_several_rows_of_a_model_that_runs_one_are_refused() -> None:
+    assert make_runner(tiny("gpt_neo"), max_len=8).name == "crop"
+    with pytest.raises(UserError, match=r"one row at a time \(its local layers .*: use batch=1"):
         make_runner(tiny("gpt_neo"), batch=2, max_len=8)
-    with pytest.raises(UserError, match=r"one row at a time .*as asked"):
-        make_runner(tiny("llama"), batch=2, max_len=8, prefer="crop")
-    with pytest.raises(UserError, match="there is no runner 'fast'"):
-        make_runner(tiny("llama"), max_len=8, prefer="fast")

@@ -15,9 +15,9 @@ import sprinter
 from sprinter.cli import main
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
+from sprinter.models.choose import make_runner, runner_kind
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.pair import load_models
-from sprinter.models.runner import make_runner, runner_kind
 
 gguf = pytest.importorskip("gguf", reason=NO_GGUF)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from sprinter.engine.pair import Pair
 from sprinter.fingerprint import weights_fingerprint
+from sprinter.models.choose import make_runner, runner_kind
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.write import write_gguf
 from sprinter.models.pair import load_models
-from sprinter.models.runner import make_runner, runner_kind
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, needs_gguf, needs_llama]
 

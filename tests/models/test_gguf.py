@@ -20,6 +20,7 @@ from tests.models.tiny import padded_gpt2, save, tiny, word_tokenizer
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models import source
+from sprinter.models.choose import make_runner
 from sprinter.models.convert import convert_gguf
 from sprinter.models.flops import forward_flops
 from sprinter.models.gguf import output_head
@@ -28,7 +29,6 @@ from sprinter.models.gguf import write as gguf_write
 from sprinter.models.gguf.library import library
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import builtin_paths, load_models
-from sprinter.models.runner import make_runner
 
 gguf = pytest.importorskip("gguf", reason=NO_GGUF)
 pytest.importorskip("llama_cpp", reason=NO_LLAMA)

@@ -15,8 +15,7 @@ from sprinter.errors import UserError
 from sprinter.models.capture import graphs
 from sprinter.models.capture.graphs import LADDER, GraphUnits, keys_bucket, rows_bucket, rung
 from sprinter.models.capture.runner import PASS, CapturedRunner
-from sprinter.models.choose import _choose
-from sprinter.models.runner import make_runner
+from sprinter.models.choose import _choose, make_runner
 
 
 def runner_of(kind: str, batch: int, max_len: int, must: bool = True) -> CapturedRunner:

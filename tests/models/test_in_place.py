@@ -26,12 +26,11 @@ from transformers import (
 import sprinter
 from sprinter.errors import UserError
 from sprinter.models.capture.marks import _sample
-from sprinter.models.choose import capture_kind
+from sprinter.models.choose import capture_kind, make_runner
 from sprinter.models.pair import load_models
 from sprinter.models.quantised import in_place, library, whole
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.whole import _Stack, is_joined
-from sprinter.models.runner import make_runner
 
 
 def saved(name: str, folder: Path, dtype: str = "float32") -> Path:

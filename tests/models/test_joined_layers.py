@@ -15,11 +15,11 @@ from torch import nn
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from sprinter.errors import UserError
+from sprinter.models.choose import make_runner
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.pair import builtin_paths, load_models
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.whole import _Forward, _Stack, is_joined
-from sprinter.models.runner import make_runner
 from sprinter.models.runners.row_cache import RowCache
 
 

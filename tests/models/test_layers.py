@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from sprinter.models.cache_name import with_cache
-from sprinter.models.runner import make_runner
+from sprinter.models.choose import make_runner
 from sprinter.models.runners import forward
 
 
@@ -48,9 +48,9 @@ def test_hidden_states_of_layers_and_keys_and_values(kind: str, way: str) -> Non
         for given, layer in zip(step.layers, (0, 1, 0), strict=True):
             new = len(text) - first
             torch.testing.assert_close(given[row, :new], states[layer][0, first:], rtol=1e-4, atol=1e-4)
-        for (keys, values), layer in zip(runner.keys_values([0, -1], row), (0, 1), strict=True):
-            torch.testing.assert_close(keys, cache.layers[layer].keys, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(values, cache.layers[layer].values, rtol=1e-4, atol=1e-4)
+        wanted = [held for layer in cache.layers for held in (layer.keys, layer.values)]
+        for given, one in zip(runner._cache.buffers(), wanted, strict=True):  # type: ignore[attr-defined]
+            torch.testing.assert_close(given[row : row + 1, :, : len(text)], one, rtol=1e-4, atol=1e-4)
     hooks = [hook for part in forward.decoder_layers(model) for hook in part._forward_hooks.values()]
     assert not [
         hook for hook in hooks if hook.__module__ == forward.__name__
@@ -85,28 +85,10 @@ def test_hidden_states_of_layers_over_the_other_runners() -> None:
     )
 
 
-def test_layers_and_rows_that_do_not_exist() -> None:
+def test_layers_that_do_not_exist() -> None:
     runner = make_runner(tiny("llama"), max_len=20)
-    with pytest.raises(ValueError, match="row 0 holds no token yet"):
-        runner.keys_values([0])
     runner.extend(torch.ones(1, 2, dtype=torch.long))
     for layer in (2, -3):
         with pytest.raises(ValueError, match="this model has layers 0 to 1, or -2 to -1"):
             runner.extend(torch.ones(1, 2, dtype=torch.long), hidden_layers=[layer])
-        with pytest.raises(ValueError, match="this model has layers 0 to 1"):
-            runner.keys_values([layer])
-    with pytest.raises(ValueError, match="row 1 does not exist"):
-        runner.keys_values([0], 1)
     assert runner.lengths == [2]
-
-
-def test_keys_and_values_are_views() -> None:
-    runner = make_runner(tiny("llama"), max_len=20)
-    runner.extend(torch.ones(1, 5, dtype=torch.long))
-    ((keys, values),) = runner.keys_values([1])
-    assert [x.data_ptr() for x in (keys, values)] == [
-        x.data_ptr()
-        for x in runner._cache.buffers()[2:]  # type: ignore[attr-defined]
-    ]
-    with pytest.raises(RuntimeError, match="inference"):
-        keys.zero_()  # they can only be read

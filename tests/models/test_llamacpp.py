@@ -12,12 +12,13 @@ from tests.models.told import Told
 from transformers import PreTrainedModel
 
 from sprinter.errors import SprinterError, UserError
+from sprinter.models.choose import make_runner, runner_kind
 from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf import runner as llamacpp
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
+from sprinter.models.interface import Runner
 from sprinter.models.pair import builtin_paths, load_models
-from sprinter.models.runner import Runner, make_runner, runner_kind
 from sprinter.models.runners import forward
 
 pytest.importorskip("gguf", reason=NO_GGUF)
@@ -203,8 +204,6 @@ def test_chains_with_parents_are_plain_text(tiny: tuple[PreTrainedModel, GgufMod
         torch.testing.assert_close(logits[row], uncached(reference, text)[0][-1:], rtol=1e-4, atol=1e-4)
     with pytest.raises(NotImplementedError, match="states of layers"):
         runner.extend(torch.ones(2, 1, dtype=torch.long), hidden_layers=[0])
-    with pytest.raises(NotImplementedError, match="does not hand out keys and values"):
-        runner.keys_values([0])
     assert runner.lengths == [4, 6]
 
 

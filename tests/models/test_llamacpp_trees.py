@@ -12,8 +12,8 @@ from tests.models.tiny import uncached
 from transformers import PreTrainedModel
 
 from sprinter.errors import RowsError
+from sprinter.models.choose import make_runner
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.runner import make_runner
 
 pytest.importorskip("gguf", reason=NO_GGUF)
 pytest.importorskip("llama_cpp", reason=NO_LLAMA)
@@ -34,7 +34,8 @@ def forest(tiny: tuple[PreTrainedModel, GgufModel], batch: int, seed: int = 0, m
 
 def held(rows: Forest) -> int:
     """Sequences that trees hold beside those of the rows."""
-    return rows.runner._sequences.held  # type: ignore[attr-defined,no-any-return]
+    sequences: Any = rows.runner._sequences  # type: ignore[attr-defined]
+    return int(sequences._count - sequences._rows - len(sequences._free()))
 
 
 def test_each_node_reads_its_own_path_and_a_kept_path_is_plain_text(

@@ -6,7 +6,7 @@ from tests.models.tiny import tiny
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
 from sprinter.models import memory
-from sprinter.models.runner import make_runner
+from sprinter.models.choose import make_runner
 
 
 def deepseek() -> PreTrainedModel:

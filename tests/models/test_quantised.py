@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sprinter
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.laws import tv_distance
-from sprinter.models.choose import pads_rows
+from sprinter.models.choose import make_runner, pads_rows
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.pair import load_models
 from sprinter.models.quantised import library
@@ -32,7 +32,6 @@ from sprinter.models.quantised.layers import (
 from sprinter.models.quantised.layout import FORMATS, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import Kernel, kernel
 from sprinter.models.quantised.quantise import quantise
-from sprinter.models.runner import make_runner
 from sprinter.models.runners.row import RowRunner
 
 PROMPTS = ("The first king of", "In the year 1900 the river", "She was born in")

@@ -45,18 +45,17 @@ def test_asking_leaves_an_embedding_that_remembers_as_it_was() -> None:
     assert rope.max_seq_len_cached == CONTEXT
 
 
-@pytest.mark.parametrize("prefer", ["row", "crop"])
 @pytest.mark.parametrize(("kind", "switch"), [("phi3", SWITCH), ("llama-dynamic", CONTEXT)])
-def test_no_runner_goes_beyond_the_switch(kind: str, switch: int, prefer: str) -> None:
+def test_no_runner_goes_beyond_the_switch(kind: str, switch: int) -> None:
     assert (
         f"its context ends at {switch} tokens, where its rotary embedding changes"
         in runner_kind(tiny(kind))[1]
     )
-    make_runner(tiny(kind), max_len=switch, prefer=prefer)
+    make_runner(tiny(kind), max_len=switch)
     with pytest.raises(
         UserError, match=rf"up to {switch} tokens, not {switch + 1}: .*: use max_len={switch} or less"
     ):
-        make_runner(tiny(kind), max_len=switch + 1, prefer=prefer)
+        make_runner(tiny(kind), max_len=switch + 1)
 
 
 def test_slots_of_a_tree_are_beside_the_text() -> None:

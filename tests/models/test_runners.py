@@ -8,8 +8,10 @@ import torch
 from tests.models.tiny import CONTEXT, VOCAB, WINDOW, fresh, tiny
 from tests.models.told import Told
 
-from sprinter.models.runner import Runner, make_runner
+from sprinter.models.choose import make_runner
+from sprinter.models.interface import Runner
 from sprinter.models.runners import forward
+from sprinter.models.runners.crop import CropRunner
 
 ROW = [
     "gpt2",
@@ -36,7 +38,7 @@ def test_row_runner_equals_the_uncached_pass_in_random_programs(kind: str, batch
 
 @pytest.mark.parametrize("kind", ["gpt_neo", "gemma2", "gemma3", "mistral", "llama"])
 def test_crop_runner_equals_the_uncached_pass_in_random_programs(kind: str) -> None:
-    told = Told(make_runner(tiny(kind), max_len=40, prefer="crop"), kind, seed=5)
+    told = Told(CropRunner(tiny(kind), 40), kind, seed=5)
     assert told.runner.name == "crop"
     for _ in range(24):
         told.anything()
@@ -201,10 +203,10 @@ def test_runners_fit_the_interface() -> None:
         runner.copy(0, [0])
 
 
-@pytest.mark.parametrize("prefer", ["row", "crop"])
+@pytest.mark.parametrize("way", ["row", "crop"])
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3", "mistral", "qwen2-sliding"])
-def test_one_token_at_a_time_through_the_window(kind: str, prefer: str) -> None:
-    told = Told(make_runner(tiny(kind), max_len=30, prefer=prefer), kind)
+def test_one_token_at_a_time_through_the_window(kind: str, way: str) -> None:
+    told = Told(CropRunner(tiny(kind), 30) if way == "crop" else make_runner(tiny(kind), max_len=30), kind)
     for length in range(1, 2 * WINDOW + 2):
         told.extend([1])
         told.extend([2])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.models.tiny import CONTEXT, tiny, uncached
 
-from sprinter.models.runner import make_runner
+from sprinter.models.choose import make_runner
 
 TEXTS = [[(7 * i + 5 * row) % 61 for i in range(4 + 6 * row)] for row in range(4)]
 

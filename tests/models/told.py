@@ -7,7 +7,7 @@ import torch
 from tests.models.tiny import tiny, uncached
 from transformers import PreTrainedModel
 
-from sprinter.models.runner import ModelOutput, Runner
+from sprinter.models.interface import ModelOutput, Runner
 
 
 class Told:

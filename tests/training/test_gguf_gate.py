@@ -11,10 +11,10 @@ import sprinter
 from sprinter.cli import main
 from sprinter.errors import UserError
 from sprinter.heads.gate import load_gate
+from sprinter.models.choose import make_runner
 from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf import write as gguf_write
 from sprinter.models.pair import builtin_paths
-from sprinter.models.runner import make_runner
 
 pytest.importorskip("gguf", reason=NO_GGUF)
 

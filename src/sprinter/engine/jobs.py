@@ -22,7 +22,7 @@ from sprinter.engine.steps import (
 )
 from sprinter.engine.trees import TipLaws, TreeRow, TreeSteps
 from sprinter.errors import SprinterError
-from sprinter.models.runner import Runner
+from sprinter.models.interface import Runner
 
 __all__ = [
     "Costs", "Done", "DraftJob", "Job", "Jobs", "Models", "PromptJob", "PromptRead", "TargetJob", "TreeJob",

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from sprinter.engine.prefix import OFF, Changes, HeldRows, PrefixCache
 from sprinter.errors import UserError
 from sprinter.models.choose import holds_leaves, make_runner
+from sprinter.models.interface import Runner
 from sprinter.models.pair import LoadedModel
-from sprinter.models.runner import Runner
 from sprinter.models.runners.forward import head_sizes
 
 __all__ = ["IdleRunners", "RunnerPool"]

@@ -11,8 +11,7 @@ from torch import Tensor
 from sprinter.engine.prefix import HeldRows, common_prefix, up_to_boundary
 from sprinter.errors import SprinterError
 from sprinter.models.checks import find_fault
-from sprinter.models.interface import ModelOutput
-from sprinter.models.runner import Runner
+from sprinter.models.interface import ModelOutput, Runner
 
 __all__ = ["FINAL", "After", "CacheRows", "Feed", "ForwardResult", "RequestRow"]
 

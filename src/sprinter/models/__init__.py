@@ -7,7 +7,6 @@
 | ``vocabulary`` | checks that two models share a vocabulary |
 | ``interface`` | ``Runner`` and ``ModelOutput``: what the engine knows of a running model |
 | ``choose`` | which runner serves a model, and why; ``make_runner`` |
-| ``runner`` | the import path of the runner interface: re-exports ``interface`` and ``choose``, no code of its own |
 | ``checks`` | checks logits for NaN and infinities |
 | ``memory`` | sizes of caches, free memory, the largest batch that fits |
 | ``flops`` | forward FLOPs of a token |

@@ -218,17 +218,15 @@ def make_runner(
     *,
     batch: int = 1,
     max_len: int,
-    prefer: str | None = None,
     compile: bool | None = False,
     leaves: int = 1,
 ) -> Runner:
     """A runner for the model.
 
     Args:
-        model: a causal language model. GGUF files have a single runner; ``prefer`` does not apply to them.
+        model: a causal language model.
         batch: number of rows; more than one needs the row runner.
         max_len: maximum number of tokens in a row.
-        prefer: "row" or "crop" instead of the automatic choice; "row" is refused for models that it cannot serve.
         compile: None: short forward passes are captured as CUDA graphs on NVIDIA; True: and where one cannot be, that
             is an error; False: no capture. Whether our kernels run a model's layers is the model's matter.
         leaves: largest number of leaves of a tree in a row; only llama.cpp's runner must know it before.
@@ -238,23 +236,17 @@ def make_runner(
     """
     if isinstance(model, GgufModel):
         return LlamaCppRunner(model, batch, max_len, leaves)
-    if prefer not in (None, "row", "crop"):
-        raise UserError(f"there is no runner {prefer!r}: use 'row' or 'crop'")
     choice = _choose(model)
-    kind = prefer or choice.kind
-    if kind == "row" and choice.kind != "row":
-        raise UserError(f"{_name(model)} cannot use the row runner: {choice.reason}; use 'crop'")
     text = max_len - leaves + 1  # the slots of further leaves are no deeper
     if choice.switch is not None and text > choice.switch:
         raise UserError(
             f"{_name(model)} holds texts of up to {choice.switch} tokens, not {text}: its rotary embedding changes "
             f"there: use max_len={choice.switch} or less"
         )
-    if kind == "row":
-        return _rows(model, batch, max_len, choice.windows, False if prefer == "row" else compile)
-    why = choice.reason if choice.kind == "crop" else "the crop runner, as asked"
+    if choice.kind == "row":
+        return _rows(model, batch, max_len, choice.windows, compile)
     if batch > 1:
-        raise UserError(f"{_name(model)} decodes one row at a time ({why}): use batch=1")
+        raise UserError(f"{_name(model)} decodes one row at a time ({choice.reason}): use batch=1")
     return CropRunner(model, max_len)
 
 

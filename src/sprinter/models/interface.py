@@ -122,23 +122,6 @@ class Runner(Protocol):
         """
         ...
 
-    def keys_values(self, layers: Sequence[int], row: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Cached keys and values of one row in the given layers, in the order of its slots; read only.
-
-        Args:
-            layers: counted from 0, or from -1 for the last.
-            row: number of the row; one row per call, as rows differ in length.
-
-        Returns:
-            For each layer (keys, values), each ``[1, kv_heads, length, d]``: keys as they are cached (rotated). These
-            are views of the cache, not copies: they are valid until the next call that changes the row.
-
-        Raises:
-            ValueError: the row or a layer does not exist, or the row is empty.
-            NotImplementedError: the runner does not expose them (crop, llama.cpp).
-        """
-        ...
-
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget all but the first ``lengths[b]`` slots of each row b, in constant time.
 

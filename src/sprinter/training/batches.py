@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import make_runner, runner_kind
+from sprinter.models.interface import Runner
 from sprinter.models.pair import LoadedModel
-from sprinter.models.runner import Runner
 
 __all__ = ["Batches", "TrainBatch"]
 

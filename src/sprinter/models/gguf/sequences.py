@@ -61,11 +61,6 @@ class TreeSequences:
         """Whether a row holds a tree that is spread over sequences."""
         return row in self._spread
 
-    @property
-    def held(self) -> int:
-        """Number of sequences that trees hold beside those of the rows."""
-        return self._count - self._rows - len(self._free())
-
     def state(self) -> dict[int, _Spread]:
         """For ``restore``."""
         return {**self._spread}

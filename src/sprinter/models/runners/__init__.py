@@ -1,4 +1,4 @@
-"""Runners over transformers models. To get one, call ``make_runner`` of ``sprinter.models.runner`` (no ``s``).
+"""Runners over transformers models. To get one, call ``sprinter.models.choose.make_runner``.
 
 | module | contents |
 | --- | --- |

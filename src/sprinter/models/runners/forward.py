@@ -266,12 +266,6 @@ class BaseRunner(ABC):
         """Move the contents of a path's slots to the slots from ``root`` on; if interrupted, the row has its prefix."""
         assert list(path) == list(range(root, root + len(path))), "a chain lies there already"
 
-    def keys_values(self, layers: Sequence[int], row: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Not supported here: the cache belongs to another library."""
-        raise NotImplementedError(
-            f"the {self.name} runner does not hand out keys and values: use the row runner"
-        )
-
     def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
         """Layer numbers counted from the first; raises if the runner cannot return these layers."""
         raise NotImplementedError(

@@ -94,18 +94,6 @@ class RowRunner(ModelRunner):
                 assert isinstance(layer, RowLayer)
                 layer.wipe(row, self._lengths[row])
 
-    def keys_values(self, layers: Sequence[int], row: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Views of the buffers, up to the row's length."""
-        self._check_rows([row])
-        length = self._lengths[row]
-        if not length:
-            raise ValueError(f"row {row} holds no token yet, so it has no keys and values")
-        buffers = self._cache.buffers()
-        return [
-            (buffers[2 * layer][row : row + 1, :, :length], buffers[2 * layer + 1][row : row + 1, :, :length])
-            for layer in self._check_layers(layers)
-        ]
-
     def _compact(self, row: int, path: Sequence[int], root: int) -> None:
         if list(path) == list(range(root, root + len(path))):
             return
