@@ -12,8 +12,9 @@ or earlier, or when an unbranched tree is extended without ``parents``. Several 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,8 +41,7 @@ class ModelOutput(NamedTuple):
     layers: tuple[Tensor, ...] = ()
 
 
-@runtime_checkable
-class Runner(Protocol):
+class Runner(ABC):
     """Drives one model over ``batch`` rows of at most ``max_len`` tokens each.
 
     Attributes:
@@ -61,19 +61,20 @@ class Runner(Protocol):
     vocab_size: int
     hidden_size: int
     device: torch.device
-    branches: bool
-    soiled: bool
+    branches = False
+    soiled = False
 
     @property
+    @abstractmethod
     def lengths(self) -> list[int]:
         """Number of tokens in each row (a new list)."""
-        ...
 
     @property
+    @abstractmethod
     def cache_bytes(self) -> int:
         """Memory of the KV cache in bytes, as far as it is allocated."""
-        ...
 
+    @abstractmethod
     def extend(
         self,
         tokens: Tensor,
@@ -104,8 +105,8 @@ class Runner(Protocol):
                 whose tree branches.
             NotImplementedError: ``hidden_layers`` on a runner that cannot return them (llama.cpp).
         """
-        ...
 
+    @abstractmethod
     def keep(self, row: int, path: Sequence[int]) -> None:
         """Keep one path of a row's tree. The row is linear again, as if the path had been read as plain text.
 
@@ -120,8 +121,8 @@ class Runner(Protocol):
         Raises:
             ValueError: the row does not exist, or its tree has no such path.
         """
-        ...
 
+    @abstractmethod
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget all but the first ``lengths[b]`` slots of each row b, in constant time.
 
@@ -131,8 +132,8 @@ class Runner(Protocol):
         Raises:
             ValueError: a length is negative or exceeds the present one.
         """
-        ...
 
+    @abstractmethod
     def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
         """Copy the contents of ``from_row``, its tree included, to each of ``to_rows``.
 
@@ -143,20 +144,19 @@ class Runner(Protocol):
         Raises:
             ValueError: a row does not exist, or has fewer slots.
         """
-        ...
 
+    @abstractmethod
     def adopt(self, other: Runner, length: int) -> bool:
         """Copy the first ``length`` slots of row 0 of another runner of the same model to row 0, which is empty.
 
         Returns:
             False if the runners are of different kinds; then nothing was done.
         """
-        ...
 
-    def renew(self, row: int) -> None:
+    def renew(self, row: int) -> None:  # noqa: B027 - most runners have nothing to do
         """Called when a text begins in a row, after those of its tokens that the row holds from an earlier text."""
-        ...
 
+    @abstractmethod
     def wipe(self, row: int) -> None:
         """Clear everything beyond the row's length, so that no NaN there reaches a later forward pass.
 
@@ -166,4 +166,3 @@ class Runner(Protocol):
         Raises:
             ValueError: the row does not exist.
         """
-        ...

@@ -7,7 +7,7 @@ model and its hidden states, for runners over transformers models.
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -80,15 +80,11 @@ def map_output(step: ModelOutput, change: Callable[[Tensor], Tensor]) -> ModelOu
     )
 
 
-class BaseRunner(ABC):
+class BaseRunner(Runner):
     """The library-independent part of a runner: lengths, trees, checks, chunks. Subclasses hold model and cache.
 
     The parents of a tree without branches are recorded, but its tokens are read and stored like a chain.
     """
-
-    name: str
-    branches = False
-    soiled = False
 
     def __init__(self, batch: int, max_len: int) -> None:
         if batch < 1 or max_len < 1:
@@ -101,11 +97,6 @@ class BaseRunner(ABC):
     def lengths(self) -> list[int]:
         """Number of tokens in each row."""
         return list(self._lengths)
-
-    @property
-    @abstractmethod
-    def cache_bytes(self) -> int:
-        """Memory of the KV cache in bytes, as far as it is allocated."""
 
     def extend(
         self,
@@ -272,14 +263,6 @@ class BaseRunner(ABC):
             f"the {self.name} runner does not hand out states of layers: use hidden_layers=()"
         )
 
-    @abstractmethod
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Forget all but the first ``lengths[b]`` tokens of each row b."""
-
-    @abstractmethod
-    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
-        """Copy the contents of ``from_row``, or its first ``length`` slots, to each of ``to_rows``."""
-
     def adopt(self, other: Runner, length: int) -> bool:
         """Copy the first slots of another runner's row 0, if it is of the same kind."""
         if not isinstance(other, BaseRunner) or type(other) is not type(self):
@@ -293,13 +276,6 @@ class BaseRunner(ABC):
     @abstractmethod
     def _adopt(self, other: Any, length: int) -> None:
         """``adopt`` from a runner of this class; does not change ``_lengths``."""
-
-    def renew(self, row: int) -> None:  # noqa: B027 - most runners have nothing to do
-        """Called when a text begins in a row."""
-
-    @abstractmethod
-    def wipe(self, row: int) -> None:
-        """Clear everything beyond the row's length."""
 
     def _check_extend(
         self, tokens: Tensor, counts: Sequence[int] | None, rows: Sequence[int] | None = None
