@@ -20,7 +20,6 @@ import select
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import textwrap
 import time
@@ -37,7 +36,11 @@ LINES = (
 )
 COLUMNS, CHAR, ROW, PAD, BAR = 100, 8.4, 20, 16, 34  # characters; pixels
 TYPING_S, PAUSE_S, LIMIT_S = 0.03, 0.8, 900.0
-SGR = re.compile(r"\x1b\[([0-9;]*)m|\x1b\[[0-9;?]*[A-Za-z]|([\n\r\t])|([^\x1b\n\r\t]+)")
+SGR = re.compile(
+    r"\x1b\[([0-9;]*)m|\x1b\[(\d*)([ACD])|\x1b\[[0-9;?]*[A-Za-z]|([\n\r\t\b])|([^\x1b\n\r\t\b]+)"
+)
+READY = re.compile(r"\x1b\[\?2004h[^\n]*\x1b\[\?25h$")  # the prompt is there, and the cursor
+MOVES = {"A": (-1, 0), "C": (0, 1), "D": (0, -1)}
 LIGHT = {"e69f00": "#8a5a00", "56b4e9": "#0b5f96", "d55e00": "#a84300", "009e73": "#006b4d"}
 """The colours of origins on a dark ground -> on a light one."""
 
@@ -56,52 +59,49 @@ def record(command: list[str], lines: Iterable[str]) -> list[tuple[float, str]]:
     """Run a chat on a terminal and type these lines; returns what appeared, with seconds since the first prompt."""
     main, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
-    with tempfile.NamedTemporaryFile("w", suffix=".inputrc") as keys:
-        keys.write("set enable-bracketed-paste off\n")
-        keys.flush()
-        environment = os.environ | {
-            "TERM": "xterm-256color", "COLORTERM": "truecolor", "SPRINTER_HISTORY": "", "INPUTRC": keys.name,
-        }  # fmt: skip
-        environment.pop("NO_COLOR", None)
-        found: list[tuple[float, str]] = []
-        with subprocess.Popen(
-            command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True
-        ) as process:
-            os.close(end)
+    environment = os.environ | {
+        "TERM": "xterm-256color", "COLORTERM": "truecolor", "SPRINTER_HISTORY": "", "PROMPT_TOOLKIT_NO_CPR": "1",
+    }  # fmt: skip
+    environment.pop("NO_COLOR", None)
+    found: list[tuple[float, str]] = []
+    with subprocess.Popen(
+        command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True
+    ) as process:
+        os.close(end)
 
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-            def take() -> str:
-                part = decoder.decode(os.read(main, 4096))
-                found.append((time.monotonic(), part))
-                return part
+        def take() -> str:
+            part = decoder.decode(os.read(main, 4096))
+            found.append((time.monotonic(), part))
+            return part
 
-            def read_to_prompt() -> None:
-                text, until = "", time.monotonic() + LIMIT_S
-                while not re.search(r"(^|\n)> $", SGR.sub(lambda part: part[2] or part[3] or "", text)):
-                    if not select.select([main], [], [], max(0.0, until - time.monotonic()))[0]:
-                        raise TimeoutError(
-                            f"no prompt after {LIMIT_S:.0f} s; the last output was {text[-500:]!r}"
-                        )
-                    try:
-                        text += take()
-                    except OSError:  # the chat has ended
-                        return
+        def read_to_prompt() -> None:
+            text, until = "", time.monotonic() + LIMIT_S
+            while not READY.search(text):
+                if not select.select([main], [], [], max(0.0, until - time.monotonic()))[0]:
+                    raise TimeoutError(
+                        f"no prompt after {LIMIT_S:.0f} s; the last output was {text[-500:]!r}"
+                    )
+                try:
+                    text += take()
+                except OSError:  # the chat has ended
+                    return
 
+        read_to_prompt()
+        began = time.monotonic()
+        for line in lines:
+            time.sleep(PAUSE_S)
+            for key in line:
+                os.write(main, key.encode())
+                time.sleep(TYPING_S)
+                if select.select([main], [], [], 0.0)[0]:
+                    take()
+            os.write(main, b"\r")
             read_to_prompt()
-            began = time.monotonic()
-            for line in lines:
-                time.sleep(PAUSE_S)
-                for key in line:
-                    os.write(main, key.encode())
-                    time.sleep(TYPING_S)
-                    if select.select([main], [], [], 0.0)[0]:
-                        take()
-                os.write(main, b"\r")
-                read_to_prompt()
-            os.close(main)
-            if status := process.wait(LIMIT_S):
-                raise RuntimeError(f"the chat ended with status {status}: {found[-1][1]}")
+        os.close(main)
+        if status := process.wait(LIMIT_S):
+            raise RuntimeError(f"the chat ended with status {status}: {found[-1][1]}")
     return [(max(0.0, at - began), text) for at, text in found]
 
 
@@ -109,22 +109,33 @@ def laid_out(parts: Iterable[tuple[float, str]]) -> Iterator[Shown]:
     """Where and in which style each text stands, on rows of ``COLUMNS`` characters."""
     row = column = 0
     style: set[str] = set()
+    there: dict[tuple[int, int], tuple[str, frozenset[str]]] = {}  # what is typed is drawn again at its end
     for at_s, text in parts:
         for match in SGR.finditer(text):
-            codes, control, word = match.groups()
+            codes, count, move, control, word = match.groups()
             if codes is not None:
                 style = _styled(style, codes)
+            if move is not None:
+                down, right = MOVES[move]
+                row, column = row + down * int(count or 1), max(0, column + right * int(count or 1))
             if control == "\n":
                 row, column = row + 1, 0
             elif control == "\r":
                 column = 0
+            elif control == "\b":
+                column = max(0, column - 1)
             if control == "\t":
                 word = " " * (8 - column % 8)
             while word:
                 if column == COLUMNS:
                     row, column = row + 1, 0
                 part, word = word[: COLUMNS - column], word[COLUMNS - column :]
-                yield Shown(at_s, row, column, part, frozenset(style))
+                cells = {(row, column + i): (char, frozenset(style)) for i, char in enumerate(part)}
+                if part.isspace() or any(
+                    there.get(at) != cell for at, cell in cells.items() if cell[0] != " "
+                ):
+                    yield Shown(at_s, row, column, part, frozenset(style))
+                there |= cells
                 column += len(part)
 
 

@@ -17,9 +17,10 @@ from sprinter.cli.pages import legend
 
 SVG = "{http://www.w3.org/2000/svg}"
 PROGRAM = """
+from prompt_toolkit import prompt
 print("loading")
 while True:
-    line = input("> ")
+    line = prompt("> ")
     if line == "/quit":
         break
     print(f"\\x1b[1;38;2;0;158;115m{line}\\x1b[0m!")
@@ -62,8 +63,9 @@ def test_a_program_is_recorded_from_its_first_prompt() -> None:
     assert parts[0][0] == 0 and [at for at, _ in parts] == sorted(at for at, _ in parts)
     shown = list(record_chat.laid_out(parts))
     rows = ["".join(one.text for one in shown if one.row == row) for row in range(4)]
-    assert rows == ["loading", "> hello", "hello!", "> /quit"]
+    assert rows == ["loading", ">hello", "hello!", ">/quit"]
+    assert [(one.column, one.text) for one in shown if one.row == 1][:2] == [(0, ">"), (2, "h")]
     (answer,) = [one for one in shown if one.style]
     assert answer.text == "hello" and answer.style == {"b", "009e73"} and answer.at_s >= record_chat.PAUSE_S
     with pytest.raises(RuntimeError, match="ended with status 3"):
-        record_chat.record([sys.executable, "-c", "input('> '); exit(3)"], ["x"])
+        record_chat.record([sys.executable, "-c", PROGRAM.replace("break", "exit(3)")], ["/quit"])

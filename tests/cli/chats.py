@@ -8,8 +8,8 @@ from typing import Any
 from tests.cli.tiny import Places
 
 from sprinter import load_pair
-from sprinter.cli.chat_loop import converse
-from sprinter.cli.chat_screen import Screen
+from sprinter.cli.chat import converse
+from sprinter.cli.chat_commands import Commands
 from sprinter.cli.chat_session import Session
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pair import Pair
@@ -40,11 +40,11 @@ def nothing(token: object) -> None:
 class Script:
     """Lines of a list; an exception among them is raised in its place, and the input ends after the last."""
 
-    def __init__(self, lines: Iterable[str | type[BaseException]], *, interactive: bool = True) -> None:
-        self.interactive, self._lines = interactive, iter(lines)
+    def __init__(self, lines: Iterable[str | type[BaseException]]) -> None:
+        self._lines = iter(lines)
         self.prompts: list[str] = []
 
-    def read(self, prompt: str) -> str:
+    def __call__(self, prompt: str) -> str:
         self.prompts.append(prompt)
         line = next(self._lines, EOFError)
         if isinstance(line, str):
@@ -52,6 +52,6 @@ class Script:
         raise line
 
 
-def played(chat: Session, *lines: str | type[BaseException], interactive: bool = True) -> int:
+def played(chat: Session, *lines: str | type[BaseException], typed: bool = True) -> int:
     """Run a chat on these lines; returns the exit status."""
-    return converse(chat, Script(lines, interactive=interactive), Screen())
+    return converse(Commands(chat), Script(lines), typed=typed)

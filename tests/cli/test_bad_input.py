@@ -127,8 +127,8 @@ def test_a_mistake_under_json_leaves_stdout_empty(run: Run) -> None:
     [
         (b"", ["prompt is empty"]),
         (b"\n", ["prompt is empty"]),
-        (b"abc\xff\xfe", ["standard input is not valid UTF-8", "0xff at offset 3"]),
-        (b"abc\xe2\x98", ["not valid UTF-8", "0xe2 at offset 3"]),
+        (b"abc\xff\xfe", ["standard input is not valid UTF-8", "0xff, after 3 characters"]),
+        (b"abc\xe2\x98", ["not valid UTF-8", "0xe2, after 3 characters"]),
         (b"x" * (17 * 2**20), ["more than 16 MiB", "give a shorter one"]),
     ],
     ids=["empty", "line break", "invalid", "cut off", "17 MiB"],

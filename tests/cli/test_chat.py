@@ -15,12 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from tests.cli.chats import TEMPLATE
 from tests.cli.tiny import Places, Run
 
-from sprinter.cli.chat_input import complete_entry, history_file
+from sprinter.cli.chat import history_file, read_entry, typed_entries
 
 CLI = [sys.executable, "-m", "sprinter.cli"]
+PROMPT = "\x1b[?2004h"  # from here on pasted text is marked as such
 posix = pytest.mark.skipif(os.name != "posix", reason="terminals and signals of POSIX")
 
 
@@ -53,10 +58,9 @@ def test_mistakes_in_a_pipe_give_status_2_and_the_chat_goes_on(
     args = ("chat", *places.pair, "--template", template, "-n", "4")
     status, out, err = run(*args, stdin=b"/nonsense\n\xff\nHello")
     assert status == 2 and out.count("\n") >= 1
-    assert (
-        "there is no command /nonsense" in err
-        and "line 2 of standard input is not valid UTF-8 (byte 0xff)" in err
-    )
+    assert "there is no command /nonsense" in err and "a message is not valid UTF-8 (byte 0xff" in err
+    status, out, err = run(*args, stdin=b"x" * (17 << 20))
+    assert (status, out) == (2, "") and "a line of standard input exceeds 16 MiB" in err
     status, out, err = run(*args, stdin=b'"""never\nended\n')
     assert (status, out) == (2, "") and "ended within a message of several lines" in err
     assert run(*args, stdin=b"") == (0, "", "")
@@ -105,14 +109,6 @@ def test_what_cannot_be_a_chat_is_refused_in_one_line(
     assert (status, out) == (2, "") and err.count("\n") == 1 and said in err
 
 
-def test_completion_of_entries() -> None:
-    assert complete_entry("/me", "/me") == ["/method "]
-    assert complete_entry("/s", "/s") == ["/set ", "/system ", "/save "]
-    assert complete_entry("/set top", "top") == ["top_k ", "top_p "]
-    assert complete_entry("/method spr", "spr") == ["sprinter"]
-    assert complete_entry("Hello /me", "/me") == complete_entry("", "") == []
-
-
 def test_where_the_history_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     monkeypatch.delenv("SPRINTER_HISTORY", raising=False)
@@ -125,14 +121,22 @@ class Typist:
     """A process on a terminal of its own."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        import fcntl
         import pty
+        import termios
 
         self._main, end = pty.openpty()
         self._unread = ""
-        # Whoever runs the tests in the background may have them ignore Ctrl-C, and children inherit that.
+
+        def begin() -> None:
+            # Whoever runs the tests in the background may have them ignore Ctrl-C, and children inherit that.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C is a signal to this process
+
         self.process = subprocess.Popen(
-            command, env={**environment, "TERM": "xterm", "NO_COLOR": "1"}, stdin=end, stdout=end, stderr=end,
-            start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            command, stdin=end, stdout=end, stderr=end,
+            env={**environment, "TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            start_new_session=True, preexec_fn=begin,
         )  # fmt: skip
         os.close(end)
 
@@ -143,14 +147,6 @@ class Typist:
             assert self._read(until), self._unread
         found, self._unread = self._unread[: at + len(wanted)], self._unread[at + len(wanted) :]
         return found
-
-    def reads(self, wanted: str, limit_s: float) -> bool:
-        """Whether ``wanted`` is written in time; ``read_to`` finds it afterwards."""
-        until = time.monotonic() + limit_s
-        while wanted not in self._unread:
-            if not self._read(until):
-                return False
-        return True
 
     def _read(self, until: float) -> bool:
         if not select.select([self._main], [], [], max(0, until - time.monotonic()))[0]:
@@ -179,92 +175,81 @@ def typist(command: list[str], environment: dict[str, str]) -> Iterator[Typist]:
         found.close()
 
 
-KEYBOARD = """
-from sprinter.cli.chat_input import Keyboard
-with Keyboard(print) as lines:
-    try:
-        while True:
-            try:
-                print(f"<{lines.read('> ')!r}>")
-            except KeyboardInterrupt:
-                print("<interrupted>")
-    except EOFError:
-        print("<end>")
-"""
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PipeInput]:
+    """A keyboard, and a file for its history."""
+    monkeypatch.setenv("SPRINTER_HISTORY", str(tmp_path / "new" / "history"))
+    with create_pipe_input() as found, create_app_session(input=found, output=DummyOutput()):
+        yield found
 
 
-@posix
-def test_typed_lines_are_edited_completed_and_kept(environment: dict[str, str], tmp_path: Path) -> None:
-    readline = pytest.importorskip("readline")
-    if "libedit" in (readline.__doc__ or ""):
-        pytest.skip("needs GNU readline")
-    history = tmp_path / "new" / "history"
-    kept = {**environment, "SPRINTER_HISTORY": str(history), "INPUTRC": os.devnull}
-    with typist([sys.executable, "-c", KEYBOARD], kept) as user:
-        for keys, line in (
-            ("helo\x1b[Dl\r", "hello"),  # left, l
-            ("one\x1b\rtwo\r", "one\ntwo"),  # Alt-Enter
-            ("/meth\tsvip\r", "/method svip"),
-            ("\x1b[A\x1b[A\x1b[A\r", "hello"),  # up
-        ):
-            user.read_to("> ")
-            user.type(keys)
-            user.read_to(f"<{line!r}>")
-        user.read_to("> ")
-        # Between the prompt and the wait for a key Python misses a signal until the next one.
-        user.interrupt()
-        if not user.reads("<interrupted>", limit_s=5):
-            user.interrupt()
-        user.read_to("<interrupted>")
-        user.read_to("> ")
-        user.type("\x04")
-        user.read_to("<end>")
-        assert user.process.wait(60) == 0
-    assert history.read_text().startswith("hello\n") and history.stat().st_mode & 0o777 == 0o600
-    with typist([sys.executable, "-c", KEYBOARD], kept) as user:
-        user.read_to("> ")
-        user.type("\x1b[A\r")
-        user.read_to("<'hello'>")
-    with typist([sys.executable, "-c", KEYBOARD], {**kept, "SPRINTER_HISTORY": "/proc/none/x"}) as user:
-        user.read_to("> ")
-        user.type("\x04")
-        user.read_to("cannot write the input history '/proc/none/x'")
+@pytest.mark.parametrize(("typed", "entry"), [
+    ("helo\x1b[Dl\r", "hello"),  # left, l
+    ("one\x1b\rtwo\r", "one\ntwo"),  # Alt-Enter
+    ('"""a\rb\r\r/c"""\r', "a\nb\n\n/c"),  # Enter within quotes
+    ("\x1b[200~pasted\nlines\x1b[201~\r", "pasted\nlines"),
+    ("/meth\tsvip\r", "/method svip"),
+    ("/method calib\t\r", "/method calibrated"),
+    ("/set top\tk 5\r", "/set top_k 5"),
+    ("hold\r", "hold"),
+    ("  \r", None),
+])  # fmt: skip
+def test_entries_are_edited_and_completed(keys: PipeInput, typed: str, entry: str | None) -> None:
+    keys.send_text(typed)
+    assert read_entry(typed_entries(print)) == entry
 
 
-def test_a_python_without_readline_says_so(environment: dict[str, str]) -> None:
-    code = "import sys; sys.modules['readline'] = None\n" + KEYBOARD
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        input="Hi\n",
-        capture_output=True,
-        text=True,
-        check=True,
+def test_entries_are_kept_for_the_next_chat(keys: PipeInput) -> None:
+    for typed in ("hello\r", '"""two\rlines"""\r'):
+        keys.send_text(typed)
+        read_entry(typed_entries(print))
+    assert (history := history_file()) is not None and history.stat().st_mode & 0o777 == 0o600
+    assert [*FileHistory(history).load_history_strings()] == ['"""two\nlines"""', "hello"]
+
+
+def test_ctrl_c_and_ctrl_d_at_the_prompt(keys: PipeInput) -> None:
+    read = typed_entries(print)
+    keys.send_text("half a line\x03")
+    with pytest.raises(KeyboardInterrupt):
+        read_entry(read)
+    keys.send_text("\x04")
+    with pytest.raises(EOFError):
+        read_entry(read)
+
+
+def test_a_history_that_cannot_be_kept_is_one_line(keys: PipeInput, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPRINTER_HISTORY", "/proc/none/x")
+    said: list[str] = []
+    keys.send_text("hello\r")
+    assert read_entry(typed_entries(said.append)) == "hello"
+    assert len(said) == 1 and said[0].startswith(
+        "cannot write the input history '/proc/none/x' (No such file"
     )
-    assert done.stdout == (
-        "this Python has no readline module: lines have no history and no editing but the terminal's own\n"
-        "<'Hi'>\n<end>\n"
-    )
-    assert done.stderr == "> > "  # standard output is no terminal, and for the answers alone
 
 
 @posix
 @pytest.mark.slow
-def test_ctrl_c_stops_an_answer_in_a_terminal(
-    environment: dict[str, str], places: Places, template: str
-) -> None:
+def test_a_chat_in_a_terminal(environment: dict[str, str], places: Places, template: str) -> None:
     command = [*CLI, "chat", *places.pair, "--template", template, "-n", "2000"]
     with typist(command, {**environment, "SPRINTER_HISTORY": ""}) as user:
-        assert "trusted (unchecked)" in user.read_to("> ")
+        assert "trusted (unchecked)" in user.read_to(PROMPT)
         user.type("Hello\r")
-        user.read_to("Hello\n")
+        user.read_to("Hello")
         time.sleep(1)
-        user.interrupt()
+        user.type("\x03")  # the terminal makes a signal of it
         user.read_to("stopped: the text so far is kept")
-        user.read_to("> ")
+        user.read_to(PROMPT)
         user.type("/history\r")
         user.read_to("1> Hello")
-        user.read_to("> ")
+        user.read_to(PROMPT)
+        user.type("\x1b[A\x1b[A\x1b[A")  # up, to the first entry and no further
+        user.read_to("Hello")
+        user.type("\x15/method\r")
+        user.read_to("method auto")
+        user.read_to(PROMPT)
+        user.interrupt()
+        user.read_to("Ctrl-C again, Ctrl-D or /quit ends the chat")
+        user.read_to(PROMPT)
         user.type("\x04")
         assert user.process.wait(60) == 0
 

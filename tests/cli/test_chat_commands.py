@@ -12,9 +12,8 @@ import pytest
 from tests.cli.chats import Script, chat_pair, new_chat, nothing, played
 from tests.cli.tiny import Places
 
-from sprinter.cli.chat_commands import COMMANDS, option_value
-from sprinter.cli.chat_loop import converse, read_entry
-from sprinter.cli.chat_screen import Screen
+from sprinter.cli.chat import converse, read_entry
+from sprinter.cli.chat_commands import COMMANDS, Commands, option_value
 from sprinter.cli.pages import harmless
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pair import Pair
@@ -38,13 +37,13 @@ def ungated(places: Places) -> Pair:
 def test_help_lists_every_command_and_the_keys(pair: Pair, capsys: Capture) -> None:
     assert played(new_chat(pair), "/help") == 0
     said = capsys.readouterr().err
-    assert all(command.usage in said and command.about in said for command in COMMANDS.values())
+    assert all(usage in said and about in said for usage, about in COMMANDS.values())
     assert '"""' in said and "Ctrl-C" in said
 
 
 def test_answers_are_alone_on_standard_output(pair: Pair, capsys: Capture) -> None:
     chat = new_chat(pair)
-    assert played(chat, "Hello", "/set", "", "  ", "Again", interactive=False) == 0
+    assert played(chat, "Hello", "/set", "", "  ", "Again", typed=False) == 0
     out, err = capsys.readouterr()
     assert out == "".join(f"{turn.answer}\n" for turn in chat.turns) and len(chat.turns) == 2
     assert all(turn.meter in err.splitlines() for turn in chat.turns)
@@ -54,9 +53,7 @@ def test_answers_are_alone_on_standard_output(pair: Pair, capsys: Capture) -> No
 
 def test_method_is_checked_and_the_old_one_kept(ungated: Pair, capsys: Capture) -> None:
     chat = new_chat(ungated)
-    status = played(
-        chat, "/method svip", "/method sprinter", "/method nothing(", "/method", interactive=False
-    )
+    status = played(chat, "/method svip", "/method sprinter", "/method nothing(", "/method", typed=False)
     said = capsys.readouterr().err.splitlines()
     assert status == 2 and said[0] == said[3] == "method svip(h=0.3, c=0.15)"
     assert said[1].startswith("error: ") and "needs a gate" in said[1] and said[2].startswith("error: ")
@@ -68,7 +65,7 @@ def test_set_changes_and_lists_options(pair: Pair, capsys: Capture) -> None:
         "/set temperature 0.7", "/set top_k=5", "/set stop User:", '/set stop_token_ids [3, 4]', "/set meter complete",
         "/set max_new_tokens none", "/set method speculative(gamma=2)", "/set seed",
     )  # fmt: skip
-    assert played(chat, *lines, interactive=False) == 0
+    assert played(chat, *lines, typed=False) == 0
     assert chat.options == GenerationOptions(
         temperature=0.7, top_k=5, stop="User:", stop_token_ids=[3, 4], meter="complete", max_new_tokens=None,
         method="speculative(gamma=2)",
@@ -103,7 +100,7 @@ def test_set_changes_and_lists_options(pair: Pair, capsys: Capture) -> None:
 def test_mistakes_are_one_line_and_change_nothing(pair: Pair, capsys: Capture, line: str, said: str) -> None:
     chat = new_chat(pair, "Be brief")
     before = chat.options
-    assert played(chat, line, interactive=False) == 2
+    assert played(chat, line, typed=False) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and said in err
     assert chat.options is before and chat.system == "Be brief"
@@ -124,13 +121,13 @@ def test_turns_are_shown_and_removed(pair: Pair, capsys: Capture) -> None:
 
 def test_a_saved_chat_goes_on_as_if_it_had_not_been_left(pair: Pair, tmp_path: Path, capsys: Capture) -> None:
     chat, file = new_chat(pair, "Be brief", method="svip", temperature=0.9), tmp_path / "chat.json"
-    assert played(chat, "One", "Two", f"/save {file}", interactive=False) == 0
+    assert played(chat, "One", "Two", f"/save {file}", typed=False) == 0
     value = json.loads(file.read_text())
-    assert value["messages"] == chat.messages() and value["options"] == chat.options.to_dict()
+    assert value["messages"] == chat.to_dict()["messages"] and value["options"] == chat.options.to_dict()
     assert [answer["stats"]["new_tokens"] for answer in value["answers"]] == [8, 8]
     assert value.keys() == {"messages", "options", "answers", "models", "version"}
     other = new_chat(pair)
-    assert played(other, f"/load {file}", f"/save {file}", interactive=False) == 0
+    assert played(other, f"/load {file}", f"/save {file}", typed=False) == 0
     assert json.loads(file.read_text()) == value
     assert other.ask("Three", nothing).text == chat.ask("Three", nothing).text
     assert [turn.meter for turn in other.turns[:2]] == [turn.meter for turn in chat.turns[:2]]
@@ -139,9 +136,9 @@ def test_a_saved_chat_goes_on_as_if_it_had_not_been_left(pair: Pair, tmp_path: P
 def test_a_file_is_replaced_only_if_that_was_meant(pair: Pair, tmp_path: Path, capsys: Capture) -> None:
     chat, file = new_chat(pair), tmp_path / "notes.md"
     file.write_text("my notes")
-    assert played(chat, "Hi", f"/save {file}", interactive=False) == 2
+    assert played(chat, "Hi", f"/save {file}", typed=False) == 2
     assert "exists already: /save! replaces it" in capsys.readouterr().err and file.read_text() == "my notes"
-    assert played(chat, f"/save! {file}", f"/save {file}", interactive=False) == 0
+    assert played(chat, f"/save! {file}", f"/save {file}", typed=False) == 0
     text = file.read_text()
     assert text.startswith(f"# Chat with {pair.models.target.id} with ") and "**User**\n\nHi\n" in text
     assert chat.turns[0].answer in text and f"*{chat.turns[0].meter}*" in text
@@ -160,10 +157,10 @@ def test_saving_is_atomic(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert played(chat, f"/save! {file}", interactive=False) == 2
+    assert played(chat, f"/save! {file}", typed=False) == 2
     assert "cannot write" in capsys.readouterr().err
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
-    assert played(chat, f"/save {tmp_path}/none/chat.json", interactive=False) == 2
+    assert played(chat, f"/save {tmp_path}/none/chat.json", typed=False) == 2
     assert "No such file or directory" in capsys.readouterr().err
 
 
@@ -171,8 +168,8 @@ TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ("{", "is not JSON in UTF-8"),
-    ("# Chat", "is not JSON in UTF-8: give a file that /save wrote, not .md"),
+    ("{", "is not JSON ("),
+    ("# Chat", "): give a file that /save wrote, not .md"),
     ("7", 'holds no list "messages"'),
     ('{"messages": [{"role": "user"}]}', 'holds no list "messages"'),
     (json.dumps(TURN[:1]), "the last message has no answer"),
@@ -192,7 +189,7 @@ def test_files_that_are_no_chats_change_nothing(
     chat.ask("Hi", nothing)
     before = chat.turns, chat.options, chat.system
     file.write_text(content)
-    assert played(chat, f"/load {file}", interactive=False) == 2
+    assert played(chat, f"/load {file}", typed=False) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and (chat.turns, chat.options, chat.system) == before
 
@@ -200,7 +197,7 @@ def test_files_that_are_no_chats_change_nothing(
 def test_a_list_of_messages_alone_can_be_loaded(pair: Pair, tmp_path: Path, capsys: Capture) -> None:
     chat, file = new_chat(pair, "Be brief", seed=3), tmp_path / "chat.json"
     file.write_text(json.dumps(TURN))
-    assert played(chat, f"/load {file}", "/retry", "/load nowhere.json", interactive=False) == 2
+    assert played(chat, f"/load {file}", "/retry", "/load nowhere.json", typed=False) == 2
     assert "cannot read 'nowhere.json' (No such file or directory)" in capsys.readouterr().err
     assert chat.system is None and chat.options.seed == 3 and [turn.user for turn in chat.turns] == ["a"]
     assert chat.turns[0].answer != "b"
@@ -229,7 +226,7 @@ def test_ctrl_c_at_the_prompt(pair: Pair, capsys: Capture) -> None:
     assert played(chat, KeyboardInterrupt, "Hi", KeyboardInterrupt, KeyboardInterrupt, "not read") == 130
     assert capsys.readouterr().err.count("Ctrl-C again, Ctrl-D or /quit ends the chat") == 2
     assert [turn.user for turn in chat.turns] == ["Hi"]
-    assert played(chat, KeyboardInterrupt, "not read", interactive=False) == 130
+    assert played(chat, KeyboardInterrupt, "not read", typed=False) == 130
 
 
 @pytest.mark.parametrize("entry", ["Long", "/retry"])
@@ -249,7 +246,7 @@ def test_ctrl_c_during_an_answer(
     assert played(chat, entry, "/history") == 0
     out, err = capsys.readouterr()
     assert out == chat.turns[-1].answer + "\n" and "stopped: the text so far is kept" in err
-    assert played(chat, entry, "not read", interactive=False) == 130
+    assert played(chat, entry, "not read", typed=False) == 130
     assert "not read" not in [turn.user for turn in chat.turns]
 
 
@@ -268,9 +265,9 @@ def on_terminal(pair: Pair, monkeypatch: pytest.MonkeyPatch, *lines: str, **envi
         monkeypatch.setenv(name, value)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    chat, screen = new_chat(pair, max_new_tokens=40, method="sprinter(tau=0.5)"), Screen()
-    screen.welcome(chat)
-    assert converse(chat, Script(lines), screen) == 0
+    commands = Commands(new_chat(pair, max_new_tokens=40, method="sprinter(tau=0.5)"))
+    commands.welcome()
+    assert converse(commands, Script(lines), typed=True) == 0
     return terminal.getvalue()
 
 
@@ -298,10 +295,7 @@ def test_a_bad_command_keeps_the_conversation(line: str, pair: Pair, tmp_path: P
     (tmp_path / "deep.json").write_text("[" * 200_000)
     chat = new_chat(pair)
     kept = tmp_path / "kept.json"
-    assert (
-        played(chat, "Hello", line.format(deep=tmp_path / "deep.json"), f"/save {kept}", interactive=False)
-        == 2
-    )
+    assert played(chat, "Hello", line.format(deep=tmp_path / "deep.json"), f"/save {kept}", typed=False) == 2
     assert len(json.loads(kept.read_text())["messages"]) == 2
     assert "Error:" not in capsys.readouterr().err
 
@@ -309,12 +303,12 @@ def test_a_bad_command_keeps_the_conversation(line: str, pair: Pair, tmp_path: P
 def test_a_fault_of_ours_keeps_the_conversation(
     pair: Pair, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("sprinter.cli.chat_session.Session.undo", broken)
+    monkeypatch.setattr("sprinter.cli.chat_session.Session.drop", broken)
     chat, kept = new_chat(pair), tmp_path / "kept.json"
-    assert played(chat, "Hello", "/undo", f"/save {kept}", interactive=False) == 1
+    assert played(chat, "Hello", "/undo", f"/save {kept}", typed=False) == 1
     assert len(json.loads(kept.read_text())["messages"]) == 2
     assert "RuntimeError: broken" in capsys.readouterr().err
 
@@ -323,29 +317,22 @@ def test_only_files_that_the_chat_wrote_are_replaced(pair: Pair, tmp_path: Path,
     chat, mine, link = new_chat(pair), tmp_path / "mine.json", tmp_path / "link.json"
     mine.write_text('[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]')
     before = mine.read_text()
-    assert played(chat, f"/load {mine}", "/reset", f"/save {mine}", interactive=False) == 2
+    assert played(chat, f"/load {mine}", "/reset", f"/save {mine}", typed=False) == 2
     assert mine.read_text() == before and "exists already" in capsys.readouterr().err
     link.symlink_to(mine)
-    assert played(chat, f"/save! {link}", interactive=False) == 0
+    assert played(chat, f"/save! {link}", typed=False) == 0
     assert link.is_symlink() and json.loads(mine.read_text())["messages"] == []
-    assert played(chat, f"/save! {tmp_path}", interactive=False) == 2
+    assert played(chat, f"/save! {tmp_path}", typed=False) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "mine.json"]
 
 
 def test_a_bad_line_in_a_long_message_drops_the_message(pair: Pair) -> None:
-    class Broken(Script):
-        def read(self, prompt: str) -> str:
-            line = super().read(prompt)
-            if line == "bad":
-                raise UserError("line 2 is no text")
-            return line
-
     chat = new_chat(pair)
-    assert converse(chat, Broken(['"""first', "bad", 'third"""', "Hello"], interactive=False), Screen()) == 2
+    assert played(chat, '"""first', "b\udce4d", 'third"""', "Hello", typed=False) == 2
     assert [turn.user for turn in chat.turns] == ["Hello"]
 
 
 def test_a_chat_may_ask_for_a_least_length(pair: Pair) -> None:
     chat = new_chat(pair, max_new_tokens=5, min_new_tokens=3)
-    assert played(chat, "Hello", "/set min_new_tokens 2", "/set seed 3", interactive=False) == 0
+    assert played(chat, "Hello", "/set min_new_tokens 2", "/set seed 3", typed=False) == 0
     assert chat.options.min_new_tokens == 2

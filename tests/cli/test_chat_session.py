@@ -26,14 +26,14 @@ def test_an_answer_follows_from_all_messages_before_it(pair: Pair) -> None:
     second = chat.ask("Two", shown.append)
     assert "".join(token.text for token in shown) == first.text + second.text != ""
     assert second.prompt == f"[system]Be brief\n[user]One\n[assistant]{first.text}\n[user]Two\n[assistant]"
-    assert chat.messages() == [
+    assert chat.to_dict()["messages"] == [
         {"role": "system", "content": "Be brief"},
         {"role": "user", "content": "One"},
         {"role": "assistant", "content": first.text},
         {"role": "user", "content": "Two"},
         {"role": "assistant", "content": second.text},
     ]
-    assert pair.generate(chat.messages()[:-1], chat.options).text == second.text
+    assert pair.generate(chat.to_dict()["messages"][:-1], chat.options).text == second.text
     meter = chat.turns[1].meter
     assert meter.startswith("8 tokens, ") and "lossless" in meter
     assert f"prompt {second.prompt_tokens} tokens (0 reused), prefill " in meter
@@ -47,7 +47,7 @@ def test_a_long_conversation_reuses_what_was_read(pair: Pair) -> None:
     assert 0 < out.stats.cached_tokens < out.prompt_tokens
     assert f"({out.stats.cached_tokens} reused)" in chat.turns[1].meter
     pair.clear_prefix_cache()
-    assert pair.generate(chat.messages()[:-1], chat.options).text == out.text
+    assert pair.generate(chat.to_dict()["messages"][:-1], chat.options).text == out.text
 
 
 def test_ctrl_c_keeps_the_text_so_far(pair: Pair) -> None:
@@ -103,16 +103,16 @@ def test_turns_are_removed_from_either_end(pair: Pair) -> None:
     chat = new_chat(pair, "Be brief")
     for text in "abcd":
         chat.ask(text, nothing)
-    chat.undo()
+    chat.drop(1, newest=True)
     chat.drop(2)
     assert [turn.user for turn in chat.turns] == ["c"]
-    for count, said in ((2, "has 1 turns: give 1 or fewer"), (0, "cannot drop 0 turns")):
+    for count, said in ((2, "cannot drop 2 turns: the conversation has 1"), (0, "cannot drop 0 turns")):
         with pytest.raises(UserError, match=said):
             chat.drop(count)
-    chat.reset()
+    chat.turns = ()
     assert chat.turns == () and chat.system == "Be brief"
     with pytest.raises(UserError, match="no turns yet"):
-        chat.undo()
+        chat.drop(1, newest=True)
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -136,10 +136,10 @@ def test_options_that_the_pair_cannot_run_change_nothing(
 def test_a_system_prompt_that_the_template_refuses_changes_nothing(pair: Pair) -> None:
     chat = new_chat(pair, "Be brief")
     with pytest.raises(UserError, match="this is forbidden"):
-        chat.instruct("forbidden")
+        chat.restore("forbidden", (), chat.options)
     assert chat.system == "Be brief"
-    chat.instruct(None)
-    assert chat.messages() == []
+    chat.restore(None, (), chat.options)
+    assert chat.to_dict()["messages"] == []
     with pytest.raises(UserError, match="this is forbidden"):
         new_chat(pair, "forbidden")
 
@@ -163,7 +163,7 @@ def test_a_full_context_offers_ways_out_that_work(places: Places) -> None:
     assert chat.ask("c" * 20, nothing).finish_reason == "length"
     with pytest.raises(UserError, match="/drop 2 removes the 2 oldest turns, /reset all turns"):
         chat.ask("d" * 105, nothing)
-    chat.reset()
+    chat.turns = ()
     with pytest.raises(UserError, match=r"/set max_new_tokens (\d+) shortens") as caught:
         chat.ask("d" * 120, nothing)
     assert "/drop" not in str(caught.value)

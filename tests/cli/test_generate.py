@@ -13,7 +13,7 @@ import pytest
 from tests.cli.tiny import Places, Run
 
 from sprinter.cli import main
-from sprinter.cli.pages import JsonPage, PlainPage, TerminalPage, statistics_line
+from sprinter.cli.pages import JsonPage, Page, TerminalPage
 from sprinter.decode.draft import Stats
 from sprinter.heads.artifact import save_head
 from sprinter.heads.gate import load_gate
@@ -148,9 +148,9 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     assert "\x1b[2J" not in shown and "\x07" not in shown and "a\ufffd[2Jb\ufffdc" in shown
 
 
-@pytest.mark.parametrize("page", [PlainPage, JsonPage])
+@pytest.mark.parametrize("page", [Page, JsonPage])
 def test_ctrl_c_keeps_what_is_there(
-    run: Run, places: Places, monkeypatch: pytest.MonkeyPatch, page: type[PlainPage | JsonPage]
+    run: Run, places: Places, monkeypatch: pytest.MonkeyPatch, page: type[Page]
 ) -> None:
     real, seen = page.add, []
 
@@ -206,10 +206,10 @@ def test_statistics_fit_a_line_of_a_terminal() -> None:
     stats = Stats(
         lossless=True, new_tokens=900, target_calls=414, mean_drift=0.0, drift_coverage=1.0, wall_s=9.0
     )
-    line = statistics_line(stats)
+    line = stats.summary
     assert line == "900 tokens, 100.0/s, 0.46 target calls/token, drift 0.000 (coverage 100%), lossless"
-    assert "drift not measured, lossy" in statistics_line(Stats(new_tokens=1, wall_s=1.0))
-    assert statistics_line(Stats()).startswith("0 tokens, 0.0/s")
+    assert "drift not measured, lossy" in Stats(new_tokens=1, wall_s=1.0).summary
+    assert Stats().summary.startswith("0 tokens, 0.0/s")
 
 
 def test_a_trained_stop_head_is_given_by_option(places: Places, run: Run, tmp_path: Path) -> None:

@@ -1,21 +1,22 @@
-"""The state of ``sprinter chat``: system prompt, turns, options. Knows no terminal."""
+"""The conversation of ``sprinter chat``: system prompt, turns, options, and its saved form. Knows no terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.cli.prompts import check_utf8
+from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
     from sprinter.decode import Method
-    from sprinter.decode.draft import Stats, Token
+    from sprinter.decode.draft import Token
     from sprinter.engine.generation import Generation
     from sprinter.engine.pair import Pair
 
-__all__ = ["Session", "Turn", "meter_line"]
+__all__ = ["Session", "Turn"]
 
 _RECORDED = ("method", "lossless", "finish_reason", "prompt_tokens", "request", "stats")
 """Keys of ``Generation.to_dict()`` that a saved chat holds for each answer."""
@@ -26,15 +27,14 @@ class Turn:
     """A message of the user and its answer.
 
     Attributes:
-        user, answer: the texts.
-        options: the options of the answer; None if it was loaded from a file.
+        options: those of the answer; None if it was loaded from a file.
         facts: JSON values for a saved chat: method, costs, drift, and the meter line under "meter". {}: unknown.
     """
 
     user: str
     answer: str
-    options: GenerationOptions | None
-    facts: Mapping[str, Any]
+    options: GenerationOptions | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def meter(self) -> str:
@@ -46,9 +46,8 @@ class Session:
     """A conversation with a pair. A method that raises leaves it as it was.
 
     Attributes:
-        options: for the next answers; ``change`` replaces some.
-        system: the system prompt; None: no system message (some templates then add one of their own).
-        turns: the conversation so far, oldest first.
+        options: for the next answers. system: the system prompt; None: no system message (some templates add their
+            own). turns: the conversation so far, oldest first.
 
     Raises:
         UserError: the pair has no chat template, cannot run the method, or its template refuses the system prompt.
@@ -60,112 +59,41 @@ class Session:
                 f"the target {pair.models.target.id} has no chat template: give --template FILE, or a chat model as "
                 "--target"
             )
-        self.pair, self.options, self.system = pair, options, system
-        self.turns: Sequence[Turn] = ()
-        self._check(system, (), options)
+        self.pair = pair
+        self.restore(system, (), options)
 
     @property
     def method(self) -> Method:
         """The method of the next answer."""
-        return self._method_of(self.options)
+        return self.pair.method_for(self.options)
+
+    def restore(self, system: str | None, turns: Sequence[Turn], options: GenerationOptions) -> None:
+        """Continue another conversation; raises a UserError if the pair or its chat template refuses it."""
+        short = options.replace(chat_template_kwargs=None, max_new_tokens=1, min_new_tokens=0)
+        self.pair.stream([0], short).close()
+        self._length(_messages(system, turns, "Hello"), options)
+        self.system, self.turns, self.options = system, tuple(turns), options
 
     def change(self, **keywords: Any) -> None:
-        """Replace options, after checking that the pair can run them.
+        """Replace options; raises a UserError if the pair cannot run them."""
+        self.restore(self.system, self.turns, self.options.replace(**keywords))
 
-        Raises:
-            UserError: what is wrong with them.
-        """
-        options = self.options.replace(**keywords)
-        self._check(self.system, (), options)
-        self.options = options
-
-    def instruct(self, system: str | None) -> None:
-        """Set the system prompt, which earlier turns then follow too; None removes it.
-
-        Raises:
-            UserError: the chat template refuses it.
-        """
-        self._check(system, (), self.options)
-        self.system = system
-
-    def ask(self, text: str, show: Callable[[Token], None]) -> Generation:
+    def ask(
+        self, text: str, show: Callable[[Token], None], options: GenerationOptions | None = None
+    ) -> Generation:
         """Answer a message. Ctrl-C stops the answer: the text so far is kept; without any, the message is dropped.
 
         Args:
             show: called with each token of the answer.
+            options: of the answer; None: those of the session.
 
         Raises:
-            UserError: the message does not fit into the context; the message says what would help.
+            UserError: the message does not fit into the context; the error says what would help.
             SprinterError: generation failed.
         """
-        return self._answer(text, self.turns, self.options, show)
-
-    def retry(self, show: Callable[[Token], None]) -> Generation:
-        """Answer the last message again: with the next seed, or with the same seed if other options have changed.
-
-        Raises:
-            UserError: there is no turn, or the answer would be the same (greedy, same options).
-        """
-        *before, last = self._at_least(1)
-        options = self.options
-        if last.options is not None and last.options == options.replace(seed=last.options.seed):
-            if options.sampling.greedy:
-                raise UserError(
-                    "temperature 0 gives the same answer again: /set temperature 0.7 or choose another /method first"
-                )
-            from sprinter.random import ANY_SEED, following_seed
-
-            if options.seed != ANY_SEED:
-                options = options.replace(seed=following_seed(last.options.seed, 1))
-        return self._answer(last.user, before, options, show)
-
-    def undo(self) -> None:
-        """Remove the last turn; raises a UserError if there is none."""
-        self.turns = self._at_least(1)[:-1]
-
-    def drop(self, count: int) -> None:
-        """Remove the oldest ``count`` turns; raises a UserError if there are fewer."""
-        if count < 1:
-            raise UserError(f"cannot drop {count} turns: give 1 or more")
-        self.turns = self._at_least(count)[count:]
-
-    def reset(self) -> None:
-        """Remove all turns; system prompt and options stay."""
-        self.turns = ()
-
-    def messages(self) -> list[dict[str, str]]:
-        """The conversation as a list of ``{"role", "content"}``."""
-        return _messages(self.system, self.turns, None)
-
-    def restore(self, system: str | None, turns: Sequence[Turn], options: GenerationKeywords | None) -> None:
-        """Continue another conversation. ``options``: None keeps the present ones.
-
-        Raises:
-            UserError: the pair cannot run the options, or the template refuses the messages.
-        """
-        wanted = self.options if options is None else GenerationOptions(**options)
-        self._check(system, turns, wanted)
-        self.system, self.turns, self.options = system, tuple(turns), wanted
-
-    def _check(self, system: str | None, turns: Sequence[Turn], options: GenerationOptions) -> None:
-        """Raise a UserError if the pair cannot run the options, or its template refuses the messages."""
-        short = options.replace(chat_template_kwargs=None, max_new_tokens=1, min_new_tokens=0)
-        self.pair.stream([0], short).close()
-        self._prompt(_messages(system, turns, "Hello"), options)
-
-    def _at_least(self, count: int) -> Sequence[Turn]:
-        if not self.turns:
-            raise UserError("the conversation has no turns yet: write a message first")
-        if len(self.turns) < count:
-            raise UserError(f"the conversation has {len(self.turns)} turns: give {len(self.turns)} or fewer")
-        return self.turns
-
-    def _answer(
-        self, text: str, before: Sequence[Turn], options: GenerationOptions, show: Callable[[Token], None]
-    ) -> Generation:
-        messages = _messages(self.system, before, text)
-        self._check_room(text, before, options)
-        with self.pair.stream(messages, options) as stream:
+        options = options or self.options
+        self._check_room(text, options)
+        with self.pair.stream(_messages(self.system, self.turns, text), options) as stream:
             try:
                 for token in stream:
                     show(token)
@@ -173,35 +101,69 @@ class Session:
                 stream.close()
             out = stream.generation
         if out.tokens or out.finish_reason != "cancelled":
+            prompt = f"prompt {out.prompt_tokens} tokens ({out.stats.cached_tokens} reused)"
+            meter = f"{out.stats.summary}; {prompt}, prefill {out.stats.prefill_s:.2f} s"
             record = out.to_dict()
-            facts = {name: record[name] for name in _RECORDED} | {"meter": meter_line(out.stats, out)}
-            self.turns = (*before, Turn(text, out.text, options, facts))
+            facts = {name: record[name] for name in _RECORDED} | {"meter": meter}
+            self.turns = (*self.turns, Turn(text, out.text, options, facts))
         return out
 
-    def _prompt(self, messages: list[dict[str, str]], options: GenerationOptions) -> list[int]:
-        """Token ids of a request."""
+    def retry(self, show: Callable[[Token], None]) -> Generation:
+        """Answer the last message again: with the next seed, or with the same seed if other options have changed.
+
+        Raises:
+            UserError: there is no turn, or the answer would be the same (greedy, same options).
+        """
+        kept, options = self.turns, self.options
+        self.drop(1, newest=True)
+        try:
+            last = kept[-1]
+            if last.options is not None and last.options == options.replace(seed=last.options.seed):
+                if options.sampling.greedy:
+                    raise UserError(
+                        "temperature 0 gives the same answer again: /set temperature 0.7 or choose another /method "
+                        "first"
+                    )
+                from sprinter.random import ANY_SEED, following_seed
+
+                if options.seed != ANY_SEED:
+                    options = options.replace(seed=following_seed(last.options.seed, 1))
+            return self.ask(last.user, show, options)
+        finally:
+            if len(self.turns) < len(kept):
+                self.turns = kept
+
+    def drop(self, count: int, *, newest: bool = False) -> None:
+        """Remove the oldest or the newest turns; raises a UserError if there are fewer than ``count``."""
+        there = len(self.turns)
+        if not there:
+            raise UserError("the conversation has no turns yet: write a message first")
+        if not 1 <= count <= there:
+            raise UserError(f"cannot drop {count} turns: the conversation has {there}, give 1 to {there}")
+        self.turns = self.turns[:-count] if newest else self.turns[count:]
+
+    def _length(self, messages: list[dict[str, str]], options: GenerationOptions) -> int:
+        """Number of tokens of a request."""
         for message in messages:
-            try:
-                message["content"].encode()
-            except UnicodeEncodeError:
-                raise UserError("a message is not valid UTF-8: convert it to UTF-8") from None
-        return self.pair.render_chat(messages, options.chat_template_kwargs).ids
+            check_utf8(message["content"], "a message")
+        return len(self.pair.render_chat(messages, options.chat_template_kwargs).ids)
 
-    def _check_room(self, text: str, before: Sequence[Turn], options: GenerationOptions) -> None:
+    def _check_room(self, text: str, options: GenerationOptions) -> None:
         """Raise a UserError that offers ways out if a message leaves no room for its answer."""
+        method, new = self.pair.method_for(options), options.max_new_tokens or 1
+        scored = method.needs_target or options.meter == "complete"
+        room = self.pair.models.room(scored, method.drafter.uses_model)
 
-        def length(turns: Sequence[Turn]) -> int:
-            return len(self._prompt(_messages(self.system, turns, text), options))
+        def length(dropped: int) -> int:
+            return self._length(_messages(self.system, self.turns[dropped:], text), options)
 
-        room, new, whole = self._room(options), options.max_new_tokens or 1, length(before)
+        whole = length(0)
         if room is None or whole + new <= room:
             return
-        ways = []
-        for count in range(1, len(before) + 1):
-            if length(before[count:]) + new <= room:
-                oldest = "the oldest turn" if count == 1 else f"the {count} oldest turns"
-                ways += [f"/drop {count} removes {oldest}", "/reset all turns"]
-                break
+        ways, counts = [], range(1, len(self.turns) + 1)
+        if (count := next((count for count in counts if length(count) + new <= room), None)) is not None:
+            oldest = "the oldest turn" if count == 1 else f"the {count} oldest turns"
+            ways += [f"/drop {count} removes {oldest}", "/reset all turns"]
         if whole < room:
             ways.append(f"/set max_new_tokens {room - whole} shortens the answer")
         raise UserError(
@@ -209,35 +171,80 @@ class Session:
             f"context of {room}: {', '.join(ways) or 'shorten the message'} (the message was not sent)"
         )
 
-    def _method_of(self, options: GenerationOptions) -> Method:
-        return self.pair.method_for(options)
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of a saved chat: messages, options of the next answer, facts of each answer, versions."""
+        from sprinter.engine.record import models_record, versions
 
-    def _room(self, options: GenerationOptions) -> int | None:
-        """Maximum length of a text, prompt included, in tokens; None: unknown."""
-        method = self._method_of(options)
-        needs_target = method.needs_target or options.meter == "complete"
-        return self.pair.models.room(needs_target, method.drafter.uses_model)
+        return {
+            "messages": _messages(self.system, self.turns),
+            "options": self.options.to_dict(),
+            "answers": [dict(turn.facts) or None for turn in self.turns],
+            "models": models_record(self.pair.models, self.pair.heads, self.pair.drafting),
+            "version": versions(),
+        }
+
+    def load(self, value: Any) -> bool:
+        """Continue a saved chat, or any list of messages; returns whether it was the former.
+
+        Raises:
+            UserError: it is no chat, or holds options that this pair cannot run.
+        """
+        whole = value if isinstance(value, Mapping) else {"messages": value}
+        if (options := whole.get("options")) is None:
+            options = self.options.to_dict()
+        if not isinstance(options, Mapping):
+            raise UserError('"options" is no object: give names and values, or leave it out')
+        self.restore(*_conversation(whole), GenerationOptions(**options))
+        return whole.keys() == self.to_dict().keys()
+
+    def markdown(self) -> str:
+        """The conversation as Markdown."""
+        models, defaults = self.pair.models, GenerationOptions().to_dict()
+        names = models.target.id if models.draft is None else f"{models.target.id} with {models.draft.id}"
+        parts = [f"# Chat with {names}"] + ([] if self.system is None else [f"**System**\n\n{self.system}"])
+        for turn in self.turns:
+            parts += [f"**User**\n\n{turn.user}", f"**Assistant**\n\n{turn.answer}"]
+            parts += [f"*{turn.meter}*"] if turn.meter else []
+        changed = {name: value for name, value in self.options.to_dict().items() if value != defaults[name]}
+        spelled = ", ".join(f"`{name}={value}`" for name, value in changed.items()) or "defaults"
+        return "\n\n".join([*parts, f"Options: {spelled}"]) + "\n"
 
 
-def meter_line(stats: Stats, out: Generation) -> str:
-    """One line with speed, target calls, drift, and what the prompt cost."""
-    calls = f"{stats.target_calls} target call{'' if stats.target_calls == 1 else 's'}"
-    if stats.tokens_per_target_call is not None:
-        calls += f" ({stats.tokens_per_target_call:.1f} tokens each)"
-    drift = "not measured" if stats.mean_drift is None else f"{stats.mean_drift:.3f}"
-    if stats.budget is not None:
-        drift += f" of {stats.budget:g}"
-    return (
-        f"{stats.new_tokens} token{'' if stats.new_tokens == 1 else 's'}, {stats.speed}, {calls}, "
-        f"drift {drift}, coverage {stats.drift_coverage:.0%}, {'lossless' if stats.lossless else 'lossy'}; "
-        f"prompt {out.prompt_tokens} tokens ({stats.cached_tokens} reused), prefill {stats.prefill_s:.2f} s"
-    )
-
-
-def _messages(system: str | None, turns: Sequence[Turn], question: str | None) -> list[dict[str, str]]:
-    """The messages of a request, or, with ``question=None``, of a saved chat."""
-    found = [] if system is None else [{"role": "system", "content": system}]
+def _messages(system: str | None, turns: Sequence[Turn], *questions: str) -> list[dict[str, str]]:
+    """The messages of a conversation, and of a question after it."""
+    said = [("system", system)] if system is not None else []
     for turn in turns:
-        found.append({"role": "user", "content": turn.user})
-        found.append({"role": "assistant", "content": turn.answer})
-    return found if question is None else [*found, {"role": "user", "content": question}]
+        said += [("user", turn.user), ("assistant", turn.answer)]
+    said += [("user", question) for question in questions]
+    return [{"role": role, "content": content} for role, content in said]
+
+
+def _conversation(whole: Mapping[str, Any]) -> tuple[str | None, list[Turn]]:
+    """System prompt and turns of a saved chat."""
+    messages, due = whole.get("messages"), ("user", "assistant")
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise UserError('it holds no list "messages" of {"role": ..., "content": text}: give a saved chat')
+    first = 1 if messages and messages[0]["role"] == "system" else 0
+    for number, message in enumerate(messages[first:]):
+        if message["role"] != due[number % 2]:
+            raise UserError(
+                f"message {number + first + 1} is of role {message['role']!r} where {due[number % 2]!r} is due: user "
+                "and assistant take turns"
+            )
+    said = [message["content"] for message in messages]
+    users, answers = said[first::2], said[first + 1 :: 2]
+    if len(users) != len(answers):
+        raise UserError("the last message has no answer: end with a message of role 'assistant'")
+    facts = whole.get("answers", [None] * len(answers))
+    if not isinstance(facts, list) or [type(one) in (dict, type(None)) for one in facts] != [True] * len(
+        users
+    ):
+        raise UserError(
+            '"answers" does not fit the messages: give an object or null for each answer, or leave it out'
+        )
+    turns = zip(users, answers, facts, strict=True)
+    return said[0] if first else None, [Turn(user, text, None, one or {}) for user, text, one in turns]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in ("role", "content"))

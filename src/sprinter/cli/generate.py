@@ -12,7 +12,7 @@ import typer
 from sprinter.cli.generate_many import ROWS, ResultsFile, generate_many, read_prompts, settings_of
 from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
 from sprinter.cli.loading import Loading, check_models, load, loads
-from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
+from sprinter.cli.pages import JsonPage, Page, TerminalPage
 from sprinter.cli.prompts import read_messages, read_prompt
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
@@ -144,4 +144,4 @@ def _last_said(messages: Sequence[Mapping[str, Any]]) -> str:
 def _page(json: bool) -> Page:
     if json:
         return JsonPage()
-    return TerminalPage() if sys.stdout.isatty() else PlainPage()
+    return TerminalPage() if sys.stdout.isatty() else Page()

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from sprinter.cli.completion import complete_method
+from sprinter.cli.prompts import check_utf8
 from sprinter.cli.signature import Result, in_place_of, option
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.errors import UserError
@@ -98,15 +99,13 @@ def checked_options(options: GenerationKeywords) -> GenerationOptions:
     Raises:
         UserError: an invalid value; a stop string or a bad word that is empty or not UTF-8.
     """
-    texts = (("a stop string", "--stop", options["stop"]), ("a bad word", "--bad-word", options["bad_words"]))
-    for what, flag, words in texts:
+    for what, flag, words in (
+        ("a stop string", "--stop", options["stop"]), ("a bad word", "--bad-word", options["bad_words"]),
+    ):  # fmt: skip
         for word in words or ():
             if not word:
                 raise UserError(f"{what} is empty: give {flag} some text, or leave it out")
-            try:
-                str(word).encode()
-            except UnicodeEncodeError:
-                raise UserError(f"{what} is not valid UTF-8: give {flag} UTF-8 text") from None
+            check_utf8(str(word), what)
     return GenerationOptions(**options)
 
 

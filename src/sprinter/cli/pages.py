@@ -6,19 +6,16 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from sprinter.decode.draft import Stats, Token
+    from sprinter.decode.draft import Token
     from sprinter.engine.generation import Generation
 
-__all__ = [
-    "JsonPage", "Page", "PlainPage", "TerminalPage", "console", "harmless", "legend", "painted", "print_json",
-    "statistics_line",
-]  # fmt: skip
+__all__ = ["JsonPage", "Page", "TerminalPage", "console", "harmless", "legend", "painted", "print_json"]
 
 # Okabe and Ito's colours, distinct for all common kinds of colour vision; the attributes are distinct without colours.
 _STYLES = {
@@ -35,99 +32,68 @@ Piece = tuple[str, str]
 """Text and the origin of its token ("" if unknown)."""
 
 
-class Page(Protocol):
-    """Shows one text."""
-
-    def begin(self, prompt: str) -> None:
-        """Called before the first token."""
-
-    def add(self, token: Token) -> None:
-        """Called with each token."""
-
-    def end(self, out: Generation) -> None:
-        """Called after the last token."""
-
-
-class TerminalPage:
-    """Shows each token in the colour of its origin, below a legend."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(highlight=False)
-        self._shown = 0  # characters of the text
-
-    def begin(self, prompt: str) -> None:
-        """Print the legend and the end of the prompt."""
-        shown = prompt if len(prompt) <= _PROMPT_SHOWN else f"...{prompt[-_PROMPT_SHOWN:]}"
-        self._console.print(legend())
-        self._print([(shown, "prompt")])
-
-    def add(self, token: Token) -> None:
-        """Print the token in its colour."""
-        self._shown += len(token.text)
-        self._print([(token.text, token.origin.value)])
-
-    def end(self, out: Generation) -> None:
-        """Print the rest of the text and the statistics line."""
-        self.finish(out)
-        _print_statistics(out)
-
-    def finish(self, out: Generation) -> None:
-        """Print the rest of the text and a line break."""
-        self._print([(out.text[self._shown :], ""), ("\n", "")])
-
-    def line_break(self) -> None:
-        """End the line."""
-        self._print([("\n", "")])
-
-    def _print(self, pieces: Sequence[Piece]) -> None:
-        self._console.print(painted(pieces), end="", soft_wrap=True)
-        self._console.file.flush()
-
-
-class PlainPage:
-    """The text alone on standard output, the statistics line on standard error.
+class Page:
+    """Shows texts, one after the other: plain on standard output, statistics on standard error.
 
     Args:
         file: takes the place of standard output.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
-        self._file, self._shown = file, 0  # characters of the text
+        self._file, self._shown = file, 0  # characters of the present text
 
     def begin(self, prompt: str) -> None:
-        """The prompt is not printed."""
+        """Called before the first token; a plain page does not show the prompt."""
 
     def add(self, token: Token) -> None:
-        """Print the token's text and flush."""
+        """Show the next token."""
         self._shown += len(token.text)
-        self._write(token.text)
+        self._write(token.text, token.origin.value)
 
     def end(self, out: Generation) -> None:
-        """Print the rest of the text, a line break and the statistics line."""
+        """Show the rest of the text and the statistics line."""
         self.finish(out)
-        _print_statistics(out)
+        start = "stopped early: " if out.finish_reason == "cancelled" else ""
+        print(start + out.stats.summary, file=sys.stderr, flush=True)
 
     def finish(self, out: Generation) -> None:
-        """Print the rest of the text and a line break."""
-        self._write(out.text[self._shown :] + "\n")
+        """Show the rest of the text and a line break."""
+        self._write(out.text[self._shown :] + "\n", "")
+        self._shown = 0
 
-    def line_break(self) -> None:
-        """End the line."""
-        self._write("\n")
+    def break_off(self) -> None:
+        """End the line of a text that is not finished."""
+        if self._shown:
+            self._write("\n", "")
+            self._shown = 0
 
-    def _write(self, text: str) -> None:
-        file = sys.stdout if self._file is None else self._file
+    def _write(self, text: str, origin: str) -> None:
+        file = self._file or sys.stdout
         file.write(text)
         file.flush()
 
 
-class JsonPage:
-    """Prints one JSON object on one line, after the last token."""
+class TerminalPage(Page):
+    """Shows each token in the colour of its origin, below a legend and the end of the prompt."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        super().__init__()
+        self._console = Console(highlight=False)
 
     def begin(self, prompt: str) -> None:
-        """The object holds the prompt; ``end`` prints it."""
+        """Print the legend and the end of the prompt."""
+        self._console.print(legend())
+        self._write(prompt if len(prompt) <= _PROMPT_SHOWN else f"...{prompt[-_PROMPT_SHOWN:]}", "prompt")
+
+    def _write(self, text: str, origin: str) -> None:
+        self._console.print(painted([(text, origin)]), end="", soft_wrap=True)
+        self._console.file.flush()
+
+
+class JsonPage(Page):
+    """Prints one JSON object on one line, after the last token."""
 
     def add(self, token: Token) -> None:
         """The object holds all tokens; ``end`` prints it."""
@@ -163,16 +129,6 @@ def painted(pieces: Sequence[Piece]) -> Text:
 def harmless(text: str) -> str:
     """Text without control characters, so that a model cannot control the terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
-
-
-def _print_statistics(out: Generation) -> None:
-    start = "stopped early: " if out.finish_reason == "cancelled" else ""
-    print(start + statistics_line(out.stats), file=sys.stderr, flush=True)
-
-
-def statistics_line(stats: Stats) -> str:
-    """One line with speed, target calls and drift."""
-    return stats.summary
 
 
 def console() -> Console:

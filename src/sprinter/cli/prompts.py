@@ -1,4 +1,4 @@
-"""Reads the prompt from the argument, from standard input for ``-``, or messages from a file."""
+"""Reads what the user gives: the prompt, from standard input for ``-``, and files of text or JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from sprinter.errors import UserError
 
-__all__ = ["read_messages", "read_prompt"]
+__all__ = ["check_utf8", "read_json", "read_messages", "read_prompt", "read_text"]
 
 _MOST_BYTES = 16 * 2**20  # an endless stream must not fill the memory
 
@@ -23,16 +23,21 @@ def read_prompt(prompt: str) -> str:
         UserError: the prompt is empty or not UTF-8, or standard input is closed or endless.
     """
     text = _from_stdin() if prompt == "-" else prompt
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # bytes of an argument that are not UTF-8 arrive as surrogates
-        raise UserError(
-            f"the prompt is not valid UTF-8 (byte 0x{ord(text[error.start]) & 0xFF:02x}, "
-            f"after {error.start} characters): convert it to UTF-8"
-        ) from None
+    check_utf8(text, "standard input" if prompt == "-" else "the prompt")
     if not text:
         raise UserError("the prompt is empty: give at least one word to continue")
     return text
+
+
+def check_utf8(text: str, what: str) -> None:
+    """Raise a UserError for text of bytes that are no UTF-8, which arrive as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        raise UserError(
+            f"{what} is not valid UTF-8 (byte 0x{byte:02x}, after {error.start} characters): convert it to UTF-8"
+        ) from None
 
 
 def read_messages(file: Path) -> list[dict[str, Any]]:
@@ -41,18 +46,39 @@ def read_messages(file: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the file cannot be read, is not JSON, or holds something else.
     """
-    try:
-        value = json.loads(file.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read --messages '{file}' ({error.strerror}): check the path") from None
-    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
-        raise UserError(f"--messages '{file}' is not JSON ({error}): fix it") from None
+    value = read_json(file, f"--messages '{file}'", "a JSON file of messages")
     value = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
         raise UserError(
             f'--messages \'{file}\' holds no messages: give [{{"role": "user", "content": "..."}}, ...]'
         )
     return value
+
+
+def read_text(file: Path, name: str, wanted: str) -> str:
+    """The text of a file that the user gave.
+
+    Args:
+        name: the file in messages. wanted: what to give in its place.
+
+    Raises:
+        UserError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {name} ({error.strerror}): give {wanted}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name} is not valid UTF-8: convert it to UTF-8, or give {wanted}") from None
+
+
+def read_json(file: Path, name: str, wanted: str) -> Any:
+    """The value in a JSON file that the user gave; arguments and errors as of ``read_text``."""
+    text = read_text(file, name, wanted)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        raise UserError(f"{name} is not JSON ({error}): give {wanted}") from None
 
 
 def _from_stdin() -> str:
@@ -66,11 +92,4 @@ def _from_stdin() -> str:
         raise UserError(
             f"standard input holds more than {_MOST_BYTES // 2**20} MiB, too much for a prompt: give a shorter one"
         )
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"standard input is not valid UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start}): "
-            "convert it to UTF-8"
-        ) from None
-    return text.removesuffix("\n").removesuffix("\r")
+    return data.decode(errors="surrogateescape").removesuffix("\n").removesuffix("\r")
