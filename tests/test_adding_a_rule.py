@@ -26,9 +26,9 @@ TESTS = (
 
 
 def steps() -> dict[str, str]:
-    """Path, and ", at the end" -> the block that the page shows below it."""
+    """Path -> the block that the page shows below it, whole or as an addition."""
     page = (ROOT / "docs/adding-a-rule.md").read_text(encoding="utf-8")
-    found = re.findall(r"^   `([^`]+)`(, at the end)?\n\n   (`{3,4})\w+\n(.*?)^   \3$", page, re.M | re.S)
+    found = re.findall(r"^   `([^`]+)`(, at the end|, in the table)?\n\n   (`{3,4})\w+\n(.*?)^   \3$", page, re.M | re.S)
     return {path: textwrap.dedent(block) for path, _, _, block in found}
 
 
@@ -96,7 +96,7 @@ def test_the_files_that_the_checklists_name_exist() -> None:
 def test_the_page_is_true(tree: Path) -> None:
     shown = steps()
     places = ["src/sprinter/decode/accept/least.py", "docs/methods/accept/least.md",
-              "scripts/figures_accept.py", "src/sprinter/decode/presets.py"]  # fmt: skip
+              "scripts/figures.py", "src/sprinter/decode/presets.py"]  # fmt: skip
     assert list(shown) == places
     rule, page, figure, preset = places
 
@@ -139,8 +139,9 @@ def test_the_page_is_true(tree: Path) -> None:
         ("README.md", "| `lenient(w=0.8"),
     ):
         replace(tree, document, before, f"{row}\n{before}")
-    append(tree, figure, shown[figure])  # 4
-    drawn = run(tree, "scripts/make_method_figures.py", "--only", "least")
+    table = "FIGURES: dict[str, pic.Drawing] = {\n"
+    replace(tree, figure, table, table + textwrap.indent(shown[figure], "    "))  # 4
+    drawn = run(tree, "scripts/figures.py", "--only", "least")
     assert drawn.returncode == 0, drawn.stderr
     done = check(tree)
     assert done.returncode == 0, done.stdout

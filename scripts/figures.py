@@ -1,0 +1,303 @@
+"""The figures of docs/methods, one a rule, and of docs/studies: a table, for the kinds of ``figure_kinds.py``.
+
+Every curve, box and dot comes out of the classes in ``sprinter.decode``: laws and keep chances from the accept rules,
+decisions and states from the trust and stop rules, texts from the real loop on a small pair of random laws. Nothing is
+measured on a model but "gate-signals", which shows benchmarks/results. The same code gives the same files; needs
+matplotlib (the development extra).
+
+    python scripts/figures.py                 # all, into docs
+    python scripts/figures.py --only svip     # one
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+import figure_kinds as pic
+import figure_panels as own
+from figure_kinds import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, Curve, accept, example, panels, trade
+from sprinter import decode
+from sprinter.decode.accept import Diversed, Harmless
+from sprinter.decode.draft import Control
+from sprinter.laws import tv_distance
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
+
+
+# --- figures that are not made of panels ------------------------------------------------------------------------------
+def strip(axes: Sequence[Axes], spec: str, signal: str, level: float, length: int) -> set[str]:
+    """A text: the signal that decided, the tokens by origin, their drift."""
+    followed, place, (top, lane, bottom) = pic.follow(spec, length, 3), 0, axes
+    tokens, scores = followed.record.tokens, list[tuple[int, float]]()
+    for round in range(1, followed.record.stats.rounds + 1):
+        rows = followed.signals.get(round, []) if signal else []
+        scores += [(place + i + 1, row[signal]) for i, row in enumerate(rows) if place + i < length]
+        place += sum(token.round == round for token in tokens)
+    if signal:
+        xs, ys = zip(*scores, strict=True)
+        top.vlines(xs, 0, ys, color=GREY, lw=1)
+        for fine, color, fill in ((True, ORANGE, "full"), (False, RED, "none")):
+            those = [
+                one for one in scores if (one[1] >= level if signal == "gate" else one[1] < level) is fine
+            ]
+            top.plot(*zip(*those, strict=True), "o", color=color, ms=4, fillstyle=fill)
+        top.axhline(level, color=INK, lw=1)
+        high = 1.0 if signal in ("gate", "uniform") else max(ys)
+        top.set(ylim=(0, 1.08 * high), yticks=(0, int(high)), xticks=())
+        top.set_ylabel({"uniform": "u", "entropy": "H(q)"}.get(signal, signal))
+    top.set_visible(bool(signal))
+    for i, token in enumerate(tokens, 1):
+        pic.box(lane, i, 0, token.id, token.origin.value)
+        if i > 1 and token.round != tokens[i - 2].round:
+            lane.plot([i - 0.5] * 2, [-0.75, 0.75], color=INK, lw=0.9)
+    lane.set(ylim=(-0.8, 0.8), yticks=(), xticks=())
+    lane.spines[["left", "bottom"]].set_visible(False)
+    bottom.bar(range(1, length + 1), [token.drift or 0.0 for token in tokens], width=0.7, color=PURPLE)
+    bottom.set(ylim=(0, 1), yticks=(0, 1), ylabel="drift", xticks=range(1, length + 1, 5))
+    if not any(token.drift for token in tokens):
+        told = "0 everywhere: every token was drawn or checked by the target"
+        bottom.text(length / 2, 0.5, told, ha="center", va="center")
+    for ax in axes:
+        ax.set_xlim(0.3, length + 0.7)
+    return {token.origin.value for token in tokens}
+
+
+def trusting(spec: str, signal: str = "", level: float = 0.0, *more: str) -> pic.Drawing:
+    """The strip, and for rules with a signal the plane of calls and drift."""
+
+    def draw() -> Figure:
+        fig = plt.figure(figsize=(8, 3.3 if signal else 2.0), layout="constrained")
+        heights, widths = (2 if signal else 0.01, 1.1, 1.6), (1.55, 1) if signal else (1,)
+        grid = fig.add_gridspec(3, len(widths), height_ratios=heights, width_ratios=widths)
+        axes = [fig.add_subplot(grid[i, 0]) for i in range(3)]
+        kinds = strip(axes, spec, signal, level, 20 if signal else 32)
+        metered = ", metered by closing passes" if "draft" in spec else ": bars between tokens end a round"
+        axes[0 if signal else 1].set_title(spec + metered)
+        axes[2].set_xlabel("token of the text")
+        pic.legend_of(fig, kinds, side="left" if signal else "")
+        if signal:
+            own.dials(*more)(fig.add_subplot(grid[:, 1]))
+        return fig
+
+    return draw
+
+
+def gate_signals() -> Figure:
+    """Target calls a token against drift at three temperatures, built-in pair: benchmarks/results."""
+    shown = {
+        "coin": ("a coin", GREY, "o"), "paper, λ=1.2": ("the paper's: linear, ratio(λ=1.2)", RED, "s"),
+        "overlap, entropy only": ("entropy alone", ORANGE, "^"), "overlap": ("linear, overlap", GREEN, "D"),
+        "own overlap, mlp, hidden, law and T": ("default: mlp on state, law and T", BLUE, "v"),
+    }  # fmt: skip
+    curves = json.loads((RESULTS / "gate" / "study_builtin.json").read_text(encoding="utf-8"))["curves"]
+    fig, axes = plt.subplots(1, 3, figsize=(9.2, 3.3), sharey=True, layout="constrained")
+    for ax, temperature in zip(axes, ("1.0", "0.7", "0.0"), strict=True):
+        plain, measured = curves[temperature]["plain"], curves[temperature]["points"]
+        for name, (label, colour, marker) in shown.items():
+            if name in measured:
+                points = zip(*sorted([plain, *measured[name]]), strict=True)
+                ax.plot(*points, "-", color=colour, marker=marker, ms=3.5, lw=1.1, label=label)
+        ax.plot(*plain, "o", color=INK, ms=4)
+        title, y = f"temperature {float(temperature):g}", "target calls a token" if ax is axes[0] else ""
+        pic.said(ax, title, "mean drift", y, xlim=(-0.005, None), ylim=(0, None))
+    pic.legend_below(axes[0], "center")
+    return fig
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Weighed(decode.AcceptRule):
+    """``diversed`` with a weight that is a function of the laws, ``[...]``."""
+
+    weight: Callable[[Tensor, Tensor], Tensor]
+
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
+        return Diversed().keep(p, q, Control(p, q, {"diversed": self.weight(p, q)}))
+
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
+        return Diversed().replacement(p, q)
+
+
+def one_weight(w: float) -> Weighed:
+    return Weighed(lambda p, q: torch.full_like(p[..., 0], w))
+
+
+class Spared:
+    """``judge`` with scores that are uniform on [0, 1] for each position of a draft of 200."""
+
+    def __init__(self, threshold: float) -> None:
+        self._rule, self._scores = Harmless(threshold), torch.Generator().manual_seed(2)
+
+    def ends(self, tokens: list[int], p: Tensor, q: Tensor) -> tuple[Tensor, object]:
+        scores = torch.rand(len(tokens) + 1, generator=self._scores)
+        return self._rule.ends(tokens, p, q, Control(p, q, {"judge": scores}))
+
+
+TENTHS = [i / 10 for i in range(11)]
+SLACKS = [0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8, 1.0]
+KLS = [0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2.0, 4.0, 10.0]
+FLOORS = [0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.09, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 0.99]
+DELTAS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0]
+TOTALS = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02]
+THETAS = [1.0, 0.98, 0.96, 0.95, 0.94, 0.92, 0.9, 0.85, 0.8, 0.7]
+NATS = [0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0]
+EPSILONS = {0.0: "ε = 0", 0.01: "0.01", 0.05: "0.05", 0.2: "0.2"}
+DASHED: dict[str, Any] = {"color": PURPLE, "line": "--"}
+FUZZY = {  # divergence -> largest threshold, colour, line, marks
+    "js": (0.7, PURPLE, ":", {}), "kl": (8.0, BLUE, "--", {}), "kl_reversed": (8.0, ORANGE, "-.", {}),
+    "tv": (1.0, RED, (0, (1, 1)), {}), "js_reference": (3.0, GREEN, "-", {0.1: "0.1", 0.3: "T = 0.3", 0.6: "0.6"}),
+}  # fmt: skip
+WIDTHS = ("1x1x1", "2x1x1", "3x2x1", "4x2x2")
+ONEHOT, WITHOUT, TRAVERSAL = decode.OneHot(), decode.Without(), decode.Traversal()
+CHOSEN: list[Any] = [decode.Dynamic(4, 3, nodes) for nodes in (3, 6, 12, 24)]
+FIXED: list[Any] = [decode.Static(widths) for widths in WIDTHS]
+DRAWN, REPEATED = ([decode.Drawn(widths, again) for widths in WIDTHS] for again in (False, True))
+SPARSE: list[Any] = [decode.Sparse(nodes).settle(own.ACCURACIES) for nodes in (3, 6, 12, 24)]
+TWO_DRAFTS: dict[str, Any] = {
+    "words": {"accepted": "kept, or the same as what was kept", "dropped": "not tried"}, "side": "left",
+}  # fmt: skip
+ALLOCATED = {"trusted": "the draft's, all trusted", "target": "the target's own"}
+COPIED = {
+    "trusted": "the ending, and where it stood",
+    "accepted": "draft: copied tokens",
+    "dropped": "other text",
+}
+
+
+def two_trees(drafter: Any, rule: decode.Judge, depth: int, title: str) -> pic.Drawing:
+    """Trees after two texts."""
+    again = "after another text; wide lines: large q"
+    return panels(pic.tree(drafter, rule, depth, 1, title), pic.tree(drafter, rule, depth, 4, again))
+
+
+FIGURES: dict[str, pic.Drawing] = {
+    # accept
+    "exact": example("exact", "exact: b = min(1, p/q), π = p", own.refusals),
+    "opt": trade("opt(epsilon=0.04)", Curve("uno(epsilon={})", SLACKS, "uno", **DASHED),
+        Curve("opt(epsilon={})", SLACKS, "opt: on the line", EPSILONS, offset=(-6, -8), side="right"), right=0.8),
+    "uno": trade("uno(epsilon=0.04)", Curve("opt(epsilon={})", SLACKS, "opt", **DASHED),
+        Curve("uno(epsilon={})", SLACKS, "uno: above the line", EPSILONS, offset=(7, 3)), right=0.8),
+    "fuzzy": panels(own.divergences, pic.plane(*(
+        Curve(f"fuzzy(divergence={name}, threshold={{}})", [most * (i / 24) ** 2 for i in range(25)], name, marks,
+            color, (7, 3), line) for name, (most, color, line, marks) in FUZZY.items())), height=3.3),
+    "mentored": trade("mentored(kl=0.1)", Curve("mentored(kl={})", KLS, "mentored: on the line",
+        {0.0: "D = 0", 0.01: "0.01", 0.1: "0.1", 0.5: "0.5 nats"}), right=0.8),
+    "lenient": trade("lenient(w=0.5)", Curve("lenient(w={})", TENTHS, "lenient: on the line",
+        {1.0: "w = 1", 0.8: "0.8", 0.5: "0.5", 0.2: "0.2"}), right=0.8),
+    "typical": trade("typical(epsilon=0.09, delta=0.3)",
+        Curve("typical(epsilon=1.0, delta={})", FLOORS, "δ from 0 to 1, ε = 1", **DASHED),
+        Curve("typical(epsilon={}, delta=0.3)", FLOORS, "ε from 0 to 1, δ = 0.3",
+            {0.002: "0.002", 0.02: "0.02", 0.09: "ε = 0.09"}, offset=(4, 6))),
+    "bild": trade("bild(rollback=2.5)", Curve("bild(rollback={})", NATS, "bild",
+        {0.6: "0.6", 2.0: "2", 5.0: "5 nats"}, offset=(7, 4)), ceiling=0.72),
+    "random": trade("random(rate=0.5)", Curve("random(rate={})", TENTHS, "random",
+        {0.0: "0", 0.5: "rate = 0.5", 0.9: "0.9"}, offset=(6, 5)), Curve("opt(epsilon={})", SLACKS, "opt", **DASHED)),
+    "greedy": example("greedy", "greedy: keeps argmax p alone", own.temperatures),
+    "diversed": example(one_weight(0.5), "diversed, weight 0.5", pic.plane(
+        Curve(one_weight, TENTHS, "one weight for all", {0.0: "w = 0", 0.5: "0.5", 1.0: "1"}),
+        Curve(lambda w: Weighed(lambda p, q: (tv_distance(p, q) < w).double()), TENTHS, "1 where TV(p, q) is small",
+            **DASHED))),
+    "margin": trade("margin(theta=0.95)", Curve("margin(theta={})", THETAS, "margin",
+        {1.0: "theta = 1", 0.9: "0.9"}, offset=(6, 5)), ceiling=0.85),
+    "relaxed": trade("relaxed(top_k=4, delta=0.2)", Curve("relaxed(top_k=10, delta={})", DELTAS, "relaxed, top_k = 10",
+            {0.0: "0", 0.1: "0.1", 0.6: "delta = 0.6"}, offset=(6, 5)),
+        Curve("relaxed(top_k=10, delta={}, sampled=true)", DELTAS, "the same, sampled", **DASHED), ceiling=0.85),
+    "threshold": trade("threshold(single=0.2, total=0.5)", Curve("threshold(single=1.0, total={})", TOTALS,
+            "total from 1, single = 1", {1.0: "1", 0.5: "0.5", 0.1: "0.1"}),
+        Curve("threshold(single={}, total=1.0)", TOTALS, "single from 1, total = 1", **DASHED)),
+    "cascade": panels(own.deferrals, own.cascaded, height=3.3),
+    "cactus": panels(own.spent, pic.kept_by_length(own.by_delta)),
+    "block": pic.judged_chains({"block": accept("block"), "exact": accept("exact")}, 3),
+    "judge": pic.judged_chains({"a half of the refused spared": Spared(0.5), "exact": accept("exact"),
+        "a fifth spared": Spared(0.8)}, 3),
+    "fly": pic.judged_chains({name: accept(name) for name in ("fly(window=2)", "exact", "fly(window=4)")}, 8),
+    "batch": panels(pic.several("batch"), own.first_tokens, **TWO_DRAFTS),
+    "spectr": panels(pic.several("spectr"), own.first_tokens, **TWO_DRAFTS),
+    "specinfer": panels(pic.several("specinfer"), own.accepted_tokens, **TWO_DRAFTS),
+    # trees and heads
+    "static": two_trees(FIXED[2], ONEHOT, 3, "static(widths=3x2x1), judged by onehot"),
+    "dynamic": two_trees(decode.Dynamic(4, 4, 12), ONEHOT, 4, "dynamic(expand=4, depth=4, nodes=12)"),
+    "drawn": two_trees(DRAWN[2], WITHOUT, 3, "drawn(widths=3x2x1), judged by without"),
+    "widened": two_trees(decode.Widened(), WITHOUT, 3, "widened: a chain, with leaves beside it"),
+    "onehot": panels(pic.tree(decode.Dynamic(4, 3, 9), ONEHOT, 3, 2, "dynamic(expand=4, depth=3, nodes=9), judged"),
+        pic.sizes(("dynamic", ONEHOT, CHOSEN, GREEN, "o"), ("static", ONEHOT, FIXED, ORANGE, "s"))),
+    "without": panels(pic.tree(DRAWN[2], WITHOUT, 3, 2, "drawn(widths=3x2x1), judged"),
+        pic.sizes(("without", WITHOUT, DRAWN, GREEN, "o"), ("with replacement", WITHOUT, REPEATED, PURPLE, "^"))),
+    "traversal": panels(pic.tree(DRAWN[2], TRAVERSAL, 3, 2, "drawn(widths=3x2x1), judged leaf to text"),
+        pic.sizes(("traversal", TRAVERSAL, DRAWN, GREEN, "o"), ("without", WITHOUT, DRAWN, ORANGE, "s"))),
+    "sparse": panels(pic.tree(SPARSE[2], ONEHOT, 3, 4, "12 nodes by accuracies, judged by onehot"),
+        pic.sizes(("sparse", ONEHOT, SPARSE, GREEN, "o"), ("static", ONEHOT, FIXED, ORANGE, "s"))),
+    "heads": panels(own.heads(True), own.heads(False)),
+    # stop
+    "fixed": pic.stopping("speculative(gamma=5)", own.fixed), "heuristic": panels(own.heuristic, height=2.7),
+    "confidence": pic.stopping("confidence(c=0.4)", own.confidence),
+    "fallback": pic.stopping("bild(fallback=0.6, rollback=5.0)", own.fallback, seed=1),
+    "svip": pic.stopping("svip(h=0.3, c=0.15)", own.svip), "adaedl": panels(own.adaedl, own.adapting, height=3.2),
+    "calibrated": pic.stopping("calibrated(rate=0.4)", own.calibrated),
+    "optimal": pic.stopping("optimal(step=0.25, token=0.03)", own.optimal),
+    "specdec++": pic.stopping(own.SPECDEC, own.specdec), "disco": pic.stopping(own.DISCO, own.disco),
+    "untrusted": panels(*(
+        pic.rounds(title, f"trust=gate(tau=0.7),stop={stop},accept=exact,cap=20", 8, 2, title == stop[:9], fontsize=8.5)
+        for stop in ("untrusted", "untrusted(tail=2)", "untrusted(tail=8, under=svip(h=0.3))")
+        for title in (stop.replace("8, ", "8,\n"),)), height=3.4),
+    "never": panels(
+        pic.rounds("stop=never,cap=8: the cap ends every run", "trust=nobody,stop=never,accept=exact,cap=8", 7),
+        pic.rounds("the same with trust=everyone", "trust=everyone,stop=never,accept=exact,cap=8", 7), height=3.0),
+    # trust
+    "nobody": trusting("speculative(gamma=5)"), "everyone": trusting("draft-only"),
+    "gate": trusting("sprinter(tau=0.7, cap=20, tail=0)", "gate", 0.7),
+    "coin": trusting("coin(rate=0.7, cap=20)", "uniform", 0.7),
+    "certain": trusting("certain(threshold=0.6)", "entropy", 0.6, "certain(threshold)"),
+    "online": panels(own.fits, own.dials("certain(threshold)", "online(tau)"), height=3.3),
+    # drafters, and docs/studies
+    "nothing": panels(own.nothing, height=1.25), "model": panels(own.draft_law, own.greedy_draft, height=3.0),
+    "allocated": panels(own.allocated, height=2.6, words=ALLOCATED),
+    "lookup": panels(own.lookup, height=2.1, words=COPIED),
+    "gate-signals": gate_signals,
+}  # fmt: skip
+
+
+def save(fig: Figure, path: Path) -> None:
+    """Save a PNG with few colours, at twice its display resolution."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    raw = BytesIO()
+    fig.savefig(raw, format="png", dpi=180, metadata={"Software": None})
+    plt.close(fig)
+    Image.open(raw).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="NAME", choices=sorted(FIGURES), help="one figure instead of all")
+    parser.add_argument(
+        "--out", type=Path, default=DOCS, help="folder with methods/ and studies/ (default: docs)"
+    )
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    mpl.use("Agg")
+    mpl.rcParams.update(pic.STYLE)
+    for name in [given.only] if given.only else FIGURES:
+        path = given.out / ("studies" if name == "gate-signals" else "methods") / "figures" / f"{name}.png"
+        save(FIGURES[name](), path)
+        print(f"{name}: {path.stat().st_size / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main()
