@@ -27,7 +27,7 @@ is the ``__init__`` of the whole package."""
 BLUE, ORANGE, SKY, GREEN, RED, PURPLE = "#0072B2", "#B87A00", "#2B8CC4", "#00795A", "#D55E00", "#A8507F"
 INK, GREY, PALE = "#222222", "#6A6A6A", "#F3F3F3"
 WIDTH, LEFT, GAP, MARGIN = 960, 56, 44, 14
-HEIGHTS = (50, 50, 112, 54, 54, 104, 54, 54)
+HEIGHTS = (50, 50, 112, 54, 92, 104, 54, 54)
 """Of the floors, in pixels, from the lowest."""
 
 
@@ -61,36 +61,41 @@ BOXES = {
     "serve": Box(5, 654, 292, PURPLE, "OpenAI's interface over HTTP"),
     "training": Box(4, 70, 276, RED, "labels, trains and evaluates heads"),
     "theory": Box(4, 370, 276, RED, "theorems, replay, predictions"),
-    "sprinter": Box(4, 670, 246, RED, "public names, imported when used"),
+    "sprinter": Box(4, 670, 130, RED, "public names"),
     "engine": Box(
-        3, 70, 876, ORANGE, "answers the loop with models: Pair, Task, RowDriver, steps, Scheduler"
+        3, 70, 770, ORANGE, "answers the loop with models: Pair, Task, RowDriver, steps, Scheduler"
     ),
-    "decode": Box(2, 164, 300, BLUE, "the loop, rules and methods; no models"),
-    "heads": Box(2, 488, 130, GREEN, "gate, stop heads"),
-    "models": Box(2, 642, 304, SKY, "loads a pair; runs it over KV caches"),
+    "plots": Box(3, 860, 86, GREY, "of matplotlib"),
+    "decode": Box(2, 164, 270, BLUE, "the loop, rules and methods; no models"),
+    "heads": Box(2, 446, 110, GREEN, "gate, stop heads"),
+    "models": Box(2, 568, 322, SKY, "loads a pair; runs it over KV caches"),
     "random": Box(1, 204, 118, BLUE, "addressed draws"),
-    "laws": Box(1, 340, 122, GREEN, "distributions"),
+    "laws": Box(1, 336, 96, GREEN, "distributions"),
     "version": Box(0, 70, 92, GREY),
     "lazy": Box(0, 176, 108, GREY, "late imports"),
-    "errors": Box(0, 340, 122, GREY, "UserError, ..."),
-    "kinds": Box(0, 490, 122, GREY, "of trained heads"),
-    "fingerprint": Box(0, 640, 142, GREY, "of a checkpoint"),
-    "files": Box(0, 800, 146, GREY, "atomic writing"),
+    "kinds": Box(0, 464, 122, GREY, "of trained heads"),
+    "fingerprint": Box(0, 600, 120, GREY, "of a checkpoint"),
+    "files": Box(0, 738, 104, GREY, "atomic writing"),
+    "errors": Box(0, 860, 86, GREY, "UserError, ..."),
 }
 ROUTES = {
     ("bench", "sprinter"): (612, 700),
-    ("serve", "engine"): (932, 932),
+    ("serve", "engine"): (850, 825),
     ("decode", "lazy"): (182, 190),
-    ("decode", "kinds"): (457, 510),
+    ("decode", "kinds"): (427, 560),
     ("decode", "random"): (263, 263),
     ("decode", "laws"): (390, 390),
-    ("heads", "laws"): (502, 446),
-    ("heads", "kinds"): (530, 550),
-    ("heads", "fingerprint"): (570, 665),
-    ("heads", "files"): (600, 822),
-    ("models", "errors"): (660, 440),
-    ("models", "fingerprint"): (745, 745),
-    ("models", "files"): (875, 875),
+    ("heads", "laws"): (462, 416),
+    ("heads", "kinds"): (490, 572),
+    ("heads", "fingerprint"): (515, 630),
+    ("heads", "files"): (540, 760),
+    ("models", "fingerprint"): (690, 690),
+    ("models", "files"): (800, 800),
+    ("models", "errors"): (870, 880),
+    ("laws", "errors"): (400, 870),
+    ("training", "plots"): (330, 880),
+    ("theory", "plots"): (620, 900),
+    ("plots", "errors"): (920, 920),
 }
 """Where an arrow leaves and where it ends, in pixels from the left; others run straight down."""
 
@@ -203,7 +208,7 @@ def sub_packages(room: str, imports: Imports) -> dict[str, tuple[float, float, f
         depth |= {one: max(depth[one], depth[other] + 1) for one, other in edges if one in depth}
     alone = {name: all(name not in edge for edge in edges) for name in names}
     names.sort(key=lambda name: (not alone[name], -depth[name], name))
-    box, gap = BOXES[room], 26.0
+    box, gap = BOXES[room], 18.0
     width = (box.width - 24 - gap * (len(names) - 1)) / max(1, len(names))
     return {
         name: (box.x + 12 + i * (width + gap), box.bottom - 46, width, 34.0) for i, name in enumerate(names)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ from tests.theory.tools import record_chain
 
 from sprinter.errors import UserError
 from sprinter.laws import tv_distance
+from sprinter.plots import check_plots, png
 from sprinter.theory.chains import MarkovChain
-from sprinter.theory.figures import SIMULATIONS, check_matplotlib, draw_pareto, draw_prediction, save
+from sprinter.theory.figures import SIMULATIONS, draw_pareto
 from sprinter.theory.pareto import LOOP, gate_curve, oracle_curve, pareto
 from sprinter.theory.simulation import Setting, run_all
 
@@ -139,33 +140,25 @@ def test_settings_out_of_range_are_named() -> None:
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
-def check_picture(path: Path) -> None:
-    with Image.open(path) as picture:
+def check_picture(content: bytes) -> None:
+    with Image.open(io.BytesIO(content)) as picture:
         assert 900 <= picture.width <= 1100 and picture.height >= 300
         assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
-    assert not list(path.parent.glob("*.part"))
 
 
 @pytest.mark.parametrize("name", list(SIMULATIONS))
-def test_every_simulation_is_drawn(simulated: dict[str, Any], tmp_path: Path, name: str) -> None:
+def test_every_simulation_is_drawn(simulated: dict[str, Any], name: str) -> None:
     part, draw = SIMULATIONS[name]
-    check_picture(save(draw, simulated[part], tmp_path / f"{name}.png"))
+    check_picture(png(lambda: draw(simulated[part])))
 
 
-def test_the_front_is_drawn(data: dict[str, Any], tmp_path: Path) -> None:
-    check_picture(save(draw_pareto, data, tmp_path / "new" / "pareto.png"))
-
-
-def test_predictions_are_drawn(tmp_path: Path) -> None:
-    rows = [
-        {"temperature": t, "tokens_per_call": {"measured": m, "predicted": 1.02 * m, "interval": [0.9 * m, 1.1 * m]},
-         "drift": {"measured": d, "predicted": d, "interval": [0.9 * d, 1.1 * d]}}
-        for t, m, d in ((1.0, 2.5, 0.0), (1.0, 4.0, 0.1), (0.0, 1.3, 0.02))
-    ]  # fmt: skip
-    check_picture(save(draw_prediction, {"rows": rows}, tmp_path / "predicted.png"))
+def test_the_front_is_drawn(data: dict[str, Any]) -> None:
+    check_picture(png(lambda: draw_pareto(data)))
 
 
 def test_without_matplotlib_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"pip install matplotlib.*--no-figures"):
-        check_matplotlib()
+    with pytest.raises(UserError, match=r"pip install 'matplotlib>=.*--no-figures"):
+        check_plots("give --no-figures")
+    with pytest.raises(UserError, match="pictures need matplotlib"):
+        png(lambda: pytest.fail("nothing can be drawn"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -220,10 +220,7 @@ def test_pictures_are_drawn(report: Report, tmp_path: Path) -> None:
 def test_without_matplotlib_there_is_one_line(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = util.find_spec
-    monkeypatch.setattr(
-        "sprinter.training.plots.find_spec", lambda name: None if name == "matplotlib" else whole(name)
-    )
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'matplotlib>="):
         draw(report, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -22,6 +22,7 @@ from sprinter.decode.spec import parse_method
 from sprinter.engine.profile import read_profile
 from sprinter.errors import UserError
 from sprinter.laws import kl_divergence
+from sprinter.plots import png
 from sprinter.theory.passes import PassTimes
 from sprinter.theory.replay import replay
 from sprinter.tuning import Goal, TuneSettings, tune
@@ -29,7 +30,7 @@ from sprinter.tuning import race as race_module
 from sprinter.tuning import run as run_module
 from sprinter.tuning.candidates import PLAIN, candidates, family
 from sprinter.tuning.judge import _undominated, check_goals, choose, settings_of
-from sprinter.tuning.picture import plot_text, save_picture
+from sprinter.tuning.picture import draw_tuning, plot_text
 from sprinter.tuning.probe import _rising
 from sprinter.tuning.prune import Predicted, faster_half, prune, replay_all
 from sprinter.tuning.race import Race
@@ -469,7 +470,7 @@ def test_the_picture_and_the_plot_show_what_was_chosen(
     assert "*" in text.splitlines()[0] and sum("*" in line for line in text.splitlines()[1:9]) >= 1
     assert all(len(line) <= 48 for line in text.splitlines()[1:9])
     pytest.importorskip("matplotlib")
-    assert save_picture(made, tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert png(lambda: draw_tuning(made)).startswith(b"\x89PNG")
 
 
 def test_mistakes_are_told_before_any_work(pair: sprinter.Pair, tmp_path: Path) -> None:

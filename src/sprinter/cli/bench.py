@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from sprinter.cli import bench_compare, bench_list, bench_report
-from sprinter.cli.bench_pages import BenchProgressBar, print_summary
+from sprinter.cli.bench_pages import BenchProgressBar, print_summary, print_written
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.pages import console, print_json
+from sprinter.cli.pages import print_json
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
@@ -220,7 +220,7 @@ def run(
         print_json({key: value for key, value in results.items() if key != "rows"} | {"out": str(out)})
     else:
         print_summary(results)
-        console().print(f"wrote {out / 'results.json'}, {out / 'report.html'}")
+        print_written(out / "results.json", out / "report.html")
 
 
 _USUAL = (

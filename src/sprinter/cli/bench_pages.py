@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sprinter.cli.pages import console
+from sprinter.plots import no_plots
 
-__all__ = ["BenchProgressBar", "print_changes", "print_summary"]
+__all__ = ["BenchProgressBar", "print_changes", "print_summary", "print_written"]
 
 _EVERY_S = 20  # between progress lines if standard error is not a terminal
 
@@ -117,6 +119,12 @@ def print_summary(results: dict[str, Any]) -> None:
         if arm["status"] == "failed":
             console().print(f"failed: {arm['name']}: {arm['error']}", style="red", markup=False)
     console().print(f"{results['seconds']:.0f} s; 95 % bootstrap intervals over prompts, arms interleaved.")
+
+
+def print_written(*files: Path) -> None:
+    """Name the files of a run, and say so if the report has no pictures."""
+    reason = no_plots()
+    console().print(f"wrote {', '.join(map(str, files))}{f' without pictures; {reason}' if reason else ''}")
 
 
 def print_changes(changes: Sequence[Any], everything: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sprinter.cli.pages import console
+from sprinter.cli.bench_pages import print_written
 from sprinter.errors import UserError
 
 __all__ = ["command"]
@@ -30,4 +30,4 @@ def command(
         path = write_report(found, file)
     except OSError as error:
         raise UserError(f"cannot write '{file}' ({error.strerror}): give another --out") from None
-    console().print(f"wrote {path}")
+    print_written(path)

@@ -37,11 +37,12 @@ def command(
 ) -> None:
     """Evaluate a head: ROC, precision-recall, calibration, rates over tau. Its training prompts are left out."""
     from sprinter.heads.artifact import load_head
-    from sprinter.training.plots import check_matplotlib, draw
+    from sprinter.plots import check_plots
+    from sprinter.training.plots import draw
     from sprinter.training.roc import judge_directory
 
     if out is not None:
-        check_matplotlib()
+        check_plots("leave --out away for numbers alone")
         if out.exists() and not out.is_dir():
             raise UserError(f"--out '{out}' is a file: give a directory")
     report = judge_directory(load_head(gate), [*labels, *(more or ())], repeats, seed)

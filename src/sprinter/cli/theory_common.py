@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
+from sprinter.plots import check_plots
 
 if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
     from sprinter.laws import Sampling
     from sprinter.theory.recording import Recording
 
-__all__ = ["PROMPTS", "ProgressLine", "check_out", "read_prompts", "record", "write_json"]
+__all__ = ["PROMPTS", "ProgressLine", "check_out", "read_prompts", "record", "write_file", "write_json"]
 
 PROMPTS = (
     "The harbour of the old town lies at the mouth of the river, and its lighthouse was built in",
@@ -65,9 +66,7 @@ def check_out(out: Path | None, figures: bool) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out '{out}' is a file: give a directory")
     if figures:
-        from sprinter.theory.figures import check_matplotlib
-
-        check_matplotlib()
+        check_plots("give --no-figures")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,8 +75,13 @@ def check_out(out: Path | None, figures: bool) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> Path:
     """Write one JSON file atomically; returns its path."""
+    return write_file(path, json_module.dumps(value, allow_nan=False) + "\n")
+
+
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write a file atomically; returns its path."""
     try:
-        return write_atomic(path, json_module.dumps(value, allow_nan=False) + "\n")
+        return write_atomic(path, content)
     except OSError as error:
         raise UserError(f"cannot write '{path}' ({error.strerror}): free it or give another --out") from None
 

@@ -9,7 +9,7 @@ import typer
 
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
-from sprinter.cli.theory_common import ProgressLine, check_out, read_prompts, record, write_json
+from sprinter.cli.theory_common import ProgressLine, check_out, read_prompts, record, write_file, write_json
 
 __all__ = ["command"]
 
@@ -35,7 +35,8 @@ def command(
 ) -> None:
     """Draw the trade-off between target use and mean drift for every method, from recorded laws."""
     from sprinter.laws import Sampling
-    from sprinter.theory.figures import draw_pareto, save
+    from sprinter.plots import png
+    from sprinter.theory.figures import draw_pareto
     from sprinter.theory.pareto import pareto
 
     check_out(out, figures)
@@ -58,7 +59,7 @@ def command(
     if out is not None:
         files.append(write_json(out / "pareto.json", data))
         if figures:
-            files.append(save(draw_pareto, data, out / "pareto.png"))
+            files.append(write_file(out / "pareto.png", png(lambda: draw_pareto(data))))
     if json:
         print_json({**data, "files": [str(file) for file in files]})
         return

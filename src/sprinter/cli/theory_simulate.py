@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sprinter.cli.pages import console, print_json
-from sprinter.cli.theory_common import ProgressLine, check_out, write_json
+from sprinter.cli.theory_common import ProgressLine, check_out, write_file, write_json
 
 __all__ = ["command"]
 
@@ -35,7 +36,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check the theorems by simulation: non-stationary Markov chains answer the real decode loop."""
-    from sprinter.theory.figures import SIMULATIONS, save
+    from sprinter.plots import png
+    from sprinter.theory.figures import SIMULATIONS
     from sprinter.theory.simulation import Setting, run_all
 
     setting = Setting(states, horizon, seed, tuple(drafts or (4, 5)), runs, long)
@@ -47,8 +49,11 @@ def command(
     if out is not None:
         files.append(write_json(out / "simulate.json", data))
         if figures:
-            drawn = {name: each for name, each in SIMULATIONS.items() if each[0] in data}
-            files += [save(draw, data[part], out / f"{name}.png") for name, (part, draw) in drawn.items()]
+            files += [
+                write_file(out / f"{name}.png", png(partial(draw, data[part])))
+                for name, (part, draw) in SIMULATIONS.items()
+                if part in data
+            ]
     if json:
         print_json({**data, "files": [str(file) for file in files]})
         return

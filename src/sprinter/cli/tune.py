@@ -93,10 +93,11 @@ def tune(
     The same command again continues a tuning that was interrupted or ran out of time.
     """
     from sprinter.bench.suites import load_suite
-    from sprinter.theory.figures import check_matplotlib
+    from sprinter.files import write_atomic
+    from sprinter.plots import check_plots, png
     from sprinter.tuning import Goal, TuneSettings
     from sprinter.tuning import tune as run
-    from sprinter.tuning.picture import plot_text, save_picture
+    from sprinter.tuning.picture import draw_tuning, plot_text
 
     budgets = tuple(budget) if budget else () if quality else (0.05,)
     asked: dict[str, Any] = {
@@ -112,7 +113,7 @@ def tune(
     }
     settings = TuneSettings(**{**asked, **options, "run_code": run_code})
     if figures:
-        check_matplotlib()
+        check_plots("give --no-figures")
     if not out.parent.is_dir():
         raise UserError(f"--out '{out}': there is no directory '{out.parent}': make it, or give another file")
     pair = load(loading)
@@ -123,7 +124,7 @@ def tune(
     )
     with BenchProgressBar() as meter:
         profile = run(pair, suite, out, settings, restart=restart, progress=meter)
-    picture = save_picture(profile, out.with_suffix(".png")) if figures else None
+    picture = write_atomic(out.with_suffix(".png"), png(lambda: draw_tuning(profile))) if figures else None
     if json:
         print_json({**profile, "out": str(out), "picture": picture and str(picture)})
         return

@@ -1,69 +1,25 @@
-"""Figures of the theory commands, drawn from their JSON data. matplotlib is imported when a figure is drawn."""
+"""Figures of the theory commands, drawn from their JSON data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sprinter.errors import UserError
+from sprinter.plots import COLOURS, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["SIMULATIONS", "check_matplotlib", "draw_pareto", "draw_prediction", "save"]
+__all__ = ["SIMULATIONS", "draw_pareto"]
 
-# Okabe and Ito's palette, which is safe for colour-blind readers; markers and dashes encode the curve too
-BLUE, ORANGE, SKY, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
-INK, GREY, PALE = "#222222", "#767676", "#E8E8E8"
+# markers and dashes encode the curve too
+BLUE, ORANGE, SKY, GREEN, RED, PURPLE, INK, GREY, PALE = (
+    COLOURS[name] for name in ("blue", "orange", "sky", "green", "red", "purple", "ink", "grey", "grid")
+)
 _COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
-_STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "figure.facecolor": "white",
-}
-_WIDTH, _DPI = 8.3, 120
-"""Inches, and dots per inch: about 1,000 pixels, readable when scaled to 830."""
-
-
-def check_matplotlib() -> None:
-    """Raise a UserError if matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UserError("figures need matplotlib: pip install matplotlib, or give --no-figures") from None
-
-
-def save(draw: Callable[[dict[str, Any]], Figure], data: dict[str, Any], path: Path) -> Path:
-    """Draw and write a PNG, atomically."""
-    check_matplotlib()
-    import matplotlib
-
-    with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
-        figure = draw(data)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        figure.savefig(part, format="png", dpi=_DPI, metadata={"Software": None})
-    part.replace(path)
-    return path
-
-
-def _canvas(panels: int, height: float) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    axes = figure.subplots(1, panels, squeeze=False)
-    return figure, list(axes.flat)
+_WIDTH = 8.3
+"""Inches: about 1,000 pixels, readable when scaled to 830."""
 
 
 # --- theory simulate -------------------------------------------------------------------------------------------------
@@ -99,7 +55,7 @@ def _scaling(ax: Axes, data: dict[str, Any]) -> None:
 
 def draw_rejections(data: dict[str, Any]) -> Figure:
     """Figure 2 (a) to (c) of Yin et al., or its Figure 5."""
-    figure, (a, b, c) = _canvas(3, 3.3)
+    figure, (a, b, c) = canvas(_WIDTH, 3.3, 1, 3)
     _running(a, data["curves"][:1], f"(a) one draft, T = {data['horizon']}")
     _running(b, data["curves"][1:], f"(b) batches, T = {data['horizon']}")
     _scaling(c, data)
@@ -109,7 +65,7 @@ def draw_rejections(data: dict[str, Any]) -> Figure:
 def draw_short(data: dict[str, Any]) -> Figure:
     """Drafts of γ tokens against Theorem 1's drafts to the horizon."""
     short = data["short"]
-    figure, (ax,) = _canvas(1, 3.1)
+    figure, (ax,) = canvas(_WIDTH, 3.1, 1, 1)
     ax.plot(
         short["gamma"], short["target_calls"], color=BLUE, marker="o", ms=3.5, label="target calls, exact"
     )
@@ -132,7 +88,7 @@ def draw_short(data: dict[str, Any]) -> Figure:
 
 def draw_batch_gain(data: dict[str, Any]) -> Figure:
     """Figure 3 (right) of Yin et al."""
-    figure, (left, right) = _canvas(2, 3.0)
+    figure, (left, right) = canvas(_WIDTH, 3.0, 1, 2)
     for (u, gains), colour in zip(data["bernoulli"].items(), _COLOURS, strict=False):
         left.plot(data["drafts"], gains, color=colour, marker="o", ms=2.5, lw=1.2, label=f"draft Ber({u})")
     left.set(
@@ -156,7 +112,7 @@ def draw_batch_gain(data: dict[str, Any]) -> Figure:
 
 def draw_front(data: dict[str, Any]) -> Figure:
     """Figure 4 of Yin et al.: the front, OPT on it and UNO above it."""
-    figure, (left, right) = _canvas(2, 3.2)
+    figure, (left, right) = canvas(_WIDTH, 3.2, 1, 2)
     tv, points = data["tv"], data["points"]
     left.fill_between([0, tv, 1.35 * tv], [tv, 0, 0], [1.5 * tv] * 3, color=SKY, alpha=0.15, lw=0)
     left.plot([0, tv], [tv, 0], color=INK, lw=1.3, label="Pareto front (Theorem 5)")
@@ -195,7 +151,7 @@ def draw_front(data: dict[str, Any]) -> Figure:
 
 def draw_trusted(data: dict[str, Any]) -> Figure:
     """Figures 5 and 6 of SPRINTER."""
-    figure, (left, right) = _canvas(2, 3.2)
+    figure, (left, right) = canvas(_WIDTH, 3.2, 1, 2)
     for curve, colour in zip(data["curves"], (BLUE, RED), strict=True):
         name = f"$\\eta_{{FP}}$ = {curve['eta_fp']}"
         left.plot(data["eta_tp"], curve["trusted"], color=colour, lw=1.4, label=name)
@@ -231,7 +187,7 @@ SIMULATIONS: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
 """File name of each figure of ``theory simulate`` -> (part of the data, function that draws it)."""
 
 
-# --- theory pareto and predict ---------------------------------------------------------------------------------------
+# --- theory pareto ---------------------------------------------------------------------------------------
 _LOOKS: dict[str, tuple[str, str]] = {
     "opt": (BLUE, "o"), "mentored": (GREEN, "D"), "lenient": (SKY, "v"), "uno": (RED, "s"), "fuzzy": (PURPLE, "^"),
     "random": (GREY, "x"), "typical": (ORANGE, "P"), "bild": (INK, "*"), "draft-only": (GREY, "D"),
@@ -274,10 +230,7 @@ def _exact(ax: Axes, curves: list[dict[str, Any]]) -> None:
 
 def draw_pareto(data: dict[str, Any]) -> Figure:
     """Rejections or target checks against drift at one position, and target calls against drift in the loop."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH, 5.0), layout="constrained")
-    (left, right), keys = figure.subplots(2, 2, height_ratios=(3, 1))
+    figure, (left, right, *keys) = canvas(_WIDTH, 5.0, 2, 2, height_ratios=(3, 1))
     tv = data["front"]["tv"]
     for ax in (left, right):
         ax.set_ylim(-0.015 * tv, 1.12 * tv)
@@ -302,45 +255,4 @@ def draw_pareto(data: dict[str, Any]) -> Figure:
         key.set_axis_off()
         key.legend(*ax.get_legend_handles_labels(), loc="upper center", ncols=3, fontsize=7.5, handlelength=1.6,
                    columnspacing=1, borderaxespad=0)  # fmt: skip
-    return figure
-
-
-def draw_prediction(data: dict[str, Any]) -> Figure:
-    """Predicted against measured tokens per target call and drift, one point per method."""
-    figure, axes = _canvas(2, 3.9)
-    names = (("tokens_per_call", "tokens a target call"), ("drift", "mean drift TV(π, p)"))
-    for ax, (key, title) in zip(axes, names, strict=True):
-        rows = [row for row in data["rows"] if row[key]["measured"]]
-        most = 1.08 * max(max(row[key]["measured"], row[key]["predicted"]) for row in rows)
-        least = 0.0 if key == "drift" else 0.95
-        ax.fill_between(
-            [least, most], [0.95 * least, 0.95 * most], [1.05 * least, 1.05 * most], color=PALE, lw=0
-        )
-        ax.plot([least, most], [least, most], color=GREY, lw=1, label="equal; band: ± 5 %")
-        for temperature, colour, marker in ((1.0, BLUE, "o"), (0.7, GREEN, "s"), (0.0, RED, "^")):
-            here = [row for row in rows if row["temperature"] == temperature]
-            if here:
-                x, y = ([row[key][which] for row in here] for which in ("measured", "predicted"))
-                error = [
-                    [abs(row[key]["interval"][side] - row[key]["measured"]) for row in here]
-                    for side in (0, 1)
-                ]
-                ax.errorbar(
-                    x,
-                    y,
-                    xerr=error,
-                    color=colour,
-                    fmt=marker,
-                    ms=3.8,
-                    lw=0.9,
-                    label=f"temperature {temperature:g}",
-                )
-        ax.set(xlabel=f"measured {title}", ylabel="predicted", xlim=(least, most), ylim=(least, most))
-        if key == "tokens_per_call":
-            ax.set(xscale="log", yscale="log")
-            ticks = [tick for tick in (1, 2, 3, 5, 10, 20) if tick <= most]
-            ax.set_xticks(ticks, [str(tick) for tick in ticks])
-            ax.set_yticks(ticks, [str(tick) for tick in ticks])
-            ax.minorticks_off()
-        ax.legend(loc="upper left")
     return figure

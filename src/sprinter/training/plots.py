@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sprinter.errors import UserError, install_line
+from sprinter.files import write_atomic
+from sprinter.plots import COLOURS, canvas, png
 from sprinter.training.metrics import Curve
 from sprinter.training.roc import Report
 
@@ -15,30 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_matplotlib", "draw"]
+__all__ = ["draw"]
 
-# Okabe and Ito's palette; markers and line styles encode the signal too
-_OWN = ("#0072B2", "-", "o")
+# markers and line styles encode the signal too
+_OWN = (COLOURS["blue"], "-", "o")
 _STYLES: Mapping[str, tuple[str, str, str]] = {
-    "max q": ("#E69F00", "--", "s"),
-    "entropy": ("#009E73", ":", "^"),
-    "q(x)": ("#CC79A7", "-.", "D"),
+    "max q": (COLOURS["orange"], "--", "s"),
+    "entropy": (COLOURS["green"], ":", "^"),
+    "q(x)": (COLOURS["purple"], "-.", "D"),
 }
-_GREY = "#8A8A8A"
-_LOOK: Any = {
-    "font.size": 9, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.titlesize": 9, "axes.titlelocation": "left", "legend.frameon": False, "figure.facecolor": "white",
-    "legend.fontsize": 8.5,
-}  # fmt: skip
-_DPI = 150
-
-
-def check_matplotlib() -> None:
-    """Raise a UserError if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise UserError(
-            f"pictures need matplotlib: {install_line('plots')}, or leave --out away for numbers alone"
-        )
+_GREY = COLOURS["grey"]
 
 
 def draw(report: Report, directory: Path) -> list[Path]:
@@ -46,33 +32,16 @@ def draw(report: Report, directory: Path) -> list[Path]:
 
     Raises:
         UserError: matplotlib is not installed.
+        OSError: a file cannot be written.
     """
-    check_matplotlib()
-    import matplotlib
-
+    figures: dict[str, Callable[[], Figure]] = {
+        "roc": lambda: _curves(report, "roc", ("false positive rate", "true positive rate")),
+        "precision-recall": lambda: _curves(report, "precision_recall", ("recall", "precision")),
+        "gate": lambda: _overview(report),
+    }
+    pictures = {directory / f"{title}.png": png(make, 150) for title, make in figures.items()}
     directory.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(_LOOK):
-        figures = {
-            "roc": _curves(report, "roc", ("false positive rate", "true positive rate")),
-            "precision-recall": _curves(report, "precision_recall", ("recall", "precision")),
-            "gate": _overview(report),
-        }
-        return [_save(figure, directory / f"{title}.png") for title, figure in figures.items()]
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    part = path.with_name(path.name + ".part")
-    figure.savefig(part, format="png", dpi=_DPI)
-    part.replace(path)
-    return path
-
-
-def _canvas(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, height), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, **options)
-    return figure, list(panels.flat)
+    return [write_atomic(path, picture) for path, picture in pictures.items()]
 
 
 def _line(panel: Axes, curve: Curve, signal: str, label: str, width: float = 1.4) -> None:
@@ -85,7 +54,7 @@ def _curves(report: Report, which: str, axes: tuple[str, str]) -> Figure:
     """One panel per label, one line per signal, with the 95 % band."""
     columns = min(4, len(report.truths))
     rows = -(-len(report.truths) // columns)
-    figure, panels = _canvas(rows, columns, 0.5 + 2.4 * rows, sharex=True, sharey=True)
+    figure, panels = canvas(9, 0.5 + 2.4 * rows, rows, columns, sharex=True, sharey=True)
     for panel, (label, truth) in zip(panels, report.truths.items(), strict=False):
         for signal, found in truth.signals.items():
             curve = found.roc if which == "roc" else found.precision_recall.tail()
@@ -108,7 +77,7 @@ def _curves(report: Report, which: str, axes: tuple[str, str]) -> Figure:
 
 
 def _overview(report: Report) -> Figure:
-    figure, panels = _canvas(1, 3, 3.6, width_ratios=(1.25, 1, 1))
+    figure, panels = canvas(9, 3.6, 1, 3, width_ratios=(1.25, 1, 1))
     _areas(panels[0], report)
     _calibration(panels[1], report)
     _rates(panels[2], report)

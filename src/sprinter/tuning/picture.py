@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sprinter.theory.figures import BLUE, GREY, INK, RED, save
+from sprinter.plots import COLOURS, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_tuning", "plot_text", "save_picture"]
+__all__ = ["draw_tuning", "plot_text"]
 
+BLUE, GREY, INK, RED = (COLOURS[name] for name in ("blue", "grey", "ink", "red"))
 _WIDTH, _HEIGHT = 64, 16  # characters of the text plot
 
 
-def save_picture(profile: Mapping[str, Any], path: Path) -> Path:
-    """Write the figure of a profile as PNG, atomically.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
-    return save(draw_tuning, dict(profile), path)
-
-
-def draw_tuning(profile: dict[str, Any]) -> Figure:
+def draw_tuning(profile: Mapping[str, Any]) -> Figure:
     """Speed-up over mean drift: predictions, measured settings with intervals, the front, and what was chosen."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.3, 4.6), layout="constrained")
-    ax = figure.subplots()
+    figure, (ax,) = canvas(8.3, 4.6)
     _predictions(ax, profile["front"])
     _eliminated(ax, profile)
     _finalists(ax, profile["settings"])
@@ -51,7 +39,7 @@ def draw_tuning(profile: dict[str, Any]) -> Figure:
 
 def _predictions(ax: Axes, front: Sequence[Mapping[str, Any]]) -> None:
     points = [one["predicted"] for one in front]
-    ax.plot([one["drift"] for one in points], [one["speed_up"] for one in points], ".", color="#B5B5B5", ms=5,
+    ax.plot([one["drift"] for one in points], [one["speed_up"] for one in points], ".", color=GREY, alpha=0.5, ms=5,
             label="expected by replay")  # fmt: skip
 
 

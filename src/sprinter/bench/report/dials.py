@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sprinter.bench.quality.metrics import METRICS
+from sprinter.bench.report.arm_style import ArmStyle
 from sprinter.bench.report.digest import Digest, Summary
-from sprinter.bench.report.looks import Look
 from sprinter.bench.report.numbers import value
 
 __all__ = ["Dial", "allocation_line", "dials", "ends", "quality_of"]
@@ -23,13 +23,13 @@ class Dial:
     Attributes:
         name: name of the method with its fixed parameters.
         parameter: parameter that varies.
-        look: look of its arms.
+        style: style of its arms.
         points: (value of the parameter, summary), ordered by value.
     """
 
     name: str
     parameter: str
-    look: Look
+    style: ArmStyle
     points: Sequence[tuple[float, Summary]]
 
 
@@ -37,14 +37,14 @@ def dials(run: Digest, summaries: Sequence[Summary]) -> list[Dial]:
     """Each lossy method with at least two values of its dial among the summaries."""
     by_method: dict[str, list[Summary]] = {}
     for summary in summaries:
-        look = run.looks[summary["arm"]]
-        if look.parameters and summary.get("lossless") is not True:
-            by_method.setdefault(look.method, []).append(summary)
+        style = run.styles[summary["arm"]]
+        if style.parameters and summary.get("lossless") is not True:
+            by_method.setdefault(style.method, []).append(summary)
     return [dial for method, group in by_method.items() for dial in _dials(run, method, group)]
 
 
 def _dials(run: Digest, method: str, summaries: Sequence[Summary]) -> list[Dial]:
-    specs = {summary["arm"]: run.looks[summary["arm"]].parameters for summary in summaries}
+    specs = {summary["arm"]: run.styles[summary["arm"]].parameters for summary in summaries}
     values = {key: {spec.get(key) for spec in specs.values()} for key in specs[summaries[0]["arm"]]}
     numeric = [key for key, found in values.items() if all(_float(each) is not None for each in found)]
     if not numeric:
@@ -59,7 +59,7 @@ def _dials(run: Digest, method: str, summaries: Sequence[Summary]) -> list[Dial]
         Dial(
             " ".join([method, *others]),
             dial,
-            run.looks[next(iter(points.values()))["arm"]],
+            run.styles[next(iter(points.values()))["arm"]],
             sorted(points.items(), key=lambda item: item[0]),
         )
         for others, points in curves.items()
@@ -93,7 +93,7 @@ def allocation_line(
 
 def ends(run: Digest, summaries: Sequence[Summary]) -> tuple[Summary, Summary] | None:
     """The target alone and the draft alone, if both took part."""
-    methods = {run.looks[summary["arm"]].method: summary for summary in summaries}
+    methods = {run.styles[summary["arm"]].method: summary for summary in summaries}
     both = methods.get("autoregressive"), methods.get("draft-only")
     if (
         both[0] is None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sprinter.bench.report.looks import Look, looks
+from sprinter.bench.report.arm_style import ArmStyle, arm_styles
 from sprinter.bench.report.numbers import interval, value
 from sprinter.bench.statistics import BootstrapInterval
 from sprinter.bench.summary import ALL
@@ -25,7 +25,7 @@ class Digest:
     Attributes:
         results: content of the file.
         arms: arms in order, including those that only a summary names.
-        looks: look of each arm.
+        styles: style of each arm.
         failed: error of each arm that failed.
         suites: names of the suites, "all" first if present.
         temperatures: temperatures in order.
@@ -35,7 +35,7 @@ class Digest:
 
     results: Mapping[str, Any]
     arms: Sequence[Mapping[str, Any]]
-    looks: Mapping[str, Look]
+    styles: Mapping[str, ArmStyle]
     failed: Mapping[str, str]
     suites: Sequence[str]
     temperatures: Sequence[float]
@@ -68,7 +68,7 @@ def digest(results: Mapping[str, Any]) -> Digest:
     return Digest(
         results,
         arms,
-        looks(arms, {s["arm"]: s.get("lossless") for s in reversed(summaries)}),
+        arm_styles(arms, {s["arm"]: s.get("lossless") for s in reversed(summaries)}),
         {arm["name"]: str(arm.get("error") or "no reason given") for arm in arms if arm.get("status") == "failed"},
         [suite for suite in _once([ALL, *shown]) if suite in there],
         sorted({temperature for _, temperature in views}),

@@ -31,7 +31,7 @@
   // tooltips, at once and by touch; the browser's own are for pages without scripts
   const tip = document.getElementById("tip");
   const tips = new WeakMap();
-  for (const title of document.querySelectorAll(".tip > title, rect.tip > title")) {
+  for (const title of document.querySelectorAll(".tip > title")) {
     tips.set(title.parentNode, title.textContent);
     title.remove();
   }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from sprinter.bench.report.arm_style import KINDS, ArmStyle
 from sprinter.bench.report.breakdown import LONG, categories, longforms
-from sprinter.bench.report.digest import Digest, Summary, digest, headline
-from sprinter.bench.report.lawpictures import law_parts
-from sprinter.bench.report.looks import KINDS, Look
+from sprinter.bench.report.digest import Digest, Summary, View, digest, headline
+from sprinter.bench.report.drawing import PagePart
+from sprinter.bench.report.lawpictures import LAW_PICTURES
 from sprinter.bench.report.numbers import drift, duration, multiple, number, text_of
-from sprinter.bench.report.pictures import BarPart, acceptance, dial_pictures, longform_picture, plane, rounds
+from sprinter.bench.report.pictures import acceptance, dial_pictures, longform_picture, plane, rounds
 from sprinter.bench.report.tables import (
     Table,
     category_table,
@@ -28,8 +29,12 @@ from sprinter.bench.report.tables import (
     speed_table,
 )
 from sprinter.files import write_atomic
+from sprinter.plots import no_plots, page_style
 
 __all__ = ["write_report"]
+
+PageParts = Sequence[PagePart | Table]
+MakeParts = Callable[[Digest, Sequence[Summary], View], PageParts]
 
 _FOLDER = Path(__file__).parent
 _DRIFTS = (0.0, 0.02, 0.1)
@@ -40,7 +45,7 @@ _DRIFTS = (0.0, 0.02, 0.1)
 class PageBlock:
     """Tables and figures for a suite and a temperature (indices; None: all), in order."""
 
-    parts: Sequence[BarPart | Table]
+    parts: PageParts
     suite: int | None = None
     temperature: int | None = None
 
@@ -70,7 +75,8 @@ def write_report(results: Mapping[str, Any], path: Path) -> Path:
         OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_atomic(path, _page(results))
+    with page_style():
+        return write_atomic(path, _page(results))
 
 
 def _page(results: Mapping[str, Any]) -> str:
@@ -180,117 +186,132 @@ def _highlights(run: Digest, temperature: float) -> list[dict[str, Any]]:
         )
         if row is not None:
             title = f"fastest with drift up to {most:g}" if most else "fastest exact arm"
-            found.setdefault(row["arm"], {"title": title, "row": row, "look": run.looks[row["arm"]]})
+            found.setdefault(row["arm"], {"title": title, "row": row, "style": run.styles[row["arm"]]})
     return list(found.values())
 
 
-def _legend(run: Digest) -> list[tuple[str, list[Look]]]:
-    """Kinds and their methods, with one look per method."""
-    kinds: dict[str, dict[str, Look]] = {}
-    for look in run.looks.values():
-        kinds.setdefault(look.kind, {}).setdefault(look.method, look)
+def _legend(run: Digest) -> list[tuple[str, list[ArmStyle]]]:
+    """Kinds and their methods, with one style per method."""
+    kinds: dict[str, dict[str, ArmStyle]] = {}
+    for style in run.styles.values():
+        kinds.setdefault(style.kind, {}).setdefault(style.method, style)
     return [(KINDS[kind][1], list(kinds[kind].values())) for kind in KINDS if kind in kinds]
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
-def _views(
-    run: Digest, make: Callable[[Digest, Sequence[Summary], tuple[str, float]], Sequence[BarPart | Table]]
-) -> Iterator[PageBlock]:
-    """One block per suite and temperature."""
-    for s, suite in enumerate(run.suites):
-        for t, temperature in enumerate(run.temperatures):
-            summaries = run.views.get((suite, temperature))
-            if summaries:
-                yield PageBlock(make(run, summaries, (suite, temperature)), s, t)
-            else:
-                yield PageBlock(
-                    [BarPart(None, [f"{suite} was not asked at temperature {temperature:g}"])], s, t
-                )
-
-
 def _sections(run: Digest) -> list[Section]:
     if not run.views:
-        missing = PageBlock([BarPart(None, ["the run has no answer of any arm"])])
+        missing = PageBlock([PagePart(None, ["the run has no answer of any arm"])])
         return [Section("headline", "Headline", "", [missing])]
-    return [
-        Section(
-            "headline",
-            "All arms",
-            "Speed of every arm over all prompts and by suite, and what it cost: drift from the target's law. "
-            "A dot marks arms on the front of speed and drift.",
-            [
-                PageBlock([headline_table(run, temp)], temperature=t)
-                for t, temp in enumerate(run.temperatures)
-            ],
-        ),
-        Section(
+    long, kinds = longforms(run), categories(run)
+    by_view: list[tuple[str, str, str, MakeParts]] = [
+        (
             "plane",
             "Speed and drift",
             "Right is faster, down is nearer to the target. Bars through marks are 95 % intervals.",
-            list(_views(run, lambda run, rows, view: [plane(run, rows)])),
+            lambda run, rows, view: [_picture(plane, run, rows, view)],
         ),
-        Section(
+        (
             "speed",
             "Speed-up",
             "Bars with 95 % bootstrap intervals over prompts; speed over other arms is under All numbers.",
-            list(_views(run, lambda run, rows, view: [_else(speed_table(run, rows), "no speed is known")])),
+            lambda run, rows, view: [_else(speed_table(run, rows), "no speed is known")],
         ),
-        Section(
+        (
             "dials",
             "Dials",
             "What a method gains as its dial is turned, and what it loses.",
-            list(_views(run, lambda run, rows, view: [dial_pictures(run, rows)])),
+            lambda run, rows, view: [_picture(dial_pictures, run, rows, view)],
         ),
-        Section(
+        (
             "rounds",
             "Tokens a round",
             "How many tokens one target call yields.",
-            list(_views(run, lambda run, rows, view: [rounds(run, rows)])),
+            lambda run, rows, view: [_picture(rounds, run, rows, view)],
         ),
-        Section(
+        (
             "acceptance",
             "Acceptance by place in the draft",
             "",
-            list(_views(run, lambda run, rows, view: [acceptance(run, rows, _positions(run, view[1]))])),
+            lambda run, rows, view: [_picture(acceptance, run, rows, view, _positions(run, view[1]))],
         ),
-        _longform_section(run),
-        Section(
+        (
+            "long",
+            "Long texts",
+            "Speed as the context grows.",
+            lambda run, rows, view: (
+                [_picture(longform_picture, run, long[view], view), longform_table(run, long[view])]
+                if view in long
+                else _elsewhere(long, f"no answers of {LONG} tokens or more whose tokens' arrivals are known")
+            ),
+        ),
+        (
             "latency",
             "Latency",
             "Time to the first token and between tokens; bars go from the median to the 95th percentile.",
-            list(
-                _views(
-                    run,
-                    lambda run, rows, view: [
-                        _else(latency_table(run, rows), "no arm reported when its tokens came")
-                    ],
-                )
-            ),
+            lambda run, rows, view: [_else(latency_table(run, rows), "no arm reported when its tokens came")],
         ),
-        Section(
+        (
             "quality",
             "Quality",
             "",
-            list(
-                _views(
-                    run,
-                    lambda run, rows, view: [_else(quality_table(run, rows), "no quality was measured")],
-                )
+            lambda run, rows, view: [_else(quality_table(run, rows), "no quality was measured")],
+        ),
+        (
+            "categories",
+            "By category",
+            "",
+            lambda run, rows, view: (
+                [category_table(run, kinds[view])]
+                if view in kinds
+                else _elsewhere(kinds, "no suite has several categories and a base arm to compare with")
             ),
         ),
-        _category_section(run),
-        _law_section(run),
-        Section(
+        (
             "numbers",
             "All numbers",
             "Every arm, by suite and temperature.",
-            list(_views(run, lambda run, rows, view: [full_table(run, rows)])),
+            lambda run, rows, view: [full_table(run, rows)],
         ),
     ]
+    sections = [Section(id, title, lead, _blocks(run, make)) for id, title, lead, make in by_view]
+    lead = (
+        "Speed of every arm over all prompts and by suite, and what it cost: drift from the target's law. "
+        "A dot marks arms on the front of speed and drift."
+    )
+    tables = [PageBlock([headline_table(run, of)], temperature=t) for t, of in enumerate(run.temperatures)]
+    sections.insert(0, Section("headline", "All arms", lead, tables))
+    sections.insert(-1, _law_section(run))
+    return sections
 
 
-def _else(table: Table | None, reason: str) -> BarPart | Table:
-    return table if table is not None and table.rows else BarPart(None, [reason])
+def _blocks(run: Digest, make: MakeParts) -> list[PageBlock]:
+    """One block per suite and temperature."""
+    blocks = []
+    for s, suite in enumerate(run.suites):
+        for t, temperature in enumerate(run.temperatures):
+            if summaries := run.views.get((suite, temperature)):
+                parts = make(run, summaries, (suite, temperature))
+            else:
+                parts = [PagePart(None, [f"{suite} was not asked at temperature {temperature:g}"])]
+            blocks.append(PageBlock(parts, s, t))
+    return blocks
+
+
+def _picture(make: Callable[..., PagePart], *of: Any) -> PagePart:
+    """A picture, or the line that says how to get it."""
+    reason = no_plots()
+    return make(*of) if reason is None else PagePart(None, [reason])
+
+
+def _else(table: Table | None, reason: str) -> PagePart | Table:
+    return table if table is not None and table.rows else PagePart(None, [reason])
+
+
+def _elsewhere(found: Iterable[View], nowhere: str) -> PageParts:
+    """Why a view lacks a part that only some suites have."""
+    suites = ", ".join(dict.fromkeys(suite for suite, _ in found))
+    return [PagePart(None, [f"shown for {suites} only (choose it above)" if suites else nowhere])]
 
 
 def _positions(run: Digest, temperature: float) -> Mapping[str, Any] | None:
@@ -302,67 +323,25 @@ def _positions(run: Digest, temperature: float) -> Mapping[str, Any] | None:
     return found
 
 
-def _longform_section(run: Digest) -> Section:
-    found = longforms(run)
-
-    def make(run: Digest, rows: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
-        if view in found:
-            return [longform_picture(run, found[view]), longform_table(run, found[view])]
-        return [
-            BarPart(
-                None,
-                [_elsewhere(found, f"no answers of {LONG} tokens or more whose tokens' arrivals are known")],
-            )
-        ]
-
-    return Section("long", "Long texts", "Speed as the context grows.", list(_views(run, make)))
-
-
-def _category_section(run: Digest) -> Section:
-    found = categories(run)
-
-    def make(run: Digest, rows: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
-        if view in found:
-            return [category_table(run, found[view])]
-        return [
-            BarPart(
-                None, [_elsewhere(found, "no suite has several categories and a base arm to compare with")]
-            )
-        ]
-
-    return Section("categories", "By category", "", list(_views(run, make)))
-
-
-def _elsewhere(found: Iterable[tuple[str, float]], nowhere: str) -> str:
-    """Why a view lacks a part that only some suites have."""
-    suites = ", ".join(dict.fromkeys(suite for suite, _ in found))
-    return f"shown for {suites} only (choose it above)" if suites else nowhere
-
-
 def _law_section(run: Digest) -> Section:
     analysis = run.results.get("analysis")
-    parts = law_parts(analysis)
-    lead = ""
-    if analysis:
-        temperature = (analysis.get("sampling") or {}).get("temperature")
-        lead = (
-            f"Both models' laws at {text_of(analysis.get('positions'))} positions of {text_of(analysis.get('texts'))} "
-            f"texts that the target wrote at temperature {text_of(temperature)}; mean acceptance rate "
-            f"{number(analysis.get('overlap'))}."
-        )
-    missing: list[BarPart | Table] = [BarPart(None, ["the laws were not analysed in this run"])]
-    shown = [BarPart(part.body and _titled(title, part.body), part.notes) for title, part in parts.items()]
-    return Section("laws", "Laws of the pair", lead, [PageBlock(shown or missing)])
-
-
-def _titled(title: str, body: Markup) -> Markup:
-    return Markup("<h3>{}</h3>{}").format(title, body)
+    if not analysis:
+        missing = PageBlock([PagePart(None, ["the laws were not analysed in this run"])])
+        return Section("laws", "Laws of the pair", "", [missing])
+    temperature = (analysis.get("sampling") or {}).get("temperature")
+    lead = (
+        f"Both models' laws at {text_of(analysis.get('positions'))} positions of {text_of(analysis.get('texts'))} "
+        f"texts that the target wrote at temperature {text_of(temperature)}; mean acceptance rate "
+        f"{number(analysis.get('overlap'))}."
+    )
+    parts = [_picture(make, analysis) for make in LAW_PICTURES]
+    return Section("laws", "Laws of the pair", lead, [PageBlock(parts)])
 
 
 def _merged(section: Section) -> Section:
     """Replace the blocks by one line if all are missing for the same reason."""
     parts = [part for block in section.blocks for part in block.parts]
-    reasons = {tuple(part.notes) for part in parts if isinstance(part, BarPart) and part.body is None}
+    reasons = {tuple(part.notes) for part in parts if isinstance(part, PagePart) and part.body is None}
     if len(reasons) != 1 or any(isinstance(part, Table) or part.body is not None for part in parts):
         return section
-    return Section(section.id, section.title, "", [PageBlock(section.blocks[0].parts)])
+    return Section(section.id, section.title, "", [PageBlock(section.blocks[0].parts[:1])])

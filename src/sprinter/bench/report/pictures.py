@@ -1,48 +1,32 @@
-"""Figures of a run: speed and drift, dials, tokens per round, acceptance by position, long texts."""
+"""Pictures of a run: speed and drift, dials, tokens per round, acceptance by position, long texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from sprinter.bench.analysis import acceptance_by_position
 from sprinter.bench.report.breakdown import LongForm
 from sprinter.bench.report.dials import Dial, allocation_line, dials, ends, quality_of
-from sprinter.bench.report.digest import Digest, Summary, drift_of, front, plane_points, speed_of
-from sprinter.bench.report.label_layout import lane_rows
+from sprinter.bench.report.digest import Digest, Summary, View, drift_of, front, plane_points, speed_of
+from sprinter.bench.report.drawing import HALF, WIDE, XY, PagePart, Picture
 from sprinter.bench.report.numbers import drift, interval, multiple, number, percentage, value
-from sprinter.bench.report.svg import HALF, WIDE, Axis, Plot, axis, tag
 from sprinter.bench.statistics import BootstrapInterval, bounds
+from sprinter.plots import COLOURS, mark
 
-__all__ = [
-    "BarPart",
-    "acceptance",
-    "dial_pictures",
-    "longform_picture",
-    "plane",
-    "range_text",
-    "rounds",
-    "tip_of",
-]
+__all__ = ["acceptance", "dial_pictures", "longform_picture", "plane", "range_text", "rounds", "tip_of"]
 
-_LANE_ROW = 15
-_BY_RATIO = 5
-"""If speeds differ by more than this factor the axis is logarithmic."""
+_ROW = 16
+"""Height of an exact arm's row, in pixels."""
 _PLACES = 20
 _MOST = 21
 """Number of tokens per round from which histograms have a single bin."""
 _NO_DRAFTS = ("draft-only", "allocation")
 """Methods without rounds, whose drafts are whole texts."""
 _LEAST_ROUNDS = 20
-
-
-class BarPart(NamedTuple):
-    """A figure or table with notes below it, or a sentence that says why there is none."""
-
-    body: Markup | None
-    notes: Sequence[str] = ()
 
 
 def range_text(of: BootstrapInterval | None, show: Callable[[Any], str] = number) -> str:
@@ -60,205 +44,185 @@ def tip_of(run: Digest, summary: Summary) -> str:
         str(summary["arm"]),
         f"{range_text(speed, multiple)} the speed of {run.base}" if run.base and speed else "",
         f"{number(summary.get('tokens_per_s'))} tokens/s",
-        "exact: the target's law"
-        if exact
-        else f"drift {range_text(far, drift)}"
-        if far
-        else "drift not known",
+        "exact: the target's law" if exact else f"drift {range_text(far, drift)}",
         f"{number(summary.get('target_calls_per_token'))} target calls a token",
     ]
     return "\n".join(line for line in lines if line and "–" not in line)
 
 
 def _speed_label(base: str | None) -> str:
-    return f"speed, in multiples of {base} →" if base else "tokens a second →"
+    return f"speed, in multiples of {base}" if base else "tokens a second"
 
 
-def _speed_axis(run: Digest, speeds: Sequence[float]) -> Axis:
-    wide = min(speeds, default=0.0) > 0 and max(speeds) > _BY_RATIO * min(speeds)
-    return axis(speeds, _speed_label(run.base), log=wide)
+def _name(what: str, view: View) -> str:
+    return f"{what}; {view[0]}, temperature {view[1]:g}"
 
 
 # --- speed and drift -------------------------------------------------------------------------------------------------
-def plane(run: Digest, summaries: Sequence[Summary]) -> BarPart:
-    """Speed (horizontal) against drift (vertical), exact arms in a separate lane, and the front."""
+def plane(run: Digest, summaries: Sequence[Summary], view: View) -> PagePart:
+    """Speed (horizontal) against drift (vertical) with the front, and below it the exact arms, a row each."""
     points = plane_points(summaries, run.base)
     shown = [summary for summary in summaries if summary["arm"] in points]
     if not shown:
-        return BarPart(None, ["no arm knows both its speed and its drift"])
-    exact = [summary for summary in shown if summary.get("lossless") is True]
-    lossy = [summary for summary in shown if summary.get("lossless") is not True]
-    x = _speed_axis(run, [end for s in shown for end in _span(speed_of(s, run.base))])
-    most = max((bounds(far)[1] for s in lossy if (far := drift_of(s))), default=0.0) or 0.1
-    y = axis([], "↑ mean drift TV(π, p), less is nearer to the target", low=0.0, high=1.06 * most)
-    rows = lane_rows([x.share(points[s["arm"]][0]) for s in exact])
-    lane = 44 + _LANE_ROW * max(rows, default=0) if exact else 0
-    plot = Plot(x, y, _plane_name(run, points), height=320, lane=lane, lane_label="exact: drift 0")
-    line = front(points)
-    plot.line([points[arm] for arm in line], "ink", dash="5 4", width=1.3, steps=True)
-    for summary in lossy:
-        _whiskers(plot, run, summary, points[summary["arm"]])
-    for summary, row in [(s, None) for s in lossy] + list(zip(exact, rows, strict=True)):
-        arm = summary["arm"]
-        look, (across, down) = run.looks[arm], points[arm]
-        urgency = 2 * (arm in line) + 3 * (arm == run.base) + (summary.get("lossless") is not True)
-        at = {"y": None, "row": 15.0 + _LANE_ROW * row} if row is not None else {"y": down}
-        plot.mark(across, look=look, tip=tip_of(run, summary), label=look.label, urgency=urgency, **at)
+        return PagePart(None, ["no arm knows both its speed and its drift"])
+    best = front(points)
+    exact = sorted((s for s in shown if s.get("lossless") is True), key=lambda s: points[s["arm"]])
+    lossy = sorted((s for s in shown if s.get("lossless") is not True), key=lambda s: s["arm"] not in best)
+    heights = [320.0] * bool(lossy) + [_ROW * len(exact) + 8.0] * bool(exact)
+    label = "mean drift TV(π, p), less is nearer to the target" if lossy else "exact arms, drift 0"
+    picture = Picture(WIDE, heights, _speed_label(run.base), label)
+    upper, lower = picture.panels[0], picture.panels[-1]
+    speeds = {s["arm"]: speed_of(s, run.base) for s in shown}
+    lower.speed_axis([end for of in speeds.values() if of for end in (of[0], *bounds(of))])
+    for s in lossy:
+        style = run.styles[s["arm"]]
+        upper.arm(points[s["arm"]], style, tip_of(run, s), style.label, speeds[s["arm"]], drift_of(s))
+    if lossy:
+        upper.line([*_steps([points[arm] for arm in best])], "ink", ls=(0, (4, 3)), lw=1.2)
+        highest = max((bounds(far)[1] for s in lossy if (far := drift_of(s))), default=0.0)
+        upper.ax.set_ylim(0, 1.06 * highest or 0.1)
+    for row, s in enumerate(exact):
+        style = run.styles[s["arm"]]
+        lower.arm((points[s["arm"]][0], row), style, tip_of(run, s), style.label, speeds[s["arm"]])
+    if exact:
+        lower.ax.set(ylim=(len(exact) - 0.4, -0.6), yticks=[])
+        if lossy:
+            lower.ax.text(0.006, 0.02, "exact: drift 0", transform=lower.ax.transAxes, color=COLOURS["grey"])
     missing = [summary["arm"] for summary in summaries if summary["arm"] not in points]
     notes = ["Dashed: the front. What lies on it is beaten by no arm in both speed and drift."]
     if missing:
         notes.append(f"Not drawn, since speed or drift is not known: {', '.join(missing)}.")
-    return BarPart(plot.html(), notes)
+    told = "; ".join(f"{arm} {number(points[arm][0])} at drift {drift(points[arm][1])}" for arm in best)
+    name = _name(f"Speed against drift of {len(points)} arms. On the front: {told}", view)
+    return PagePart(picture.html(name), notes)
 
 
-def _plane_name(run: Digest, points: Mapping[str, tuple[float, float]]) -> str:
-    shown = "; ".join(
-        f"{arm} {number(points[arm][0])} at drift {drift(points[arm][1])}" for arm in front(points)
-    )
-    return f"Speed against drift of {len(points)} arms. On the front: {shown}."
-
-
-def _whiskers(plot: Plot, run: Digest, summary: Summary, at: tuple[float, float]) -> None:
-    look, speed, far = run.looks[summary["arm"]], speed_of(summary, run.base), drift_of(summary)
-    if speed and None not in speed:
-        low, high = bounds(speed)
-        plot.whisker((low, at[1]), (high, at[1]), look.colour, look.index)
-    if far and None not in far:
-        low, high = bounds(far)
-        plot.whisker((at[0], low), (at[0], high), look.colour, look.index)
-
-
-def _span(of: BootstrapInterval | None) -> list[float]:
-    """Ends of an interval, which an axis must include."""
-    return [] if of is None else [of[0], *bounds(of)]
+def _steps(points: Sequence[XY]) -> Iterator[XY]:
+    """A staircase up through points: right along the drift of each, up to that of the next."""
+    for at, after in zip(points, [*points[1:], points[-1]], strict=True):
+        yield at
+        yield after[0], at[1]
 
 
 # --- dials -----------------------------------------------------------------------------------------------------------
-def dial_pictures(run: Digest, summaries: Sequence[Summary]) -> BarPart:
-    """Drift, and a quality, against speed for several values of each dial."""
-    found = dials(run, summaries)
-    if not found:
-        return BarPart(None, ["no lossy method ran at two places of its dial"])
-    quality = quality_of(summaries)
-    wide = WIDE if quality is None else HALF
-    pictures = [_dial_picture(run, summaries, found, drift_of, "↑ mean drift TV(π, p)", wide)]
-    if quality is not None:
-        name, label = quality
-
-        def measure(summary: Summary) -> BootstrapInterval | None:
-            return interval((summary.get("quality") or {}).get(name))
-
-        pictures.append(_dial_picture(run, summaries, found, measure, f"↑ {label}", wide))
-    notes = ["Each curve is one method, each mark one place of its dial; hover or tap to read it."]
-    if ends(run, summaries):
-        notes.append(
-            "Dashed: a growing share of whole texts given to the draft alone, at random. A dial worth having stays on "
-            "the better side of it."
-        )
-    else:
-        notes.append("No line for random allocation: it needs the arms autoregressive and draft-only.")
-    return BarPart(tag("div", *pictures, class_="pair" if len(pictures) > 1 else "single"), notes)
-
-
 Measure = Callable[[Summary], BootstrapInterval | None]
 
 
-def _dial_picture(
-    run: Digest, summaries: Sequence[Summary], found: Sequence[Dial], measure: Measure, label: str, wide: int
-) -> Markup:
-    curves = [
-        (dial, [(place, s, at) for place, s in dial.points if (at := _at(run, s, measure)) is not None])
-        for dial in found
+def dial_pictures(run: Digest, summaries: Sequence[Summary], view: View) -> PagePart:
+    """Drift, and a quality, against speed for several values of each dial."""
+    found = dials(run, summaries)
+    if not found:
+        return PagePart(None, ["no lossy method ran at two places of its dial"])
+    measures: list[tuple[str, Measure]] = [("mean drift TV(π, p)", drift_of)]
+    if (quality := quality_of(summaries)) is not None:
+        measures.append((quality[1], lambda s: interval((s.get("quality") or {}).get(quality[0]))))
+    both = ends(run, summaries)
+    pictures = [
+        _dial_picture(run, both or (), found, measure, label, WIDE if quality is None else HALF).html(
+            _name(f"{label} against speed for {', '.join(dial.name for dial in found)}", view)
+        )
+        for label, measure in measures
     ]
-    corners = [
-        (each, at) for each in ends(run, summaries) or () if (at := _at(run, each, measure)) is not None
-    ]
-    line = allocation_line(corners[0][1], corners[1][1]) if len(corners) == 2 else []
-    everything = [at for _, points in curves for _, _, at in points] + [at for _, at in corners]
-    x = _speed_axis(run, [at[0] for at in everything])
-    y = axis([at[1] for at in everything], label, low=0.0 if measure is drift_of else None)
-    plot = Plot(
-        x, y, f"{label.lstrip('↑ ')} against speed for {', '.join(d.name for d in found)}.", height=300
+    notes = ["Each curve is one method, each mark one place of its dial; hover or tap to read it."]
+    notes.append(
+        "Dotted: a growing share of whole texts given to the draft alone, at random. A dial worth having stays on the "
+        "better side of it."
+        if both
+        else "No line for random allocation: it needs the arms autoregressive and draft-only."
     )
-    if line:
-        plot.line(line, "grey", dash="3 4", width=1.6)
+    return PagePart(Markup('<div class="pair">{}</div>').format(Markup("").join(pictures)), notes)
+
+
+def _dial_picture(
+    run: Digest, both: Sequence[Summary], found: Sequence[Dial], measure: Measure, label: str, width: float
+) -> Picture:
+    def at(summary: Summary) -> XY | None:
+        x, y = value(speed_of(summary, run.base)), value(measure(summary))
+        return None if x is None or y is None else (x, y)
+
+    picture = Picture(width, [300], _speed_label(run.base), label, 46)
+    (panel,) = picture.panels
+    curves = [(dial, [(s, place) for _, s in dial.points if (place := at(s))]) for dial in found]
+    corners = [(each, place) for each in both if (place := at(each))]
+    panel.speed_axis([x for _, points in (*curves, (None, corners)) for _, (x, _) in points] or [1.0])
+    for each, place in corners:
+        panel.arm(place, run.styles[each["arm"]], tip_of(run, each), run.styles[each["arm"]].label)
+    if len(corners) == 2:
+        panel.line(allocation_line(corners[0][1], corners[1][1]), "grey", ls=":", lw=1.6)
     for dial, points in curves:
-        plot.line([at for _, _, at in points], dial.look.colour, index=dial.look.index)
-        for i, (_, summary, at) in enumerate(points):
-            look = run.looks[summary["arm"]]
-            last = i == len(points) - 1
-            plot.mark(*at, look, tip_of(run, summary), label=dial.name if last else "", urgency=2)
-    for each, at in corners:
-        look = run.looks[each["arm"]]
-        plot.mark(*at, look, tip_of(run, each), label=look.label, urgency=3)
-    return plot.html()
-
-
-def _at(run: Digest, summary: Summary, measure: Measure) -> tuple[float, float] | None:
-    x, y = value(speed_of(summary, run.base)), value(measure(summary))
-    return None if x is None or y is None else (x, y)
+        if points:
+            panel.line([place for _, place in points], dial.style, label=dial.name, lw=1.8)
+        for summary, place in points:
+            panel.arm(place, run.styles[summary["arm"]], tip_of(run, summary))
+    panel.ax.autoscale_view()
+    if measure is drift_of:
+        panel.ax.set_ylim(bottom=0)
+    return picture
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
-def rounds(run: Digest, summaries: Sequence[Summary]) -> BarPart:
-    """A histogram of tokens per round for each arm, all with the same horizontal scale."""
-    shown = [s for s in summaries if sum(s.get("round_histogram") or []) and len(s["round_histogram"]) > 2]
+def rounds(run: Digest, summaries: Sequence[Summary], view: View) -> PagePart:
+    """A histogram of tokens per round for each arm, all over one horizontal axis."""
+    shown = [
+        s for s in summaries if sum((s.get("round_histogram") or [])[1:]) and len(s["round_histogram"]) > 2
+    ]
     if not shown:
-        return BarPart(None, ["no arm reported how many tokens its rounds added"])
+        return PagePart(None, ["no arm reported how many tokens its rounds added"])
     most = min(_MOST, max(len(s["round_histogram"]) for s in shown) - 1)
-    cards = [_card(run, summary, most) for summary in shown]
+    picture = Picture(WIDE, [26 * len(shown)], "tokens a round", "share of rounds", 220)
+    ax, names = picture.panels[0].ax, []
+    for row, summary in enumerate(shown):
+        style, counts = run.styles[summary["arm"]], list(summary["round_histogram"])
+        counts = [*counts[:most], sum(counts[most:])]
+        total, high, mean = sum(counts), max(counts[1:]), number(summary.get("tokens_per_round"))
+        tops = [row - 0.85 * n / high for n in counts[1:]]
+        shares = ", ".join(f"{k}: {percentage(n / total)}" for k, n in enumerate(counts) if k and n)
+        edges = np.arange(len(tops) + 1) + 0.5
+        bars = ax.stairs(tops, edges, baseline=row, fill=True, color=COLOURS[style.colour])
+        mark(bars, style.index, f"{style.name}\n{total:,} rounds, mean {mean} tokens\n{shares}")
+        names.append(f"{style.label} · {mean}")
+    ax.set(xlim=(0.5, most + 0.5), ylim=(len(shown) - 0.9, -1), xticks=_whole(most))
+    ax.set_yticks(range(len(shown)), names, va="bottom", color=COLOURS["ink"])
+    ax.grid(False, axis="y")
     rest = [s["arm"] for s in summaries if s not in shown]
-    notes = [f"Share of rounds that added 1 to {most} tokens (or more); the height is each arm's own."]
+    notes = [
+        f"Share of rounds that added 1 to {most} tokens (or more); the height is each arm's own. Beside the name: the "
+        "mean."
+    ]
     if rest:
         notes.append(f"Left out, one token a round or not known: {', '.join(rest)}.")
-    return BarPart(tag("div", *cards, class_="cards"), notes)
+    return PagePart(picture.html(_name("Tokens a round of each arm", view)), notes)
 
 
-def _card(run: Digest, summary: Summary, most: int) -> Markup:
-    look, counts = run.looks[summary["arm"]], list(summary["round_histogram"])
-    counts = [*counts[:most], sum(counts[most:])]
-    total, high = sum(counts), max(counts[1:])
-    tops = [(k, round(46 * n / high, 1)) for k, n in enumerate(counts) if k and n]
-    bars = "".join(f"M{10 * k - 9} 48v-{top}h8V48" for k, top in tops)
-    shares = ", ".join(f"{k}: {percentage(counts[k] / total)}" for k, _ in tops)
-    mean = number(summary.get("tokens_per_round"))
-    tip = f"{look.name}\n{total:,} rounds, mean {mean} tokens\n{shares}"
-    drawn = tag("path", d=bars, class_=f"shape {look.colour}")
-    picture = tag("svg", tag("title", tip), drawn, viewBox=f"0 0 {10 * most} 49", preserveAspectRatio="none",
-                  role="img", class_="spark tip")  # fmt: skip
-    scale = tag("span", tag("span", "1"), tag("span", str(most)), class_="scale", aria_hidden="true")
-    title = tag("span", tag("span", look.label), tag("b", mean), class_="card-head")
-    return tag("div", title, picture, scale, class_="card")
-
-
-def acceptance(run: Digest, summaries: Sequence[Summary], laws: Mapping[str, Any] | None) -> BarPart:
+def acceptance(
+    run: Digest, summaries: Sequence[Summary], view: View, laws: Mapping[str, Any] | None
+) -> PagePart:
     """Acceptance rate of draft tokens by position in the draft, for the fastest arm of each method."""
     best: dict[str, tuple[Summary, list[float]]] = {}
     for summary in sorted(summaries, key=lambda s: value(s.get("tokens_per_s")) or 0):
         places = acceptance_by_position(summary.get("round_histogram") or [])
         there = sum(reached >= _LEAST_ROUNDS for reached in places["reached"])
         kept = places["kept"][: min(there, _PLACES)]
-        method = run.looks[summary["arm"]].method
+        method = run.styles[summary["arm"]].method
         if len(kept) > 1 and method not in _NO_DRAFTS:
             best[method] = (summary, kept)
     law = (laws or {}).get("kept", [])[:_PLACES]
     if not best and not law:
-        return BarPart(None, ["no arm reported how many tokens its rounds added"])
-    longest = max([len(law), *(len(kept) for _, kept in best.values())])
-    x = Axis(0.5, longest + 0.5, "place in the draft →", _whole(longest))
-    least = min([*law, *(share for _, kept in best.values() for share in kept)])
-    y = axis([], "↑ kept, of drafts that got there", low=min(0.8, int(10 * least) / 10), high=1.0)
-    plot = Plot(x, y, f"Acceptance by place in the draft for {', '.join(best)}.", height=340)
-    for summary, kept in best.values():
-        look = run.looks[summary["arm"]]
-        points = [(i + 1, share) for i, share in enumerate(kept)]
-        plot.line(points, look.colour, width=1.3, index=look.index)
-        for i, share in points:
-            plot.dot(i, share, look.colour, f"{look.label}\nplace {i}: {percentage(share)}", look.index)
-        plot.text(*points[-1], look.label, look.index, 1)
+        return PagePart(None, ["no arm reported how many tokens its rounds added"])
+    picture = Picture(WIDE, [340], "place in the draft", "kept, of drafts that got there")
+    (panel,) = picture.panels
     if law:
-        plot.line([(i + 1, share) for i, share in enumerate(law)], "ink", dash="6 4", width=2)
-        plot.text(min(3, len(law)), law[min(3, len(law)) - 1], "from the laws", -1, 3)
+        panel.line([*enumerate(law, 1)], "ink", label="from the laws", ls="--", lw=2)
+    for summary, kept in best.values():
+        style, points = run.styles[summary["arm"]], [*enumerate(kept, 1)]
+        panel.line(points, style, label=style.label, lw=1.3)
+        panel.dots(
+            [((i, share), f"{style.label}\nplace {i}: {percentage(share)}") for i, share in points], style
+        )
+    longest = max(map(len, [law, *(kept for _, kept in best.values())]))
+    least = min([*law, *(share for _, kept in best.values() for share in kept)])
+    bottom = min(0.8, int(10 * least) / 10)
+    panel.ax.set(xlim=(0.5, 1.12 * longest + 0.5), ylim=(bottom, 1.0), xticks=_whole(longest))
     notes = [
         f"The fastest arm of each method; places that at least {_LEAST_ROUNDS} drafts reached. A draft that a stop "
         "rule ended counts as not kept at its end."
@@ -267,56 +231,44 @@ def acceptance(run: Digest, summaries: Sequence[Summary], laws: Mapping[str, Any
         notes.append(
             "Dashed: what the two models' laws give for exact acceptance of a draft begun anywhere in a text."
         )
-    return BarPart(plot.html(), notes)
+    name = _name(f"Acceptance by place in the draft for {', '.join(best)}", view)
+    return PagePart(picture.html(name), notes)
 
 
-def _whole(most: int) -> list[float]:
-    step = 1 if most <= 10 else 2
-    return [float(i) for i in range(1, most + 1, step)]
+def _whole(most: int) -> list[int]:
+    return list(range(1, most + 1, 1 if most <= 10 else 2))
 
 
 # --- long texts ------------------------------------------------------------------------------------------------------
-def longform_picture(run: Digest, found: LongForm) -> BarPart:
+def longform_picture(run: Digest, found: LongForm, view: View) -> PagePart:
     """Speed against the position in the context, for the fastest arm of each kind and the base."""
     over = bool(found.speed_up)
     shown: Mapping[str, Sequence[Any]] = found.speed_up if over else found.tokens_per_s
-    lines = {arm: _centres(found.edges, each) for arm, each in shown.items()}
+    centres = [(low + high) / 2 for low, high in zip(found.edges, found.edges[1:], strict=False)]
+    bins = {
+        arm: [
+            (at, of) for at, each in zip(centres, of_arm, strict=True) if (of := interval(each)) is not None
+        ]
+        for arm, of_arm in shown.items()
+    }
     best: dict[str, str] = {}
-    for arm, points in sorted(lines.items(), key=lambda item: _mean([at[0] for _, at in item[1]])):
-        if points:
-            best[run.looks[arm].kind] = arm
-    ups = [edge for arm in best.values() for _, at in lines[arm] for edge in _span(at)]
-    x = Axis(float(found.edges[0]), float(found.edges[-1]), "position in the context, tokens →", found.edges)
-    y = axis(ups, f"↑ {_speed_label(run.base if over else None).rstrip(' →')}", low=0.0)
-    plot = Plot(x, y, f"Speed against position for {', '.join(best.values())}.", height=300)
+    for arm in sorted(bins, key=lambda arm: np.mean([of[0] for _, of in bins[arm]] or [0.0])):
+        if bins[arm]:
+            best[run.styles[arm].kind] = arm
+    y = _speed_label(run.base if over else None)
+    picture = Picture(WIDE, [300], "position in the context, tokens", y)
+    (panel,) = picture.panels
     for arm in best.values():
-        look, points = run.looks[arm], lines[arm]
-        plot.band(
-            [(at, bounds(of)[0]) for at, of in points],
-            [(at, bounds(of)[1]) for at, of in points],
-            look.colour,
-        )
-        plot.line([(at, middle) for at, (middle, _, _) in points], look.colour, index=look.index)
-        for at, each in points:
-            plot.mark(
-                at,
-                each[0],
-                look,
-                f"{arm}\nabout token {at:.0f}: {range_text(each, multiple if over else number)}",
-            )
-        plot.text(points[-1][0], points[-1][1][0], look.label, look.index)
-    return BarPart(
-        plot.html(), ["The fastest arm of each kind; the table below has all. Bands: 95 % intervals."]
-    )
-
-
-def _centres(edges: Sequence[int], bins: Sequence[Any]) -> list[tuple[float, BootstrapInterval]]:
-    return [
-        ((edges[i] + edges[i + 1]) / 2, at)
-        for i, each in enumerate(bins)
-        if (at := interval(each)) is not None
-    ]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+        style, places = run.styles[arm], [at for at, _ in bins[arm]]
+        low, high = zip(*(bounds(of) for _, of in bins[arm]), strict=True)
+        panel.ax.fill_between(places, low, high, color=COLOURS[style.colour], alpha=0.14, lw=0)
+        panel.line([(at, of[0]) for at, of in bins[arm]], style, label=style.label, lw=1.8)
+        for at, of in bins[arm]:
+            told = range_text(of, multiple if over else number)
+            panel.arm((at, of[0]), style, f"{arm}\nabout token {at:.0f}: {told}")
+    panel.ax.autoscale_view()
+    panel.ax.set(xlim=(found.edges[0], 1.12 * found.edges[-1]), xticks=found.edges)
+    panel.ax.set_ylim(bottom=0)
+    name = _name(f"Speed against position for {', '.join(best.values())}", view)
+    notes = ["The fastest arm of each kind; the table below has all. Bands: 95 % intervals."]
+    return PagePart(picture.html(name), notes)

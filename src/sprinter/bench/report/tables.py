@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from sprinter.bench.quality.metrics import METRICS
+from sprinter.bench.report.arm_style import ArmStyle
 from sprinter.bench.report.breakdown import Categories, LongForm
 from sprinter.bench.report.digest import Digest, Summary, drift_of, headline, speed_of
-from sprinter.bench.report.looks import Look
 from sprinter.bench.report.numbers import NONE, count, drift, interval, multiple, number, percentage, value
-from sprinter.bench.report.svg import tag
 from sprinter.bench.statistics import BootstrapInterval, bounds
 
 __all__ = [
@@ -42,7 +41,7 @@ class Cell(NamedTuple):
 class TableRow:
     """Cells of one arm; ``note`` is shown below its name."""
 
-    look: Look
+    style: ArmStyle
     cells: Sequence[Cell]
     note: str = ""
     bad: bool = False
@@ -73,8 +72,8 @@ def _with_interval(of: BootstrapInterval | None, show: Callable[[Any], str] = nu
         return Cell(NONE)
     if None in of:
         return Cell(show(of[0]), "no interval")
-    small = tag("small", f"{show(of[1])} – {show(of[2])}".replace("×", ""))
-    return Cell(Markup("{} {}").format(show(of[0]), small))
+    ends = f"{show(of[1])} – {show(of[2])}".replace("×", "")
+    return Cell(Markup("{} <small>{}</small>").format(show(of[0]), ends))
 
 
 def _exact(lossless: Any) -> Cell:
@@ -88,7 +87,7 @@ def _drift(summary: Summary) -> Cell:
 def _row(run: Digest, summary: Summary, cells: Sequence[Cell], best: bool = False) -> TableRow:
     error = run.failed.get(summary["arm"])
     return TableRow(
-        run.looks[summary["arm"]], cells, f"failed: {error}" if error else "", error is not None, best
+        run.styles[summary["arm"]], cells, f"failed: {error}" if error else "", error is not None, best
     )
 
 
@@ -132,7 +131,7 @@ def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
     most = max((bounds(speed)[1] for _, speed in there), default=1.0)
     show, mark = (multiple, 1.0) if base else (number, None)
     rows = [
-        _row(run, s, [_with_interval(speed, show), _bar(run.looks[s["arm"]].colour, speed, most, mark)])
+        _row(run, s, [_with_interval(speed, show), _bar(run.styles[s["arm"]].colour, speed, most, mark)])
         for s, speed in there
     ]
     missing = [summary["arm"] for summary, speed in shown if speed is None]
@@ -141,15 +140,19 @@ def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
     return Table(title, [head, ("", "")], rows, True, missing)
 
 
-def _bar(colour: str, speed: BootstrapInterval, most: float, mark: float | None) -> Cell:
-    middle, low, high = (f"{100 * max(0.0, each) / most:.2f}" for each in (speed[0], *bounds(speed)))
-    parts = [
-        tag("i", class_=f"fill {colour}", style=f"width:{middle}%"),
-        tag("i", class_="interval", style=f"left:{low}%;width:{max(0.3, float(high) - float(low)):.2f}%"),
-    ]
-    if mark is not None and mark < most:
-        parts.append(tag("i", class_="one", style=f"left:{100 * mark / most:.2f}%"))
-    return Cell(tag("span", *parts, class_="track", aria_hidden="true"), kind="bar")
+def _bar(colour: str, speed: BootstrapInterval, most: float, one: float | None) -> Cell:
+    middle, low, high = (100 * max(0.0, each) / most for each in (speed[0], *bounds(speed)))
+    parts = [("fill " + colour, 0.0, middle), ("interval", low, max(0.3, high - low))]
+    if one is not None and one < most:
+        parts.append(("one", 100 * one / most, 0.0))
+    return _track(parts)
+
+
+def _track(parts: Sequence[tuple[str, float, float]]) -> Cell:
+    """A cell of bars: class, left end and width in per cent of each."""
+    bar = Markup('<i class="{}" style="left:{:.2f}%;width:{:.2f}%"></i>')
+    bars = Markup("").join(bar.format(*part) for part in parts)
+    return Cell(Markup('<span class="track" aria-hidden="true">{}</span>').format(bars), kind="bar")
 
 
 def latency_table(run: Digest, summaries: Sequence[Summary]) -> Table:
@@ -164,7 +167,7 @@ def latency_table(run: Digest, summaries: Sequence[Summary]) -> Table:
         cells = []
         for key in ("ttft_ms", "gap_ms"):
             cells += [_cell(_at(summary, key, "p50")), _cell(_at(summary, key, "p95"))]
-            cells.append(_span(run.looks[summary["arm"]].colour, summary, key, most[key]))
+            cells.append(_span(run.styles[summary["arm"]].colour, summary, key, most[key]))
         rows.append(_row(run, summary, cells))
     head = [
         ("first token p50", "time to the first token, ms, median"),
@@ -188,8 +191,7 @@ def _span(colour: str, summary: Summary, key: str, most: float) -> Cell:
     if low is None or high is None:
         return Cell("", kind="bar")
     left, right = 100 * low / most, 100 * high / most
-    fill = tag("i", class_=f"fill {colour}", style=f"left:{left:.2f}%;width:{max(0.8, right - left):.2f}%")
-    return Cell(tag("span", fill, class_="track", aria_hidden="true"), kind="bar")
+    return _track([("fill " + colour, left, max(0.8, right - left))])
 
 
 _FULL: Sequence[tuple[str, str, str, Callable[[Any], str]]] = (

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from sprinter.plots import COLOURS, canvas, no_plots, png
+from sprinter.training.drafts.data import save_bytes
 from sprinter.training.drafts.run import LossPoint
 
-__all__ = ["draw_losses", "model_card"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-_COLOURS = {"ce": "#E69F00", "kl": "#009E73", "reverse-kl": "#CC79A7", "tv": "#0072B2"}
+__all__ = ["model_card", "save_losses"]
+
+_COLOURS = {"ce": "orange", "kl": "green", "reverse-kl": "purple", "tv": "blue"}
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
@@ -54,30 +58,29 @@ def _cell(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
-def draw_losses(history: Sequence[LossPoint]) -> bytes | None:
-    """The losses by step as a PNG picture; None without matplotlib (extra ``plots``)."""
-    if find_spec("matplotlib") is None:
-        return None
-    from matplotlib.figure import Figure
+def save_losses(history: Sequence[LossPoint], path: Path) -> bool:
+    """Draw the losses by step as a PNG file; False without matplotlib (extra ``plots``), and then there is no file."""
+    if no_plots():
+        return False
+    save_bytes(path, png(lambda: _losses(history), 150))
+    return True
 
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+
+def _losses(history: Sequence[LossPoint]) -> Figure:
+    figure, (left, right) = canvas(9, 3.2, 1, 2)
     steps = [point.step for point in history]
     for name, colour in _COLOURS.items():
-        panel = right if name == "tv" else left
+        panel, code = right if name == "tv" else left, COLOURS[colour]
         panel.plot(
-            steps, [point.train[name] for point in history], "--", color=colour, label=f"{name}, training"
+            steps, [point.train[name] for point in history], "--", color=code, label=f"{name}, training"
         )
         if all(point.held_out for point in history):
             held = [point.held_out[name] for point in history]
-            panel.plot(steps, held, "-o", markersize=3, color=colour, label=f"{name}, held out")
+            panel.plot(steps, held, "-o", markersize=3, color=code, label=f"{name}, held out")
     for panel, title in ((left, "nats"), (right, "1 − acceptance")):
         panel.set(xlabel="step", title=title)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.legend(frameon=False, fontsize=8)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()
+        panel.legend()
+    return figure
 
 
 _NAMES = {

@@ -18,7 +18,7 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.models.cut import frequent_tokens
 from sprinter.models.pair import LoadedPair, load_models
-from sprinter.training.drafts.card import draw_losses, model_card
+from sprinter.training.drafts.card import model_card, save_losses
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
 from sprinter.training.drafts.folder import FACTS, TRAINING, Judging, check_folder, run_facts, training_key
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
@@ -74,9 +74,7 @@ def distill(
         )
     place = folder / TRAINING / training_key(written, student, training)
     trained = train(fresh, written, training, place, on_policy=judge, progress=on_training)
-    picture = draw_losses(trained.history)
-    if picture is not None:
-        save_bytes(folder / "losses.png", picture)
+    picture = save_losses(trained.history, folder / "losses.png")
     assert pair.tokenizer is not None
     (folder / FACTS).unlink(missing_ok=True)  # it is of the weights beside it
     save_student(trained.student, pair.tokenizer, folder, pair.models.target.eos_ids)
@@ -84,7 +82,7 @@ def distill(
         **_facts(written, student, training, trained),
         "method": f"speculative(gamma={judging.gamma})",
         "tasks": _judged(pair, weights, written, folder, judging),
-        "picture": picture is not None,
+        "picture": picture,
     }
     save_bytes(folder / "README.md", model_card(facts))
     save_bytes(folder / FACTS, json.dumps(facts, indent=1) + "\n")

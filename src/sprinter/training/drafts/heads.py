@@ -24,7 +24,7 @@ from sprinter.heads.glide import GlideHeads, save_glide
 from sprinter.heads.load import load_any_head
 from sprinter.heads.medusa import MedusaHeads, save_medusa
 from sprinter.models.cut import frequent_tokens
-from sprinter.training.drafts.card import draw_losses, heads_card
+from sprinter.training.drafts.card import heads_card, save_losses
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
 from sprinter.training.drafts.eagle import AHEAD, EagleLearner, fresh_eagle
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
@@ -119,9 +119,7 @@ def train_heads(
         )
     place = folder / TRAINING / training_key(written, shape, training)
     run = run_to_end(learner, written, training, place, progress=on_training)
-    picture = draw_losses(run.history)
-    if picture is not None:
-        save_bytes(folder / "losses.png", picture)
+    picture = save_losses(run.history, folder / "losses.png")
     learner.heads.accuracies = learner.accuracies(held or written.part(False), training.tokens)
     measured = "held-out" if held else "training"
     (folder / FACTS).unlink(missing_ok=True)  # it is of the weights beside it
@@ -135,7 +133,7 @@ def train_heads(
         {"training": recorded, "texts": facts["texts"], "accuracies_on": measured},
     )
     judged = _judged(pair, folder, written, judging, shape)
-    facts |= {"tasks": judged, "picture": picture is not None}
+    facts |= {"tasks": judged, "picture": picture}
     save_bytes(folder / "README.md", heads_card(facts))
     save_bytes(folder / FACTS, json.dumps(facts, indent=1) + "\n")
     return facts

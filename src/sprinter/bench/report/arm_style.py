@@ -1,7 +1,7 @@
-"""Colour, mark and short name of each arm, the same in every figure.
+"""Colour, marker and short name of each arm, the same in every picture.
 
-The colour (Okabe and Ito's palette) shows the kind of method, the mark the method. Arms of one method that differ in
-its dial share colour and mark; their labels distinguish them.
+The colour shows the kind of method, the marker the method. Arms of one method that differ in its dial share both; their
+labels distinguish them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from sprinter.decode.spec import parse_method
 from sprinter.errors import SprinterError
 
-__all__ = ["KINDS", "MARKS", "Look", "looks", "read_spec"]
+__all__ = ["KINDS", "MARKERS", "ArmStyle", "arm_styles", "read_spec"]
 
 KINDS: Mapping[str, tuple[str, str]] = {
     "target": ("ink", "the target alone"),
@@ -25,9 +25,10 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "baseline": ("grey", "baselines"),
     "peer": ("purple", "other engines"),
 }
-"""Kind of an arm -> (colour, which is a CSS class of the page, text of the legend)."""
+"""Kind of an arm -> (name of a colour in ``sprinter.plots``, text of the legend)."""
 
-MARKS = ("circle", "square", "triangle", "diamond", "down", "cross", "plus", "star")
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "X": "✖", "P": "✚", "*": "★"}
+"""matplotlib's name of each marker, and the letter that stands for it in tables."""
 
 _KNOWN = {
     "autoregressive": "target",
@@ -46,18 +47,18 @@ _LABEL_LENGTH = 26
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ArmStyle:
     """Visual style of an arm.
 
     Attributes:
-        index: index in the run, which the arm's marks and rows carry.
+        index: index in the run, which the arm's marks carry.
         name: full name.
         label: short name, unique in the run.
         method: name of the method without parameters.
         parameters: parameters of the spec, if it is a preset of this package.
         kind: key of ``KINDS``.
-        colour: CSS class.
-        mark: one of ``MARKS``.
+        colour: name of a colour.
+        marker: key of ``MARKERS``.
     """
 
     index: int
@@ -67,11 +68,16 @@ class Look:
     parameters: Mapping[str, str]
     kind: str
     colour: str
-    mark: str
+    marker: str
+
+    @property
+    def glyph(self) -> str:
+        """The letter that stands for the marker."""
+        return MARKERS[self.marker]
 
 
-def looks(arms: Sequence[Mapping[str, Any]], lossless: Mapping[str, bool | None]) -> dict[str, Look]:
-    """Look of each arm by name.
+def arm_styles(arms: Sequence[Mapping[str, Any]], lossless: Mapping[str, bool | None]) -> dict[str, ArmStyle]:
+    """Style of each arm by name.
 
     Args:
         arms: "arms" of a results file.
@@ -79,16 +85,16 @@ def looks(arms: Sequence[Mapping[str, Any]], lossless: Mapping[str, bool | None]
     """
     specs = [_spec_of(arm) for arm in arms]
     labels = _labels([str(arm["name"]) for arm in arms], specs)
-    marks: dict[str, list[str]] = {}
+    methods: dict[str, list[str]] = {}
     found = {}
     for i, (arm, (method, parameters)) in enumerate(zip(arms, specs, strict=True)):
         name = str(arm["name"])
         kind = _kind(arm, method, lossless.get(name))
-        seen = marks.setdefault(kind, [])
+        seen = methods.setdefault(kind, [])
         if method not in seen:
             seen.append(method)
-        mark = MARKS[seen.index(method) % len(MARKS)]
-        found[name] = Look(i, name, labels[i], method, parameters, kind, KINDS[kind][0], mark)
+        marker = [*MARKERS][seen.index(method) % len(MARKERS)]
+        found[name] = ArmStyle(i, name, labels[i], method, parameters, kind, KINDS[kind][0], marker)
     return found
 
 
