@@ -129,16 +129,16 @@ class Followed(NamedTuple):
 def follow(spec: str, length: int, seed: int = 0) -> Followed:
     """Decode with the real loop on a Pair, and record its driver's answers."""
     method, record, prompt, draws = parse_method(spec), Record(), (0,), AddressedDraws(seed)
-    driver: Any = ChainDriver(Pair(), prompt, draws, 1, method.accept.needs_raw, method.drafter)  # type: ignore[arg-type]
+    driver: Any = ChainDriver(Pair(), draws, 1, method.accept.needs_raw, method.drafter)  # type: ignore[arg-type]
     loop = decode(prompt, method, Limits(length), draws, record, complete=True)
     out, request = Followed(record, {}, {}), next(loop, None)
     while request is not None:
-        answer = driver.answer(request)
+        sequence, answer = request.sequence, driver.answer(request)
         if isinstance(request, AskDraft) and isinstance(answer, Draft):
-            out.drafted.setdefault(request.round, []).extend(answer.tokens)
+            out.drafted.setdefault(sequence.round, []).extend(answer.tokens)
             row = {name: float(values[0]) for name, values in answer.signals.items()}
-            row["uniform"] = draws.uniform(request.round, request.start + len(request.tokens), Purpose.TRUST)
-            out.signals.setdefault(request.round, []).append(row)
+            row["uniform"] = draws.uniform(sequence.round, len(sequence), Purpose.TRUST)
+            out.signals.setdefault(sequence.round, []).append(row)
         try:
             request = loop.send(answer)
         except StopIteration:

@@ -143,7 +143,7 @@ def named(page: str) -> list[tuple[str, str]]:
 
 def test_a_round_names_what_exists() -> None:
     links = named(ROUND)
-    assert len(links) > 50
+    assert len(links) > 40 and len(ROUND.splitlines()) < 120
     assert [link for link in links if link[1] not in definitions(SRC / link[0])] == []
 
 
@@ -155,7 +155,7 @@ def test_a_round_quotes_the_code() -> None:
         sources = [path.read_text(encoding="utf-8") for path in files]
         held = ["\n".join(line.strip() for line in source.splitlines()) for source in sources]
         assert any(lines in source for source in held), quote
-    assert len(parts) == 7
+    assert len(parts) == 5
 
 
 def test_a_round_goes_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_round_goes_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
     steps = named(ROUND.split("## 1.")[1].split("## What differs")[0])
     functions = [step for step in steps if isinstance(definitions(SRC / step[0])[step[1]], ast.FunctionDef)]
-    assert len(functions) > 40
+    assert len(functions) > 30
     running = iter(calls)
     late = [step for step in functions if step not in running]  # each is looked for behind the one before
     assert late[:1] == [], "not called in the order of the page"

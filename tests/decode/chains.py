@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule
-from sprinter.decode.draft import AskDraft, AskScore, Draft, Record
+from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores
 from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws, MarkovHeads, MarkovPair, run_chain
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.spec import Method
@@ -56,18 +56,26 @@ def one_hot(token: int, vocab: int = 3) -> list[float]:
 
 
 # --- running the loop ------------------------------------------------------------------------------------------------
-class Exchange(list[tuple[AskDraft | AskScore, Any]]):
+class Asked(NamedTuple):
+    """A request as it was when it was made: ``tokens`` from ``start`` on are new to the model that is asked."""
+
+    start: int
+    tokens: tuple[int, ...]
+    round: int
+    at_most: int = 0
+    closing: bool = False
+
+
+class Exchange(list[tuple[Asked, Any]]):
     """All requests and answers of one decoding."""
 
     @property
-    def drafts(self) -> list[tuple[AskDraft, Draft]]:
-        return [
-            (ask, answer) for ask, answer in self if isinstance(ask, AskDraft) and isinstance(answer, Draft)
-        ]
+    def drafts(self) -> list[tuple[Asked, Draft]]:
+        return [(ask, answer) for ask, answer in self if isinstance(answer, Draft)]
 
     @property
-    def scores(self) -> list[AskScore]:
-        return [ask for ask, _ in self if isinstance(ask, AskScore)]
+    def scores(self) -> list[Asked]:
+        return [ask for ask, answer in self if isinstance(answer, Scores)]
 
 
 def listen(
@@ -84,22 +92,21 @@ def listen(
     record, exchange, draws = Record(), Exchange(), draws or AddressedDraws()
     if method.drafter.by_heads:
         method = method.settle({}, None, MarkovHeads.accuracies)
-    driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter)
+    driver = ChainDriver(pair, draws, ahead, method.accept.needs_raw, method.drafter)
     loop = decode(prompt, method, limits, draws, record, complete)
-    known = {AskDraft: list(prompt), AskScore: list(prompt[:-1])}  # what drafter and target hold
     request = next(loop, None)
     while request is not None:
+        sequence, settled = request.sequence, [*prompt, *ids(record)]
+        if isinstance(request, AskScore):
+            asked = Asked(request.start, request.tokens, sequence.round, closing=request.closing)
+            read = sequence.tokens[: request.end]
+            assert settled[: len(read)] == read if request.closing else read[: len(settled)] == settled
+        else:
+            most = request.at_most if isinstance(request, AskDraft) else 0
+            asked = Asked(len(sequence), (), sequence.round, most)
+            assert sequence.tokens[: len(settled)] == settled
         answer = driver.answer(request)
-        exchange.append((request, answer))
-        if not method.grows:
-            settled, text = [*prompt, *ids(record)], known[type(request)]
-            assert request.start <= len(text)
-            text[request.start :] = request.tokens
-            if isinstance(request, AskScore) and request.closing:
-                assert settled[: len(text)] == text
-            else:
-                assert text[: len(settled)] == settled
-            text += answer.tokens if isinstance(answer, Draft) else ()
+        exchange.append((asked, answer))
         try:
             request = loop.send(answer)
         except StopIteration:

@@ -35,7 +35,7 @@ def logits_of(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> T
 def after(settings: Adjustments, text: Sequence[int], logits: Tensor) -> Tensor:
     """The logits ``[1, V]`` after prompt and text."""
     adjuster = Adjuster(settings, PROMPT, VOCAB)
-    adjuster.read([*PROMPT, *text])
+    adjuster.follow([*PROMPT, *text])
     return adjuster.after([()])(logits)
 
 
@@ -126,8 +126,7 @@ def test_a_text_that_was_rewound_is_as_one_that_was_not() -> None:
             chance.randrange(VOCAB) for _ in range(max(len(PROMPT) - start, chance.randint(0, 4)))
         ]
         text[: len(PROMPT)] = PROMPT
-        adjuster.rewind(start)
-        adjuster.read(text)
+        adjuster.follow(text)
         logits = logits_of(1, turn)
         wanted = adjusted(ALL, PROMPT, text[len(PROMPT) :], logits[0])
         torch.testing.assert_close(adjuster.after([()])(logits)[0], wanted)
@@ -139,7 +138,7 @@ def test_something_must_be_allowed() -> None:
     adjuster = Adjuster(settings, PROMPT, VOCAB)
     with pytest.raises(UserError, match="every token is forbidden after 0 new tokens"):
         adjuster.after([()])
-    adjuster.read([*PROMPT, 2])
+    adjuster.follow([*PROMPT, 2])
     assert adjuster.forbidden() == frozenset(range(1, VOCAB))
 
 

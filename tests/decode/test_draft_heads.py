@@ -155,8 +155,8 @@ def test_a_lossy_trust_rule_meters_heads_as_a_draft_model() -> None:
 class _NoTail(HeadDrafts):
     """Takes the first head again in the second answer of a run."""
 
-    def read(self, states: object) -> None:
-        super().read(states)  # type: ignore[arg-type]
+    def read(self, *args: object) -> None:
+        super().read(*args)  # type: ignore[arg-type]
         self._tail = ()
 
 

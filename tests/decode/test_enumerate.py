@@ -8,6 +8,7 @@ from tests.decode.chains import EOS, Text, ends_at_eos
 
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores
 from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws, MarkovPair, joint_law, target_joint_law
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import Method, parse_method
 from sprinter.laws import entropy
 from sprinter.random import AddressedDraws, Purpose
@@ -115,8 +116,8 @@ def test_plain_decoding_enumerates_to_the_targets_joint_law() -> None:
 @pytest.mark.parametrize(("ahead", "at_most", "count"), [(1, 5, 1), (3, 5, 3), (16, 5, 5), (2, 1, 1)])
 def test_the_driver_drafts_ahead_within_what_is_asked(ahead: int, at_most: int, count: int) -> None:
     pair, prompt = MarkovPair(seed=8), (0, 1)
-    driver = ChainDriver(pair, prompt, AddressedDraws(), ahead)
-    draft = driver.answer(AskDraft(2, (), 1, at_most))
+    driver = ChainDriver(pair, AddressedDraws(), ahead)
+    draft = driver.answer(AskDraft(first_round((0, 1)), at_most))
     assert isinstance(draft, Draft)
     assert len(draft.tokens) == count
     for i, x in enumerate(draft.tokens):
@@ -135,40 +136,38 @@ def test_the_driver_drafts_ahead_within_what_is_asked(ahead: int, at_most: int, 
             assert float(draft.signals[name][i]) == pytest.approx(float(value), abs=1e-15)
 
 
-def test_the_driver_rewinds_and_scores_each_position() -> None:
-    pair = MarkovPair(seed=8)
-    driver = ChainDriver(pair, (0, 1), AddressedDraws(), 4)
-    driver.answer(AskDraft(2, (), 1, 4))
-    again = driver.answer(AskDraft(3, (2,), 2, 1))
-    assert isinstance(again, Draft)
-    first = AddressedDraws().token(pair.q((0, 1)), 1, 2, Purpose.DRAFT)
+def first_round(tokens: tuple[int, ...]) -> TokenSequence:
+    sequence = TokenSequence.begin(tokens)
+    sequence.round = 1
+    return sequence
+
+
+def test_the_driver_drafts_behind_a_text_and_scores_each_position() -> None:
+    pair, sequence = MarkovPair(seed=8), first_round((0, 1))
+    driver = ChainDriver(pair, AddressedDraws(), 4)
+    first = driver.answer(AskDraft(sequence, 4)).tokens[0]
+    assert first == AddressedDraws().token(pair.q((0, 1)), 1, 2, Purpose.DRAFT)
+    sequence.tokens += (first, 2)
+    again = driver.answer(AskDraft(sequence, 1))
     assert torch.equal(again.laws[0], pair.q((0, 1, first, 2)))
-    scores = driver.answer(AskScore(1, (1, 0), 1))
+    sequence.cut(2)
+    sequence.tokens.append(0)
+    scores = driver.answer(AskScore(sequence, 1, 3))
     assert isinstance(scores, Scores) and scores.raw is None
     assert torch.equal(scores.laws, torch.stack([pair.p((0, 1)), pair.p((0, 1, 0))]))
-    rewound = driver.answer(AskScore(1, (2,), 2))
-    assert isinstance(rewound, Scores)
-    assert torch.equal(rewound.laws, pair.p((0, 2)).unsqueeze(0))
+    tree = driver.answer(AskScore(sequence, 2, 3, (2, 1, 0), (-1, -1, 1)))
+    wanted = [(0, 1, 0), (0, 1, 0, 2), (0, 1, 0, 1), (0, 1, 0, 1, 0)]
+    assert torch.equal(tree.laws, torch.stack([pair.p(text) for text in wanted]))
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (AskDraft(3, (), 1, 1), "the drafter never saw"),
-        (AskScore(2, (1,), 1), "the target never read"),
-        (AskScore(1, (), 1), "a target pass over nothing"),
-    ],
-)
-def test_the_driver_refuses_requests_that_hang_in_the_air(
-    request_: AskDraft | AskScore, message: str
-) -> None:
-    driver = ChainDriver(MarkovPair(), (0, 1), AddressedDraws())
-    with pytest.raises(AssertionError, match=message):
-        driver.answer(request_)
+def test_a_target_pass_over_nothing_is_refused() -> None:
+    with pytest.raises(AssertionError, match="a target pass over nothing"):
+        ChainDriver(MarkovPair(), AddressedDraws()).answer(AskScore(first_round((0, 1)), 1, 1))
 
 
 def test_the_driver_gives_raw_laws_if_asked() -> None:
-    driver = ChainDriver(MarkovPair(), (0, 1), AddressedDraws(), needs_raw=True)
-    draft, scores = driver.answer(AskDraft(2, (), 1, 1)), driver.answer(AskScore(1, (1,), 1))
+    driver = ChainDriver(MarkovPair(), AddressedDraws(), needs_raw=True)
+    sequence = first_round((0, 1))
+    draft, scores = driver.answer(AskDraft(sequence, 1)), driver.answer(AskScore(sequence, 1, 2))
     assert draft.raw is not None and scores.raw is not None
     assert Method().accept.needs_raw is False

@@ -8,6 +8,7 @@ from itertools import groupby
 import pytest
 from tests.decode.chains import (
     EOS,
+    Asked,
     Grows,
     LikelyToken,
     Remembers,
@@ -21,7 +22,7 @@ from tests.decode.chains import (
 )
 
 from sprinter.decode.accept import Exact
-from sprinter.decode.draft import AskDraft, Origin, Record
+from sprinter.decode.draft import Origin, Record
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.spec import METHODS, Method, parse_method
@@ -261,7 +262,7 @@ def test_plain_decoding_asks_for_one_token_a_call() -> None:
 
 def test_a_long_prompt_is_read_but_for_its_last_token() -> None:
     _, exchange = listen(Method(stop=Never()), PAIR, Limits(4), prompt=(0, 1, 2, 3, 1))
-    assert exchange.drafts[0][0] == AskDraft(5, (), 1, 3)
+    assert exchange.drafts[0][0] == Asked(5, (), 1, 3)
     assert exchange.scores[0].start == 4
     assert exchange.scores[0].tokens[0] == 1 and len(exchange.scores[0].tokens) == 4
 
@@ -309,7 +310,7 @@ def test_tokens_are_recorded_as_soon_as_they_are_settled() -> None:
         lambda text: 1.0 if len(text) < 3 else 0.0,
     )
     method, record, draws = parse_method("sprinter"), Record(), AddressedDraws()
-    driver = ChainDriver(pair, (0,), draws)  # type: ignore[arg-type]
+    driver = ChainDriver(pair, draws)  # type: ignore[arg-type]
     loop, counts = decode((0,), method, Limits(6), draws, record), []
     request = next(loop)
     for _ in range(4):

@@ -158,8 +158,7 @@ class CutDriver(ChainDriver):
         self._pair = pair
         if self.reported == "processed":
             return draft
-        # The text that stood before the first token of this draft.
-        text = tuple(self._drafted.follow(self._drafted.length(()), (), ())[: -len(draft.tokens)])
+        text = tuple(request.sequence.tokens)
         raw = [pair.q((*text, *draft.tokens[:i])) for i in range(len(draft.tokens))]
         return Draft(draft.tokens, torch.stack(raw), draft.signals)
 

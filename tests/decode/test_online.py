@@ -37,7 +37,7 @@ def text(
     rule: Online, length: int = 60, complete: bool = False, tail: int = 0, rules: RuleState | None = None
 ) -> Record:
     method, record, draws = Method(trust=rule, stop=Untrusted(tail), cap=20), Record(), AddressedDraws(3)
-    driver = ChainDriver(PAIR, (0,), draws)
+    driver = ChainDriver(PAIR, draws)
     loop = decode((0,), method, Limits(length), draws, record, complete, rules)
     request = next(loop, None)
     while request is not None:
@@ -141,7 +141,7 @@ def test_metering_every_token_changes_no_text() -> None:
     for complete in (False, True):
         record, draws = Record(), AddressedDraws(3)
         driver, loop = (
-            ChainDriver(PAIR, (0,), draws),
+            ChainDriver(PAIR, draws),
             decode((0,), method, Limits(260), draws, record, complete),
         )
         request = next(loop, None)

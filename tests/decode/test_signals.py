@@ -18,6 +18,7 @@ from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.method import Method
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.signals import (
     GIVEN,
     HEADS,
@@ -144,8 +145,8 @@ def test_what_no_law_gives_is_described() -> None:
 # --- wherever they are computed --------------------------------------------------------------------------------------
 def test_enumeration_gives_every_signal(tilt: None) -> None:
     pair = TablePair(lambda text: RAW[0], lambda text: RAW[len(text) % 2], lambda text: len(text) / 8)
-    driver = ChainDriver(pair, (0, 1), AddressedDraws(), 4)  # type: ignore[arg-type]
-    draft = driver.answer(AskDraft(2, (), 1, 4))
+    driver = ChainDriver(pair, AddressedDraws(), 4)  # type: ignore[arg-type]
+    draft = driver.answer(AskDraft(TokenSequence.begin((0, 1)), 4))
     assert isinstance(draft, Draft)
     laws, x = draft.laws, torch.tensor(draft.tokens)
     state = torch.tensor([[0.25], [0.375], [0.5], [0.625]], dtype=torch.float64)
@@ -233,7 +234,7 @@ def test_head_kinds_are_one_table() -> None:
     assert [kind for kind, one in HEAD_KINDS.items() if one.sees_token] == ["specdec++", "judge"]
     assert {kind for kind, one in HEAD_KINDS.items() if one.model == "target"} == TARGET_HEADS
     pair = MarkovPair(seed=2)
-    draft = ChainDriver(pair, (0,), AddressedDraws()).answer(AskDraft(1, (), 1, 1))
+    draft = ChainDriver(pair, AddressedDraws()).answer(AskDraft(TokenSequence.begin((0,)), 1))
     assert isinstance(draft, Draft)
     assert float(draft.signals["specdec++"][0]) == pair.score("specdec++", (0, draft.tokens[0]))
     assert float(draft.signals["gate"][0]) == pair.score("gate", (0,))

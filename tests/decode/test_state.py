@@ -20,7 +20,7 @@ PAIR = MarkovPair(seed=7, distance=0.0)  # p = q: all is accepted, so γ only gr
 
 def text(method: Method, rules: RuleState | None = None, seed: int = 0) -> Record:
     record, draws = Record(), AddressedDraws(seed)
-    driver = ChainDriver(PAIR, (0,), draws, drafter=method.drafter)
+    driver = ChainDriver(PAIR, draws, drafter=method.drafter)
     loop = decode((0,), method, Limits(20), draws, record, rules=rules)
     request = next(loop, None)
     while request is not None:

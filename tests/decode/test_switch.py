@@ -239,15 +239,6 @@ def test_copies_that_pay_for_one_row_are_used_by_it() -> None:
     assert written > 900
 
 
-def test_an_interrupted_text_copies_again_as_it_did() -> None:
-    pair = Circle(vocab=7)
-    first = written("speculative(gamma=5)", pair, 60, copying(FLAT))
-    before = first.stats.switches, first.stats.copy_switches, first.stats.rounds
-    other = Tracker(PassCosts(((1, 1.0), (9, 1.0)), ()))  # would neither rest nor copy
-    again = written("speculative(gamma=5)", pair, 60, lambda record: Paced(other, *before))
-    assert again.accept_lengths == first.accept_lengths and first.stats.copy_switches
-
-
 def test_the_adversary_does_switch() -> None:
     found = {
         len(
@@ -334,16 +325,6 @@ def test_a_record_replays_its_switches() -> None:
     again = written("speculative(gamma=5)", BAD, 300, lambda record: Replayed(first.stats.switches))
     assert [token.id for token in first.tokens] == [token.id for token in again.tokens]
     assert first.stats.switches == again.stats.switches and first.stats.switches
-
-
-def test_an_interrupted_text_is_written_again_as_it_was() -> None:
-    first = written("speculative(gamma=5)", BAD, 60, paced(FLAT))
-    other = Tracker(PassCosts(((1, 1.0), (9, 1.0)), ()))  # would never switch off
-    before = first.stats.switches, first.stats.copy_switches, first.stats.rounds
-    again = written("speculative(gamma=5)", BAD, 60, lambda record: Paced(other, *before))
-    assert [token.id for token in first.tokens] == [
-        token.id for token in again.tokens
-    ] and first.stats.switches
 
 
 @dataclass

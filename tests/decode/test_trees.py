@@ -42,6 +42,7 @@ from sprinter.decode import (
     check_drafter,
     parse_method,
 )
+from sprinter.decode import enumerate as enumerating
 from sprinter.decode.accept.base import TargetCall
 from sprinter.decode.accept.tree import Keep, recursion
 from sprinter.decode.drafter import Drafter
@@ -57,7 +58,7 @@ from sprinter.decode.grow import grow_from
 from sprinter.decode.growers import _DrawnGrowth
 from sprinter.decode.loop import Limits
 from sprinter.decode.stop.chance import ChanceRule
-from sprinter.decode.tree import Tree
+from sprinter.decode.tree import Tree, paths_of
 from sprinter.decode.trust import State
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
@@ -227,17 +228,14 @@ def test_mutants_are_biased(rule: Judge, drafter: Drafter) -> None:
 
 
 def test_a_target_pass_that_sees_siblings_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sprinter.decode.tree import TreeText
-
     method, pair = Method(accept=OneHot(), drafter=Static("2x1"), stop=Never()), MarkovPair(3, 1)
     check(method, pair, 3)
-    sound = TreeText.paths
 
-    def leaks(self: TreeText) -> list[tuple[int, ...]]:
-        paths = sound(self)
+    def leaks(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+        paths = paths_of(tokens, parents)
         return [(*paths[0], *path) if i and len(path) == 1 else path for i, path in enumerate(paths)]
 
-    monkeypatch.setattr(TreeText, "paths", leaks)
+    monkeypatch.setattr(enumerating, "paths_of", leaks)
     with pytest.raises(AssertionError, match="has chance"):
         check(method, pair, 3)
 

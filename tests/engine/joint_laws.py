@@ -13,9 +13,10 @@ from torch import Tensor
 from sprinter.decode.draft import Record
 from sprinter.decode.enumerate import EnumeratedDraws
 from sprinter.decode.loop import Limits, decode
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import Method
-from sprinter.engine.driver import RowDriver
-from sprinter.engine.jobs import Models
+from sprinter.engine.executor import Executor
+from sprinter.engine.run import RequestRun
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
 from sprinter.kinds import HEAD_KINDS
@@ -80,7 +81,7 @@ class LawsOfModels(ABC):
 
 
 def law_of_texts(
-    models: Models,
+    models: Executor,
     heads: dict[str, Head],
     method: Method,
     length: int,
@@ -88,37 +89,31 @@ def law_of_texts(
     draws: EnumeratedDraws,
     **options: Any,
 ) -> dict[Text, float]:
-    """The law of the new tokens: the engine's driver on the rows of ``models``, once for each path of draws.
+    """The law of the new tokens: the engine's run of a request on the rows of ``models``, once for each path of draws.
 
-    ``options``: of the driver.
+    ``options``: of the run.
     """
     law: defaultdict[Text, float] = defaultdict(float)
     while True:
         record = Record()
-        driver = RowDriver(
-            models, 0, heads, PROMPT, method, Sampling(), draws, record.stats, ahead=ahead, **options
+        sequence = TokenSequence.begin(PROMPT)
+        loop = decode(sequence, method, Limits(length), draws, record)
+        run = RequestRun(
+            models, 0, sequence, loop, method, Sampling(), draws, record.stats, heads=heads, ahead=ahead, **options
         )  # fmt: skip
-        loop = decode(PROMPT, method, Limits(length), draws, record)
-        question = next(loop, None)
-        while question is not None:
-            try:
-                question = loop.send(answered(models, driver.answer(question)))
-            except StopIteration:
-                question = None
+        run_all(models, run)
         law[tuple(token.id for token in record.tokens)] += draws.weight
         if not draws.next_path():
             return dict(law)
 
 
-def answered(models: Models, jobs: Any) -> Any:
-    """The answer, once its jobs are done."""
-    done = None
-    while True:
-        try:
-            job = jobs.send(done)
-        except StopIteration as end:
-            return end.value
-        (done,) = models.run([job])
+def run_all(models: Executor, run: RequestRun) -> None:
+    """The whole text; raises what ends it early."""
+    run.begin()
+    while run.input is not None:
+        run.take(*models.run([run.input]))
+    if run.error is not None:
+        raise run.error
 
 
 def distance(found: dict[Text, float], wanted: dict[Text, float]) -> float:

@@ -16,6 +16,7 @@ from tests.engine.test_batch import facts, requests
 from tests.engine.test_failures import hooked, nan_at
 
 import sprinter
+from sprinter.engine.executor import Executor
 from sprinter.engine.fair_queue import FairQueue
 from sprinter.errors import (
     ClosedEngineError,
@@ -370,18 +371,26 @@ def test_a_request_that_fails_fails_alone(pair: sprinter.Pair) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_without_memory_the_last_request_makes_room(pair: sprinter.Pair, error: Exception) -> None:
+def test_without_memory_the_requests_of_a_pass_end(
+    pair: sprinter.Pair, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = Executor.run, [0]
+
+    def full(models: Executor, inputs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 5:
+            raise error
+        return original(models, inputs)
+
     async def main() -> None:
         async with sprinter.AsyncEngine(pair, rows=2) as engine:
-            steps = Steps(engine, held=True)
-            steps.fails[3] = error
             streams = [engine.stream(**asked(i, 30)) for i in range(2)]
-            steps.free.set()
-            with pytest.raises(NoMemoryError, match="try again later"):
-                await streams[1].finish()
-            assert facts(await streams[0].finish()) == facts(pair.generate(**asked(0, 30)))
+            for stream in streams:
+                with pytest.raises(NoMemoryError, match="try again later"):
+                    await stream.finish()
             assert (await engine.generate(**asked(1))).finish_reason == "length"
 
+    monkeypatch.setattr(Executor, "run", full)
     run(main())
 
 

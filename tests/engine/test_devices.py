@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tests.engine.joint_laws import run_all
 from torch import Tensor
 
 import sprinter
 from sprinter.decode.draft import AskDraft, Draft, Stats
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import parse_method
 from sprinter.engine import parts
 from sprinter.engine.captured import CapturedDraftSteps, captured_steps
-from sprinter.engine.driver import RowDriver
-from sprinter.engine.jobs import Models
+from sprinter.engine.executor import Executor
 from sprinter.engine.rows import CacheRows
+from sprinter.engine.run import RequestRun
 from sprinter.engine.steps import Drafted, DraftRow
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
@@ -86,15 +88,15 @@ def test_a_drafts_laws_go_to_the_targets_device(tiny_pair: sprinter.Pair, method
     draft = make_runner(tiny_pair.models.draft.model, max_len=32)
     target = copy.copy(make_runner(tiny_pair.models.target.model, max_len=32))
     target.device = torch.device("meta")
-    models = Models(target, draft, tiny_pair.models.vocab_size)
-    driver = RowDriver(models, 0, {}, [2, 2, 2], parse_method(method), Sampling(), AddressedDraws(1), Stats())
-    jobs, answer = driver.answer(AskDraft(3, (), 1, 2)), None
-    try:
-        job = next(jobs)
-        while True:
-            job = jobs.send(models.run([job])[0])
-    except StopIteration as end:
-        answer = end.value
+    models, answers = Executor(target, draft, tiny_pair.models.vocab_size), list[Draft]()
+    sequence = TokenSequence.begin([2, 2, 2])
+
+    def loop() -> Generator[AskDraft, Draft, None]:
+        answers.append((yield AskDraft(sequence, 2)))
+
+    parsed, draws = parse_method(method), AddressedDraws(1)
+    run_all(models, RequestRun(models, 0, sequence, loop(), parsed, Sampling(), draws, Stats(), heads={}))  # type: ignore[arg-type]
+    (answer,) = answers
     assert isinstance(answer, Draft) and len(answer.tokens) == 2
     assert answer.laws.device.type == "meta"
     assert (answer.raw is not None) == ("fuzzy" in method)

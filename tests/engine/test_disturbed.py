@@ -24,7 +24,7 @@ def disturb(requests: int, seed: int, longest: int, often: float = 1.0) -> Count
 
 def test_a_hundred_disturbed_requests() -> None:
     counts = disturb(100, 1, 10, often=3.0)
-    assert counts["survived"] >= 50 and counts["failed"] >= 5 and counts["KeyboardInterrupt"] >= 20
+    assert counts["survived"] >= 50 and counts["failed"] >= 5 and counts["interrupted"] >= 10
 
 
 @pytest.mark.slow
@@ -33,7 +33,12 @@ def test_a_thousand_disturbed_requests() -> None:
     counts = disturb(1000, 2, 24)
     for name, count in sorted(counts.items()):
         print(f"{count:6} {name}")
-    assert counts["survived"] >= 500 and counts["failed"] >= 50 and counts["cancelled"] >= 10
+    assert (
+        counts["survived"] >= 300
+        and counts["interrupted"] >= 50
+        and counts["failed"] >= 50
+        and counts["cancelled"] >= 10
+    )
     for kind in KINDS:
         for method in SINGLE if kind == "crop" else SINGLE + SEVERAL:
             assert counts[f"{kind} × {method.partition('(')[0]}"] > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,8 @@ from sprinter.decode import parse_method
 from sprinter.decode import row as row_module
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.lookup import Lookup
-from sprinter.engine.rows import RequestRow
+from sprinter.decode.sequence import View
+from sprinter.engine.run import RequestRun
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.medusa import MedusaHeads
@@ -121,21 +122,27 @@ def test_the_heads_read_the_state_before_the_last_token(method: str) -> None:
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_states_one_step_off_are_noticed(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = RequestRow.states_of
+    real = RequestRun._states
 
-    def shifted(self: RequestRow, text: Sequence[int]) -> dict[int, Tensor]:
-        made = real(self, text)
-        return {layer: each.roll(shift, 0) for layer, each in made.items()}
+    def shifted(self: RequestRun) -> dict[int, Tensor]:
+        return {layer: each.roll(shift, 0) for layer, each in real(self).items()}
 
-    monkeypatch.setattr(RequestRow, "states_of", shifted)
+    monkeypatch.setattr(RequestRun, "_states", shifted)
     with pytest.raises(AssertionError, match="another law"):
         _check_laws(CHAINS[0])
 
 
 def test_states_of_refused_nodes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the first nodes of the tree, in place of those of the path that stayed."""
-    real = RequestRow._along
-    monkeypatch.setattr(RequestRow, "_along", lambda self, tokens: list(range(len(real(self, tokens)))))
+    real = RequestRun._leave_tree
+
+    def first_nodes(self: RequestRun, view: View, rows: Any) -> None:
+        first, states, had = view.base + len(view.kept), dict(view.states), view.nodes_read
+        real(self, view, rows)
+        if had:
+            view.states = {layer: each[:first] for layer, each in states.items()}
+
+    monkeypatch.setattr(RequestRun, "_leave_tree", first_nodes)
     with pytest.raises(AssertionError, match="another law"):
         _check_laws(TREES[3])
 

@@ -1,30 +1,27 @@
-"""What fails, fails alone; what was broken off is done again; nothing that a broken pass left behind is ever read."""
+"""What fails, fails alone; what is broken off ends; nothing that a broken pass left behind is ever read."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 import torch
 from tests.engine.conftest import double_pair
-from tests.engine.disturbed import KINDS, facts, runner_maker
+from tests.engine.disturbed import KINDS, runner_maker
 from tests.engine.disturbed import text as words
 from tests.models.told import Told
 
 import sprinter
 from sprinter.decode import row as row_module
 from sprinter.engine import pool
-from sprinter.engine import scheduler as batches
-from sprinter.engine import stream as streams
 from sprinter.engine.engine import Engine
-from sprinter.engine.jobs import Models, TargetJob
+from sprinter.engine.executor import Executor
 from sprinter.engine.policy import Policy
-from sprinter.engine.rows import CacheRows, Feed, RequestRow
-from sprinter.engine.stream import TokenReader
-from sprinter.engine.task import Task
-from sprinter.engine.work import Work
+from sprinter.engine.rows import CacheRows, Feed
+from sprinter.engine.run import RequestRun
 from sprinter.errors import BatchError, SprinterError
 
 PROMPT = [3, 7, 1, 12, 5]
@@ -140,157 +137,82 @@ def test_a_rules_own_error_ends_its_request_alone(
     assert isinstance(caught.value.errors[bad], ZeroDivisionError)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["speculative(gamma=3)", "specdec++", "draft-only"])
-def test_an_answer_that_never_came_is_asked_for_again(
-    pair: sprinter.Pair, kind: str, method: str, monkeypatch: pytest.MonkeyPatch
+BREAKS = {
+    "a pass": (Executor, "run", torch.OutOfMemoryError),
+    "before its answer": (CacheRows, "check", KeyboardInterrupt),
+    "an answer": (RequestRun, "take", KeyboardInterrupt),
+    "a row": (CacheRows, "begin_text", KeyboardInterrupt),
+}
+
+
+@pytest.mark.parametrize("method", ["speculative(gamma=3)", "sprinter(tau=0.5)"])
+@pytest.mark.parametrize("where", BREAKS)
+def test_a_broken_step_ends_the_requests_in_it_alone(
+    pair: sprinter.Pair, where: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After every single pass there is an interrupt, once; engine and stream go on, and the text is the same."""
-    monkeypatch.setattr(pool, "make_runner", runner_maker(kind))
-    own = double_pair()
-    alone, passes, dropped = own.generate(**asked(1, method)), Models.run, [False]
+    """Their final tokens stay and are reported once; the others go on, and their rows are clean for whoever is next."""
+    owner, name, error = BREAKS[where]
+    alone, original = [pair.generate(**asked(i, method)) for i in range(5)], getattr(owner, name)
+    reasons = set()
+    for call in range(1, 24, 2):
+        calls, tokens = iter(range(1, 1000)), defaultdict[int, list[int]](list)
+        whole: dict[int, Any] = {}
 
-    def every_other(models: Models, jobs: Any) -> Any:
-        done = passes(models, jobs)
-        dropped[0] = not dropped[0]
-        if dropped[0]:
-            raise KeyboardInterrupt
-        return done
+        def broken(*args: Any, calls: Any = calls, call: int = call, **named: Any) -> Any:
+            if next(calls) == call:
+                raise error
+            return original(*args, **named)
 
-    monkeypatch.setattr(Models, "run", every_other)
-    with Engine(own, rows=1) as engine, own.stream(**asked(1, method)) as stream:
-        number = engine.add(**asked(1, method))
-        results = []
-        for go_on in (lambda: engine.finish()[number], stream.finish):
-            for _ in range(200):
-                try:
-                    results.append(go_on())
-                    break
-                except KeyboardInterrupt:
-                    continue
-    for out in results:
-        assert words(out) == words(alone)
-        assert out.stats.target_calls == alone.stats.target_calls
-        assert out.stats.mean_drift == pytest.approx(alone.stats.mean_drift, abs=1e-9)
-    assert len(results) == 2
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [(Work, "go_on"), (RequestRow, "goto"), (RequestRow, "was_read"), (TokenReader, "read"),
-     (CacheRows, "begin"), (CacheRows, "end"),
-     (batches, "Work"), (batches, "_Live"), (batches.Scheduler, "_leave")],
-)  # fmt: skip
-@pytest.mark.parametrize("before", [True, False])
-def test_an_interrupt_anywhere_loses_no_request(
-    pair: sprinter.Pair, owner: Any, name: str, before: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Inside ``_admit``, between an answer and the next job, while the request's own code runs."""
-    alone = [pair.generate(**asked(i)) for i in range(3)]
-    original, calls = getattr(owner, name), [0]
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if before and calls[0] in (1, 4):
-            raise KeyboardInterrupt
-        made = original(*args, **kwargs)
-        if not before and calls[0] in (1, 4):
-            raise KeyboardInterrupt
-        return made
-
-    with Engine(pair, rows=2) as engine:
-        numbers = [engine.add(**asked(i)) for i in range(3)]
-        monkeypatch.setattr(owner, name, interrupted)
-        interrupts = 0
-        while interrupts < 5:
-            try:
-                done = engine.finish()
-                break
-            except KeyboardInterrupt:
-                interrupts += 1
-    assert 1 <= interrupts < 5
-    assert [words(done[number]) for number in numbers] == [words(out) for out in alone]
+        with Engine(pair, rows=2, policy=Policy(share=0.0)) as engine, monkeypatch.context() as patch:
+            numbers = [engine.add(**asked(i, method)) for i in range(5)]
+            patch.setattr(owner, name, broken)
+            while engine.unfinished:
+                events: list[Any] = []
+                with suppress(KeyboardInterrupt):
+                    events = engine.step()
+                for event in events:
+                    tokens[event.id] += [token.id for token in event.tokens]
+                    whole |= {} if event.generation is None else {event.id: event.generation}
+            for rows in engine._batch._models.models:
+                assert rows.runner.lengths == [0, 0] and not rows._unverified
+        ended = [out for out in whole.values() if out.finish_reason != "length"]
+        reasons |= {out.finish_reason for out in ended}
+        assert set(whole) == set(numbers) and len(ended) <= 2
+        for i, number in enumerate(numbers):
+            out = whole[number]
+            assert tokens[number] == [token.id for token in out.tokens]
+            assert words(out) == words(alone[i])[: len(out.tokens)]
+            assert out in ended or words(out) == words(alone[i])
+    assert reasons == {"interrupted" if error is KeyboardInterrupt else "error"}
 
 
-def broken_once(patch: pytest.MonkeyPatch, owner: Any, name: str, at: Callable[..., bool]) -> list[bool]:
-    """An interrupt before the first call for which ``at`` holds; whether it came."""
-    original, came = getattr(owner, name), [False]
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        if not came[0] and at(*args):
-            came[0] = True
-            raise KeyboardInterrupt
-        return original(*args, **kwargs)
-
-    patch.setattr(owner, name, interrupted)
-    return came
-
-
-def test_an_interrupt_in_the_closing_pass_loses_no_token(
+def test_an_interrupted_stream_keeps_what_was_final(
     pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {**asked(1, "draft-only"), "meter": "complete"}
-    alone = pair.generate(**settings)
-    came = broken_once(monkeypatch, Models, "run", lambda models, jobs: isinstance(jobs[0], TargetJob))
-    seen: list[int] = []
-    with pair.stream(**settings) as stream:
-        while len(seen) < len(alone.tokens):
-            try:
-                token = next(stream)
-            except KeyboardInterrupt:
-                continue
-            seen.append(token.id)
-        assert next(stream, None) is None
-    assert came[0] and seen == [token.id for token in alone.tokens]
-    assert facts(stream.generation) == facts(alone)
+    alone, original, calls = pair.generate(**asked(1)), Executor.run, [0]
+
+    def broken(models: Executor, inputs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 9:
+            raise KeyboardInterrupt
+        return original(models, inputs)
+
+    monkeypatch.setattr(Executor, "run", broken)
+    with pair.stream(**asked(1)) as stream:
+        with pytest.raises(KeyboardInterrupt):
+            stream.finish()
+        out = stream.finish()
+    assert out.finish_reason == "interrupted" and 0 < len(out.tokens) < len(alone.tokens)
+    assert words(out) == words(alone)[: len(out.tokens)]
+    assert words(pair.generate(**asked(1))) == words(alone)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (Task, "generation"),
-        (CacheRows, "rewind"),
-        (batches, "Event"),
-        (TokenReader, "read"),
-        (streams, "render"),
-    ],
-)
-def test_an_interrupt_loses_no_token_of_an_event(
-    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each call in turn is broken off, until there are no more of them."""
-    pair = sprinter.load_pair()
-    alone = pair.generate("Once", max_new_tokens=6, seed=1)
-    for call in range(1, 99):
-        events: list[Any] = []
-        calls = iter(range(1, 1000))
-        with Engine(pair, rows=2, max_len=64) as engine, monkeypatch.context() as patch:
-            came = broken_once(patch, owner, name, lambda *_, calls=calls, call=call: next(calls) == call)
-            number = engine.add("Once", max_new_tokens=6, seed=1)
-            while engine.unfinished:
-                try:
-                    events += engine.step()
-                except KeyboardInterrupt:
-                    continue
-            events += engine.step()
-        assert {event.id for event in events} == {number}
-        (generation,) = [event.generation for event in events if event.generation is not None]
-        seen = [token for event in events for token in event.tokens]
-        assert [token.id for token in seen] == [token.id for token in alone.tokens]
-        assert "".join(token.text for token in seen) == alone.text == generation.text
-        if not came[0]:
-            return
-    raise AssertionError("it goes on for ever")
-
-
-def test_what_a_broken_pass_left_in_a_living_row_is_not_read(pair: sprinter.Pair) -> None:
-    """A pass writes NaN into keys and is broken off before anybody saw it; its row then reads fewer tokens."""
-    runner = runner_maker("row")(pair.models.target.model, batch=2, max_len=40)
-    rows = CacheRows(runner, 24, "target")
+def test_what_a_broken_pass_left_in_a_row_is_not_read(pair: sprinter.Pair) -> None:
+    """A pass writes NaN into keys and is broken off before anybody saw it; another text then has the row."""
+    rows = CacheRows(runner_maker("row")(pair.models.target.model, batch=2, max_len=40), 24, "target")
     text = [5, 3, 8, 1, 9, 4]
     model: Any = pair.models.target.model
-    long = [Feed(0, 0, text), Feed(1, 0, text * 3)]
-    rows.read(long)
+    rows.read([Feed(0, 0, text), Feed(1, 0, text * 3)])
 
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
@@ -298,7 +220,10 @@ def test_what_a_broken_pass_left_in_a_living_row_is_not_read(pair: sprinter.Pair
     keys = model.model.layers[0].self_attn.k_proj
     with hooked(keys, nan_at(1, 0)), hooked(model.lm_head, broken), pytest.raises(KeyboardInterrupt):
         rows.read([Feed(0, 6, [1, 2, 3]), Feed(1, 18, [1])])
-    read = rows.read([Feed(0, 6, [1]), Feed(1, 18, [1])])
+    for row in range(2):
+        rows.end_text(row)
+    assert rows.runner.lengths == [0, 0]
+    read = rows.read([Feed(0, 0, text), Feed(1, 0, [1])])
     assert not read.faults
 
 

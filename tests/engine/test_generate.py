@@ -13,8 +13,8 @@ import torch
 
 import sprinter
 from sprinter.decode.draft import Origin
-from sprinter.engine.driver import RowDriver
 from sprinter.engine.ending import Detokenizer, cut_at_stop
+from sprinter.engine.run import RequestRun
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling, process, tv_distance
 from sprinter.random import AddressedDraws, Purpose
@@ -375,15 +375,15 @@ def test_a_target_that_only_meters_costs_no_time(tiny_pair: sprinter.Pair) -> No
     assert out.stats.target_calls == 0 and out.stats.closing_s > 0
     assert free.stats.closing_s == 0
     spent = []
-    original = RowDriver._prefill
+    original = RequestRun._count_prefill
 
-    def noted(self: RowDriver, side: Any, closing: bool = False) -> Any:
+    def noted(self: RequestRun, view: Any, reused: int, seconds: float) -> None:
         before = self._stats.prefill_s
-        yield from original(self, side, closing)
-        spent.append((closing, self._stats.prefill_s - before))
+        original(self, view, reused, seconds)
+        spent.append((view is self.sequence.target, self._stats.prefill_s - before))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RowDriver, "_prefill", noted)
+        patch.setattr(RequestRun, "_count_prefill", noted)
         tiny_pair.generate(list(range(1, 20)), method="draft-only", max_new_tokens=8, meter="complete")
     assert all(seconds == 0 for closing, seconds in spent if closing)
     assert any(closing for closing, _ in spent)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
 from sprinter.decode.spec import METHODS, Method, parse_method
-from sprinter.engine.jobs import Models
+from sprinter.engine.executor import Executor
 from sprinter.models.choose import make_runner
 from sprinter.models.gguf import write as gguf_write
 from sprinter.models.gguf.load import EOS_KEY, GgufModel
@@ -73,7 +73,7 @@ def law_through_llamacpp(pair: Pair, method: Method, ahead: int) -> dict[Text, f
     )
     assert target.name == draft.name == "llamacpp"
     return law_of_texts(
-        Models(target, draft, pair.vocab), pair.heads, method, LENGTH, ahead, EnumeratedDraws()
+        Executor(target, draft, pair.vocab), pair.heads, method, LENGTH, ahead, EnumeratedDraws()
     )
 
 

@@ -19,7 +19,7 @@ from sprinter.decode.lookup import Lookup
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.switch import RoundCount, Spent, Tracker
 from sprinter.engine import costs as costs_module
-from sprinter.engine import parts, scheduler
+from sprinter.engine import parts, task
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
@@ -281,8 +281,8 @@ def test_rounds_that_rest_are_charged_for_nothing(
 ) -> None:
     """What passes cost is not worked out where all rows decode plainly."""
     pair, calls = with_costs(PassCosts(((1, 1.0), (4, 2.0)), ((1, 1.0), (4, 1.2)))), []
-    shares = scheduler.pass_shares
-    monkeypatch.setattr(scheduler, "pass_shares", lambda *given: calls.append(1) or shares(*given))
+    shares = task.pass_shares
+    monkeypatch.setattr(task, "pass_shares", lambda *given: calls.append(1) or shares(*given))
     options: dict[str, Any] = {"max_new_tokens": 60, "never_slower": True, "seed": [3, 4, 5, 6]}
     made = pair.generate_batch([PROMPT] * 4, rows=4, method="speculative(gamma=3)", **options)
     assert all(one.stats.switches[0] < 5 and len(one.stats.switches) == 1 for one in made)
@@ -369,10 +369,10 @@ def test_a_pass_over_one_token_is_timed_after_another_such(tiny_pair: sprinter.P
     """llama.cpp builds its graph anew for a pass of another length, which plain decoding never does."""
     models = costs_module.borrow(tiny_pair.models, 32)
     known = costs_module.read_prompts(models, 8, 4)
-    jobs = {n: costs_module.target_job(known, 8, n) for n in (1, 4)}
+    jobs = {n: costs_module.target_input(known, 8, n) for n in (1, 4)}
     seen: list[int] = []
     run = models.run
-    models.run = lambda jobs: seen.append(len(jobs[0].row.feed.tokens)) or run(jobs)  # type: ignore[method-assign,union-attr,func-returns-value]
+    models.run = lambda jobs: seen.append(len(jobs[0].feed.tokens)) or run(jobs)  # type: ignore[method-assign,union-attr,func-returns-value]
     times = costs_module.run_interleaved(models, jobs, 2)
     assert seen == [1, 1, 4] * 3 and {n: len(each) for n, each in times.items()} == {1: 2, 4: 2}
 

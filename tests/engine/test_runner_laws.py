@@ -22,7 +22,7 @@ from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_l
 from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine import captured
 from sprinter.engine.captured import captured_steps
-from sprinter.engine.jobs import Models
+from sprinter.engine.executor import Executor
 from sprinter.heads.head import Head
 from sprinter.random import AddressedDraws, Purpose
 
@@ -85,7 +85,7 @@ def law_through(
         for model in pair.models
     ]
     assert {runner.name for runner in runners} == {kind}
-    models = Models(runners[0], runners[1], pair.vocab, captured_steps)
+    models = Executor(runners[0], runners[1], pair.vocab, captured_steps)
     heads: dict[str, Head] = pair.heads
     return law_of_texts(models, heads, method, length, ahead, draws, **options)
 

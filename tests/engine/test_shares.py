@@ -8,7 +8,6 @@ import pytest
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.switch import PassShare, RoundCount, Tracker
-from sprinter.engine.jobs import DraftJob, TargetJob, TreeJob
 from sprinter.engine.rows import Feed
 from sprinter.engine.shares import pass_shares
 from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
@@ -19,13 +18,13 @@ from sprinter.random import AddressedDraws
 COSTS = PassCosts(((1, 1.0), (4, 1.3), (16, 4.0)), ((1, 0.2), (8, 0.5)), host=(0.01, 0.02, 0.0))
 
 
-def target(tokens: int) -> TargetJob:
-    return TargetJob(TargetRow(Feed(0, 5, [1] * tokens), Sampling()))
+def target(tokens: int) -> TargetRow:
+    return TargetRow(Feed(0, 5, [1] * tokens), Sampling())
 
 
-def draft(tokens: int, count: int = 1) -> DraftJob:
+def draft(tokens: int, count: int = 1) -> DraftRow:
     plan = DraftPlan(Sampling(), (), {})
-    return DraftJob(DraftRow(0, (1,) * tokens, 9, 1, AddressedDraws(), plan, count=count))
+    return DraftRow(0, (1,) * tokens, 9, 1, AddressedDraws(), plan, count=count)
 
 
 def spent(shares: list[PassShare]) -> float:
@@ -56,17 +55,17 @@ def test_what_a_draft_must_read_after_a_rest_is_not_charged() -> None:
         pass_shares([draft(2), draft(1)], True, True),
     )
     assert after_a_rest == usual and other[0].part == 0.0
-    trees = [[TreeJob(TreeRow(Feed(0, 5, [1] * n), 1, Sampling())) for n in (read, 1)] for read in (90, 2)]
+    trees = [[(TreeRow(Feed(0, 5, [1] * n), 1, Sampling())) for n in (read, 1)] for read in (90, 2)]
     assert pass_shares(trees[0], True, True) == pass_shares(trees[1], True, True)
-    (tips, _) = pass_shares([TreeJob(TreeRow(Feed(0, 5, [1] * 6), 6, Sampling())), trees[0][1]], True, True)
+    (tips, _) = pass_shares([(TreeRow(Feed(0, 5, [1] * 6), 6, Sampling())), trees[0][1]], True, True)
     assert tips == [PassShare(False, 2, 6.0, 1.0)]
 
 
 def test_a_head_that_reads_the_state_at_x_takes_a_pass_more() -> None:
     row = DraftRow(0, (1,), 9, 1, AddressedDraws(), DraftPlan(Sampling()), count=3)
     object.__setattr__(plan := DraftPlan(Sampling()), "reads_x", True)
-    (more,) = pass_shares([DraftJob(replace(row, plan=plan))], True, True)
-    (usual,) = pass_shares([DraftJob(row)], True, True)
+    (more,) = pass_shares([replace(row, plan=plan)], True, True)
+    (usual,) = pass_shares([row], True, True)
     assert len(more) == len(usual) + 1
 
 

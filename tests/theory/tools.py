@@ -85,8 +85,7 @@ class ClassDriver(ChainDriver):
     pair: ChainPair
 
     def answer(self, request: AskDraft | AskScore):  # type: ignore[no-untyped-def]
-        held = self._drafted.follow(self._drafted.length(()), (), ())
-        before = [*held[: request.start], *request.tokens]
+        before = tuple(request.sequence.tokens)
         found = super().answer(request)
         if not isinstance(found, Draft):
             return found
@@ -106,7 +105,7 @@ def class_paths(
     draws = EnumeratedDraws(cells)
     while True:
         record = Record()
-        driver = ClassDriver(pair, (0,), draws)  # type: ignore[arg-type]
+        driver = ClassDriver(pair, draws)  # type: ignore[arg-type]
         answer_all(decode((0,), method, Limits(length), draws, record, True), driver.answer)
         yield draws.weight, record
         if not draws.next_path():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import Draft
+from sprinter.decode.sequence import common_prefix
 from sprinter.errors import SprinterError, UserError
 
 __all__ = ["Adjust", "Adjuster", "Adjustments"]
@@ -84,17 +85,13 @@ class Adjuster:
         self._longer = [word for word in settings.bad_words if len(word) > 1]
         self._longest = max((len(word) - 1 for word in self._longer), default=0)
 
-    def rewind(self, length: int) -> None:
-        """Discard the tokens beyond ``length``; the prompt stays."""
-        keep = max(length, self._prompt_len)
-        self._count(self._text[keep:], -1.0)
-        del self._text[keep:]
-
-    def read(self, text: Sequence[int], end: int | None = None) -> None:
-        """Append the tokens of ``text[:end]`` that follow those it has."""
-        new = text[len(self._text) : end]
-        self._count(new, 1.0)
-        self._text += new
+    def follow(self, text: Sequence[int]) -> None:
+        """Go to a text, which begins with the prompt."""
+        same = max(common_prefix(self._text, text), self._prompt_len)
+        self._count(self._text[same:], -1.0)
+        del self._text[same:]
+        self._count(text[same:], 1.0)
+        self._text += text[same:]
 
     def along(
         self, text: Sequence[int], start: int, tokens: Sequence[int], parents: Sequence[int] | None = None
@@ -104,7 +101,7 @@ class Adjuster:
         Args:
             parents: as in ``Feed``: the index, counted from the beginning of the text, of each token's parent.
         """
-        self.read(text, start)
+        self.follow(text[: max(start, self._prompt_len)])
         paths: list[tuple[int, ...]] = []
         for i, x in enumerate(tokens):
             parent = i - 1 if parents is None else parents[i] - start

@@ -8,8 +8,8 @@ The loop yields a request, and a driver answers it:
 ``AskScore``     answered with ``Scores``: the target's law after each of the given tokens
 ===============  =======================================================================
 
-All requests have ``start`` and ``tokens``: the model keeps text[:start], discards what it holds beyond (a rewind), and
-appends ``tokens``.
+All requests hold the sequence that they are about, which is not copied: what a model has read of it, and what of that
+is still its text, is in the sequence's views.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.state import RuleState
 
 __all__ = [
@@ -90,15 +91,12 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AskDraft:
-    """Ask for a draft: rewind to ``start``, append ``tokens``, propose at most ``at_most`` tokens.
+    """Ask for a draft that continues the sequence, of at most ``at_most`` tokens.
 
     A driver may answer with fewer than ``at_most`` tokens, and the loop asks again; with none, it calls the target.
-    ``round`` is part of every draw's address.
     """
 
-    start: int
-    tokens: tuple[int, ...]
-    round: int
+    sequence: TokenSequence
     at_most: int
 
 
@@ -123,26 +121,21 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class AskTips:
-    """Ask for the draft model's laws at the tips of a tree that grows: after the text, or after new nodes.
-
-    The first request for a tree has no ``nodes``: rewind to ``start``, append ``tokens``, and give the law after them.
-    Each later one appends ``nodes`` to the tree and asks for the law after each of them.
+    """Ask for the draft model's laws at the tips of a tree that grows: after the sequence, or after new nodes.
 
     Attributes:
-        nodes: tokens of the new nodes. parents: the number of each one's parent among all nodes that were sent for this
-            tree, -1 for the text.
+        paths: the tokens from the sequence to each tip; ``((),)`` in the first request for a tree.
+        nodes: tokens of the new nodes, the last of each path; none in the first request. parents: the number of each
+            one's parent among all nodes that were sent for this tree, -1 for the sequence.
         laws: whether the processed laws are needed. top: number of most probable tokens to name at each tip.
-        path: the nodes of the last tree that stay, numbered as ``parents``; text[:start] ends with them.
     """
 
-    start: int
-    tokens: tuple[int, ...]
-    round: int
-    nodes: tuple[int, ...] = ()
-    parents: tuple[int, ...] = ()
+    sequence: TokenSequence
+    paths: Sequence[tuple[int, ...]]
+    nodes: Sequence[int] = ()
+    parents: Sequence[int] = ()
     laws: bool = False
     top: int = 0
-    path: tuple[int, ...] = ()
 
 
 class Ranked(NamedTuple):
@@ -174,19 +167,25 @@ class Tips(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AskScore:
-    """Ask for one target forward pass: rewind to ``start``, read ``tokens`` (at least one), give a law after each.
+    """Ask for one target forward pass: a law after each of the sequence's tokens from ``start`` to ``end``, at least
+    one, and after each of ``nodes``.
 
-    ``closing`` marks the meter's closing forward pass, which is counted separately. ``parents``: if the last tokens
-    form a tree, the index of each one's parent among them, -1 for the text. ``path``: the nodes of the last tree that
-    was scored that stay.
+    Attributes:
+        closing: whether it is the meter's closing forward pass, which is counted separately.
+        nodes: tokens of a tree behind ``end``. parents: of each node, -1 for the sequence.
     """
 
+    sequence: TokenSequence
     start: int
-    tokens: tuple[int, ...]
-    round: int
+    end: int
+    nodes: Sequence[int] = ()
+    parents: Sequence[int] = ()
     closing: bool = False
-    parents: tuple[int, ...] = ()
-    path: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens that have a law behind them, in the order of the answer."""
+        return (*self.sequence.tokens[self.start : self.end], *self.nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from sprinter.decode.drafter import Allocated, Drafter, Model
 from sprinter.decode.grow import Growth, Root, ranked
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.signals import SIGNALS, read_signals
-from sprinter.decode.tree import Siblings, TreeText
+from sprinter.decode.tree import Siblings
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling, process, raw_law
 from sprinter.random import Draws, Purpose
@@ -150,11 +150,10 @@ class Heads(Drafter):
 
 
 class HeadDrafts:
-    """Drafts of heads in one text, for drivers: a chain's tokens with their laws, or laws at the tips of a tree.
+    """Drafts of heads in one text: a chain's tokens with their laws, or laws at the tips of a tree.
 
     Args:
         heads: of this text.
-        prompt: token ids.
         sampling: of the laws that tokens are drawn from; a greedy drafter's are one-hot.
         draws: of this text.
         signals: names of signals that rules read; those of the heads' laws are computed.
@@ -170,7 +169,6 @@ class HeadDrafts:
     def __init__(
         self,
         heads: HeadText,
-        prompt: Sequence[int],
         sampling: Sampling,
         draws: Draws,
         signals: Sequence[str],
@@ -180,7 +178,7 @@ class HeadDrafts:
         kind: str = "drafting",
     ) -> None:
         self._kind = kind
-        self._heads, self._grown = heads, TreeText(prompt)
+        self._heads = heads
         self._sampling, self._draws, self._raw, self._vocab = sampling, draws, raw, vocab
         self._signals = [name for name in signals if name in SIGNALS]
         self._adjust = adjust
@@ -189,30 +187,18 @@ class HeadDrafts:
         self._tail: tuple[int, ...] = ()  # tokens of the text beyond those that the heads were told of
 
     @property
-    def text(self) -> list[int]:
-        """The text that the last request is about."""
-        return self._grown.text
-
-    @property
     def counts(self) -> tuple[int, int]:
         """Number of forward passes of the heads so far, and of tokens that they read."""
         return self._heads.steps, self._heads.tokens
 
-    def follow(self, request: AskDraft | AskTips) -> bool:
-        """Go to a request's text; False if it goes on with a tree, so that ``read`` must not be called."""
-        if isinstance(request, AskTips) and request.nodes:
-            self._grown.grow(request.nodes, request.parents)
-            return False
-        path = request.path if isinstance(request, AskTips) else ()
-        self._grown.follow(request.start, request.tokens, path)
-        if self._adjust is not None:
-            self._adjust.rewind(request.start)
-            self._adjust.read(self._grown.text)
-        return True
+    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Go to a text, before its draft begins.
 
-    def read(self, states: Mapping[int, Tensor]) -> None:
-        """Take the target's states of the text ``[read, d]`` by layer: of all its tokens, or of its beginning."""
-        text = self._grown.text
+        Args:
+            text: token ids. states: by layer, the target's states ``[read, d]`` of all of them, or of the first.
+        """
+        if self._adjust is not None:
+            self._adjust.follow(text)
         known = min([len(text) - 1, *(len(each) for each in states.values())])
         # Tokens that the target has not read, the first of them apart, are steps of the heads' own.
         self._tail = tuple(text[known + 1 :])
@@ -225,16 +211,15 @@ class HeadDrafts:
         tokens: list[int] = []
         laws: list[Tensor] = []
         raws: list[Tensor] = []
-        text = self._grown.text
+        text, round = request.sequence.tokens, request.sequence.round
         while len(tokens) < min(wanted, request.at_most):
-            found = self._laws([tuple(tokens)])
+            found = self._laws(len(text), [tuple(tokens)])
             if found is None:
                 break
             law, raw, _, _ = found
             laws.append(law[0])
             raws.append(raw[0])
-            tokens.append(self._draws.token(law[0], request.round, len(text) + len(tokens), Purpose.DRAFT))
-        text += tokens
+            tokens.append(self._draws.token(law[0], round, len(text) + len(tokens), Purpose.DRAFT))
         if not tokens:
             empty = torch.zeros(0, self._vocab)
             return Draft(
@@ -251,10 +236,8 @@ class HeadDrafts:
 
     def tips(self, request: AskTips) -> Tips:
         """The laws at the newest tips of a tree."""
-        paths: Sequence[tuple[int, ...]] = (
-            self._grown.paths()[-len(request.nodes) :] if request.nodes else [()]
-        )
-        found = self._laws(paths)
+        paths = request.paths
+        found = self._laws(len(request.sequence), paths)
         if found is None:
             self.paths = ()
             return Tips(ended=True)
@@ -277,9 +260,10 @@ class HeadDrafts:
         )
 
     def _laws(
-        self, paths: Sequence[tuple[int, ...]]
+        self, position: int, paths: Sequence[tuple[int, ...]]
     ) -> tuple[Tensor, Tensor, Tensor, list[int] | None] | None:
-        """Processed laws, raw laws and adjusted logits after some paths, ``[m, V]`` or ``[1, V]`` each.
+        """Processed laws, raw laws and adjusted logits after some paths from a position of the text, ``[m, V]`` or
+        ``[1, V]`` each.
 
         Heads of a reduced vocabulary can draft no token where all that they know are forbidden: they do not reach as
         far there. That depends on the tokens up to there alone, so that drafts stay exact.
@@ -295,7 +279,7 @@ class HeadDrafts:
         if logits is None:
             return None
         logits = logits[..., : self._vocab]
-        peaks = self._peaks(logits, paths)
+        peaks = self._peaks(logits, position + len(paths[0]))
         raw = raw_law(logits)
         if self._adjust is not None:
             logits = self._adjust.after(paths)(_each(logits, len(paths)))
@@ -311,12 +295,11 @@ class HeadDrafts:
             logits, raw = logits[reached], raw[reached]
         return process(logits, self._sampling), raw, logits, reached
 
-    def _peaks(self, logits: Tensor, paths: Sequence[tuple[int, ...]]) -> list[float]:
+    def _peaks(self, logits: Tensor, position: int) -> list[float]:
         """The largest logit of each row, none of them NaN or +inf."""
         peaks: list[float] = logits.amax(-1).tolist()
         worst = next((peak for peak in peaks if isnan(peak) or peak == torch.inf), None)
         if worst is not None:
-            position = len(self._grown.text) + len(paths[0])
             raise SprinterError(
                 f"the {self._kind} heads' logits are {'NaN' if isnan(worst) else '+inf'} at position {position}: check "
                 "their weights, and try dtype=float32"

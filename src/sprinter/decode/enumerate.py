@@ -24,7 +24,7 @@ from sprinter.decode.row import Answer, LoopRequest
 from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, TARGET_HEADS, read_signals
 from sprinter.decode.spec import Method
 from sprinter.decode.switch import DraftSwitch
-from sprinter.decode.tree import TreeText
+from sprinter.decode.tree import paths_of
 from sprinter.laws import Sampling, one_hot
 from sprinter.random import Draws, Purpose
 
@@ -98,12 +98,11 @@ class MarkovPair:
 
 
 class ChainDriver:
-    """Answers the loop from a MarkovPair; checks that each request is consistent with the previous ones."""
+    """Answers the loop from a MarkovPair."""
 
     def __init__(
         self,
         pair: MarkovPair,
-        prompt: Text,
         draws: Draws,
         ahead: int = 1,
         needs_raw: bool = False,
@@ -118,9 +117,8 @@ class ChainDriver:
             own: DraftHeads = MarkovHeads(pair) if heads is None else heads
             self._layers, sampling = own.layers, Sampling(temperature=0.0 if drafter.greedy else 1.0)
             names = [name for name, one in SIGNALS.items() if not one.reads("state")]
-            self._heads = HeadDrafts(own.begin(), prompt, sampling, draws, names, needs_raw, pair.vocab)
-        self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
-        self._seen: int | None = None  # tokens whose states heads are shown; None: all that were read
+            self._heads = HeadDrafts(own.begin(), sampling, draws, names, needs_raw, pair.vocab)
+        self._seen: int | None = None  # tokens whose states heads are shown; None: all that were scored
 
     def answer(self, request: LoopRequest) -> Answer:
         """Answer one request: a ``Draft``, ``Tips`` or ``Scores``."""
@@ -128,41 +126,27 @@ class ChainDriver:
             return self._score(request)
         if self._heads is not None:
             return self._by_heads(self._heads, request)
-        path = request.path if isinstance(request, AskTips) else ()
-        assert request.start <= self._drafted.length(path), (
-            "the loop speaks of text that the drafter never saw"
-        )
         if isinstance(request, AskTips):
             return self._tips(request)
-        text = self._drafted.follow(request.start, request.tokens)
+        text, round = request.sequence.tokens, request.sequence.round
         if self._proposals is not None:
             like, read = torch.empty(0, dtype=torch.float64), text[:-1]  # all but what the last call wrote
             states = {layer: self._states((), read) for layer in self._drafter.target_states}
-            context = Context(
-                tuple(text), request.round, request.at_most, self._pair.vocab, self._draws, like, states
-            )
+            context = Context(text, round, request.at_most, self._pair.vocab, self._draws, like, states)
             draft = self._proposals.draft(context, SIGNALS.keys(), self._needs_raw)
             if draft is not None:
-                text.extend(draft.tokens)
                 return draft
-        draft = self._propose(list(text), request, min(self._ahead, request.at_most))
-        text.extend(draft.tokens)
-        return draft
+        return self._propose(list(text), round, min(self._ahead, request.at_most))
 
     def _by_heads(self, heads: HeadDrafts, request: AskDraft | AskTips) -> Draft | Tips:
-        if heads.follow(request):
-            read = heads.text[: self._scored.shared(heads.text)][: self._seen]
-            heads.read({layer: self._states((), read) for layer in self._layers})
+        if isinstance(request, AskDraft) or not request.nodes:
+            sequence = request.sequence
+            read = sequence.tokens[: sequence.scored if self._seen is None else self._seen]
+            heads.read(sequence.tokens, {layer: self._states((), read) for layer in self._layers})
         return heads.tips(request) if isinstance(request, AskTips) else heads.draft(request, self._ahead)
 
     def _tips(self, request: AskTips) -> Tips:
-        grown = self._drafted
-        if request.nodes:
-            grown.grow(request.nodes, request.parents)
-            prefixes = [(*grown.text, *path) for path in grown.paths()[-len(request.nodes) :]]
-        else:
-            prefixes = [tuple(grown.follow(request.start, request.tokens, request.path))]
-        raw = torch.stack([self._pair.q(prefix) for prefix in prefixes])
+        raw = torch.stack([self._pair.q((*request.sequence.tokens, *path)) for path in request.paths])
         q = one_hot(raw) if self._drafter.greedy else raw
         names = {name for name, one in SIGNALS.items() if not (one.reads("token") or one.reads("state"))}
         return Tips(
@@ -172,13 +156,13 @@ class ChainDriver:
             list(raw) if self._needs_raw else (),
         )
 
-    def _propose(self, text: list[int], request: AskDraft, count: int) -> Draft:
+    def _propose(self, text: list[int], round: int, count: int) -> Draft:
         tokens, laws = [], []
         for _ in range(count):
             law = self._pair.q(tuple(text))
             if self._drafter.greedy:
                 law = one_hot(law)
-            tokens.append(self._draws.token(law, request.round, len(text), Purpose.DRAFT))
+            tokens.append(self._draws.token(law, round, len(text), Purpose.DRAFT))
             text.append(tokens[-1])
             laws.append(law)
         q = torch.stack(laws)
@@ -208,18 +192,13 @@ class ChainDriver:
 
     def _score(self, request: AskScore) -> Scores:
         assert request.tokens, "a target pass over nothing"
-        assert request.start <= self._scored.length(request.path), (
-            "the loop speaks of text that the target never read"
-        )
         if not request.closing:
             self._seen = None
         elif self._seen is None:  # the states that it reads must change no draft
-            self._seen = request.start + len(request.path)
-        linear = len(request.tokens) - len(request.parents)
-        text = self._scored.follow(request.start, request.tokens[:linear], request.path)
-        prefixes = [tuple(text[: end + 1]) for end in range(request.start, len(text))]
-        self._scored.grow(request.tokens[linear:], request.parents)
-        prefixes += [(*text, *path) for path in self._scored.paths()]
+            self._seen = request.start
+        text = request.sequence.tokens
+        prefixes = [tuple(text[: end + 1]) for end in range(request.start, request.end)]
+        prefixes += [(*text, *path) for path in paths_of(request.nodes, request.parents)]
         key, memory = tuple(prefixes), self._pair.known_answers
         if key not in memory:
             scores = {kind: [self._pair.score(kind, one) for one in prefixes] for kind in TARGET_HEADS}
@@ -349,7 +328,7 @@ def run_chain(
     if method.drafter.by_heads:
         heads = MarkovHeads(pair) if heads is None else heads
         method = method.settle({}, None, heads.accuracies)
-    driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter, heads)
+    driver = ChainDriver(pair, draws, ahead, method.accept.needs_raw, method.drafter, heads)
     loop = decode(prompt, method, limits, draws, record, complete, switch=switch(record) if switch else None)
     request = next(loop, None)
     while request is not None:

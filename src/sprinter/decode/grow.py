@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import AskTips, Ranked, Tips
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.tree import Tree
 from sprinter.random import Draws, Purpose
 
@@ -82,19 +83,24 @@ class Growth(ABC):
             self.raws.append(raw)
         return len(self.tokens) - 1
 
-    def ask(self, known: int, unread: tuple[int, ...], path: tuple[int, ...], tips: Sequence[int]) -> AskTips:
-        """The request for the laws at some tips.
-
-        Args:
-            known: length of the text that the draft model has read. unread: the text beyond. path: as in ``AskTips``.
-        """
-        round, laws, top = self.root.round, self.needs_laws, self.top
+    def ask(self, sequence: TokenSequence, tips: Sequence[int]) -> AskTips:
+        """The request for the laws at some tips behind a sequence."""
+        laws, top = self.needs_laws, self.top
         if list(tips) == [-1]:
-            return AskTips(known, unread, round, laws=laws, top=top, path=path)
-        parents = tuple(self._read[self.parents[tip]] for tip in tips)
+            return AskTips(sequence, [()], laws=laws, top=top)
+        parents = [self._read[self.parents[tip]] for tip in tips]
         for tip in tips:
             self._read[tip] = len(self._read) - 1
-        return AskTips(known, (), round, tuple(self.tokens[tip] for tip in tips), parents, laws, top)
+        nodes = [self.tokens[tip] for tip in tips]
+        return AskTips(sequence, [self._path(tip) for tip in tips], nodes, parents, laws, top)
+
+    def _path(self, node: int) -> tuple[int, ...]:
+        """The tokens from the sequence to a node."""
+        path: list[int] = []
+        while node >= 0:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return tuple(path[::-1])
 
     def finish(self) -> tuple[Tree, list[int]]:
         """The tree for the target to judge; and for each of its nodes the number that ``AskTips`` gave it, or -1."""

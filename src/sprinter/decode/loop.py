@@ -29,6 +29,7 @@ from sprinter.decode.row import (
     draft_run,
     draft_tree,
 )
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import DraftSwitch
@@ -39,7 +40,7 @@ __all__ = ["METER_CHUNK", "Limits", "decode"]
 
 
 def decode(
-    prompt: Sequence[int],
+    prompt: Sequence[int] | TokenSequence,
     method: Method,
     limits: Limits,
     draws: Draws,
@@ -51,12 +52,13 @@ def decode(
     """Decode one row. Tokens are added to ``record`` as soon as they are final.
 
     Args:
-        prompt: token ids, at least one.
+        prompt: token ids, at least one; or the sequence that begins with them, for a driver that holds it.
         complete: ask for closing forward passes, so that every trusted token is metered.
         rules: the ``record.rules`` of an earlier text to continue from; None: a fresh state.
         switch: says before each round whether it drafts; None: each does.
     """
-    row = Row.begin(prompt, method, limits, draws, record, complete, rules, switch)
+    sequence = prompt if isinstance(prompt, TokenSequence) else TokenSequence.begin(prompt)
+    row = Row.begin(sequence, method, limits, draws, record, complete, rules, switch)
     while record.finish is None:
         row.begin_round()
         before = len(record.tokens)
@@ -64,9 +66,9 @@ def decode(
             yield from draft_run(row) if method.drafter.siblings is Siblings.ALONE else draft_tree(row)
         elif row.copies:
             copy_run(row)
-        record.stats.drafted += len(record.tokens) - before + len(row.tree.tokens)
+        record.stats.drafted += len(record.tokens) - before + len(sequence.tree.tokens)
         accepted, tried = 0, len(row.on_trial)
-        checked = row.tree.depth - tried
+        checked = sequence.tree.depth - tried
         if record.finish is None:
             accepted = max(0, (yield from _target_call(row)) - tried)
         row.learn_levels(accepted)
@@ -81,41 +83,43 @@ def decode(
 
 def _target_call(row: Row) -> Generator[LoopRequest, Answer, int]:
     """Score the unread tokens in one target forward pass, judge the draft, add a token; returns the number accepted."""
-    record, text, tree, round = row.record, row.text, row.tree, row.record.stats.rounds
-    nodes = tree.tokens if tree.parents is not None else ()  # the tokens of a chain are in the text already
-    unread, path = (*text[row.scored :], *nodes), row.kept.pop(AskScore, ())
-    scores = yield AskScore(row.scored, unread, round, parents=tuple(tree.parents or ()), path=path)
+    record, sequence, text = row.record, row.sequence, row.sequence.tokens
+    tree, round, start = sequence.tree, sequence.round, sequence.scored
+    grown = tree.parents is not None  # the tokens of a chain are in the text already
+    scores = yield AskScore(sequence, start, len(text), tree.tokens if grown else (), tree.parents or ())
     assert isinstance(scores, Scores)
     record.stats.target_calls += 1
-    row.target_read = len(unread)
-    row.score(row.scored, scores)
+    row.target_read = len(text) - start + len(tree.tokens) * grown
+    row.score(start, scores)
     row.learn()
-    first = row.final - 1 - row.scored  # the row of the law at the first untrusted position
+    final = sequence.final
+    first = final - 1 - start  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
     heads = {kind: values[first:] for kind, values in scores.heads.items() if kind in row.accept.needs}
-    verdict = _judge(row, TargetCall(tree, scores.laws[first:], raw_p, row.draws, round, row.final, heads))
-    text[row.final :] = [tree.tokens[node] for node in verdict.path]
+    verdict = _judge(row, TargetCall(tree, scores.laws[first:], raw_p, row.draws, round, final, heads))
+    if grown:
+        read = [row.read[node] for node in verdict.path]
+        sequence.commit(verdict.path, [node for node in read if node >= 0])
     accepted = 0
-    for i, x in enumerate(text[row.final :]):
+    for i, node in enumerate(verdict.path):
         origin = Origin.TRUSTED if any(verdict.trusted[i : i + 1]) else Origin.ACCEPTED
-        token = Token(x, origin, round, verdict.drifts[i], ratio=verdict.ratio(i))
+        token = Token(tree.tokens[node], origin, round, verdict.drifts[i], ratio=verdict.ratio(i))
         if row.gate_scores:
             token.gate_score = row.gate_scores[i]
         accepted += 1
-        if not row.settle(row.final + accepted - 1, token):
+        if not row.settle(final + accepted - 1, token):
             break
     refused = not tree.is_leaf(verdict.path[-1] if verdict.path else -1)
     judged, tried = accepted if record.finish else accepted + refused, len(row.on_trial)
     record.stats.checked += judged - sum(verdict.trusted[:judged])
     record.stats.taken_back += max(0, tried - accepted) if refused and not record.finish else 0
-    row.stay(verdict.path[:accepted])
-    text[row.final + accepted :] = []
+    sequence.cut(final + accepted)
     if record.finish is None:
         text.append(verdict.token)
         drift, ratio = verdict.drifts[verdict.accepted], verdict.ratio(verdict.accepted)
         origin = Origin.REPLACEMENT if refused else Origin.BONUS if tree.tokens else Origin.TARGET
         row.settle(len(text) - 1, Token(verdict.token, origin, round, drift, ratio=ratio))
-    row.final, row.scored = len(text), len(text) - 1
+    sequence.final, sequence.scored = len(text), len(text) - 1
     return accepted
 
 

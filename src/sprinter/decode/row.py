@@ -17,6 +17,7 @@ from sprinter.decode.drafter import one_hot_rows
 from sprinter.decode.grow import Root
 from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.meter import Meter
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.stop import Never
@@ -70,23 +71,18 @@ class Row:
     """The state of one decoding.
 
     Attributes:
-        text: the prompt, final tokens, and the current untrusted draft.
-        final: text[:final] is final. known: the drafter has text[:known].
+        sequence: the text; ``sequence.tree`` has the round's untrusted tokens.
         head_end: length of the text up to which it is decoded exactly, because of ``head``.
         lossy: as in ``Limits``; None if the method has no ``only``, or is lossless.
         guarded: whether this round is decoded exactly, by ``head`` or ``only``.
-        scored: the target has read text[:scored], always at least one token less than the text.
         proposes: whether to draft in this text.
         switch: says whether a round drafts; None: all do.
         drafts: whether this round does. copies: whether it copies from the text instead.
         like: an empty tensor of the form of the target's laws, after the first pass.
         target_read: tokens that the target read in this round.
-        tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
-        read: for each node of a grown ``tree``, the number that ``AskTips`` gave it, or -1.
-        kept: the nodes of the last grown tree that stayed, by type of request, until the next request of that type
-            passes them on.
-        gate_scores: of the tokens of a chain in ``tree``, as in ``Token``.
-        on_trial: for the first tokens of ``tree`` that are trusted until the target has scored them (``tail_ratio``,
+        read: for each node of a grown tree, the number that ``AskTips`` gave it, or -1.
+        gate_scores: of the tokens of a chain in the tree, as in ``Token``.
+        on_trial: for the first tokens of the tree that are trusted until the target has scored them (``tail_ratio``,
             ``budget``), whether the decision saw the token.
         drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
         verdicts: the round's draft tokens, for rules that learn. levels: of a tree, the signals before each level, if
@@ -99,11 +95,8 @@ class Row:
     draws: Draws
     record: Record
     complete: bool
-    text: list[int]
+    sequence: TokenSequence
     end: int
-    final: int
-    known: int
-    scored: int
     trust_state: State
     stop_state: State
     head_end: int
@@ -114,11 +107,9 @@ class Row:
     drafted: int = 0
     proposed: int = 0
     levels: list[dict[str, Tensor]] = field(default_factory=list)
-    tree: Tree = field(default_factory=Tree)
     gate_scores: list[float | None] = field(default_factory=list)
     on_trial: list[bool] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
-    kept: dict[type[LoopRequest], tuple[int, ...]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     budget: Budget | None = None
     switch: DraftSwitch | None = None
@@ -130,7 +121,7 @@ class Row:
     @classmethod
     def begin(
         cls,
-        prompt: Sequence[int],
+        sequence: TokenSequence,
         method: Method,
         limits: Limits,
         draws: Draws,
@@ -139,8 +130,8 @@ class Row:
         rules: RuleState | None = None,
         switch: DraftSwitch | None = None,
     ) -> Row:
-        """A row that holds the prompt; ``rules`` and ``switch`` as in ``decode``."""
-        n = len(prompt)
+        """A row before its first round; arguments as in ``decode``."""
+        n = sequence.prompt
         states = RuleState.begin(method.trust, method.stop, rules)
         # For a single token, as in the meter, lossless rules of chains or several drafts reduce to the exact rule.
         rule = method.accept.per_position or (Exact() if method.accept.lossless else None)
@@ -158,11 +149,10 @@ class Row:
         if switch is not None:
             record.stats.switches, record.stats.copy_switches = switch.changes, switch.copy_changes
         return cls(
-            method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
-            scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
-            head_end=n + exact, lossy=limits.lossy if spans else None,
-            proposes=method.drafter.begin(draws), verdicts=Verdicts(method.learned_from),
-            meter=Meter(rule), budget=budget, switch=switch,
+            method, limits, draws, record, complete, sequence, end=n + limits.max_new_tokens,
+            trust_state=states.trust_state, stop_state=states.stop_state, head_end=n + exact,
+            lossy=limits.lossy if spans else None, proposes=method.drafter.begin(draws),
+            verdicts=Verdicts(method.learned_from), meter=Meter(rule), budget=budget, switch=switch,
         )  # fmt: skip
 
     def learn(self) -> None:
@@ -181,7 +171,7 @@ class Row:
     def learn_levels(self, accepted: int) -> None:
         """Pass on which levels of a tree that were reached had a token that the target accepted."""
         # Levels that a reranked tree has lost were not judged, nor those behind the end of the text.
-        reached = self.levels[: min(accepted + (self.record.finish is None), self.tree.depth)]
+        reached = self.levels[: min(accepted + (self.record.finish is None), self.sequence.tree.depth)]
         if reached:
             signals = {name: torch.stack([one[name] for one in reached]) for name in reached[0]}
             verdicts = (torch.arange(len(reached)) < accepted).double()
@@ -197,18 +187,9 @@ class Row:
     def count_round(self, added: int) -> None:
         """Tell the switch what the round did that added so many tokens."""
         if self.switch is not None:
-            steps = self.drafted - self.proposed
-            width = 1.0 if self.tree.parents is None else len(self.tree.tokens) / max(1, steps)
+            steps, tree = self.drafted - self.proposed, self.sequence.tree
+            width = 1.0 if tree.parents is None else len(tree.tokens) / max(1, steps)
             self.switch.count(RoundCount(steps, max(1.0, width), self.target_read, added))
-
-    def stay(self, path: Sequence[int]) -> None:
-        """Nodes of the tree stay in the text: tell the models, of which the draft model may not have read them all."""
-        if self.tree.parents is None:
-            self.known = min(self.known, self.final + len(path))
-            return
-        read = tuple(self.read[node] for node in path if self.read[node] >= 0)
-        self.known = self.final + len(read)
-        self.kept = {AskTips: read, AskScore: tuple(path)}
 
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""
@@ -216,8 +197,8 @@ class Row:
         if self.budget is not None:
             self.budget.spent += token.distance or 0.0
             self.record.stats.spent_drift = self.budget.spent
-        over = "length" if position + 1 == self.end else None
-        text = self.text if len(self.text) == position + 1 else self.text[: position + 1]
+        over, text = "length" if position + 1 == self.end else None, self.sequence.tokens
+        text = text if len(text) == position + 1 else text[: position + 1]
         self.record.finish = self.limits.ends(text) or over
         return self.record.finish is None
 
@@ -227,10 +208,10 @@ class Row:
 
     def begin_round(self) -> None:
         """Start a round with nothing drafted."""
-        self.record.stats.rounds += 1
-        self.drafted, self.proposed, self.tree, self.gate_scores, self.on_trial = 0, 0, Tree(), [], []
-        self.levels = []
-        round, switch = self.record.stats.rounds, self.switch
+        round, switch = self.record.stats.rounds + 1, self.switch
+        self.record.stats.rounds = self.sequence.round = round
+        self.sequence.tree = Tree()
+        self.drafted, self.proposed, self.gate_scores, self.on_trial, self.levels = 0, 0, [], [], []
         self.drafts = self.proposes and (switch is None or switch.drafts(round))
         self.copies = self.proposes and not self.drafts and switch is not None and switch.copies(round)
         self.target_read = 0
@@ -243,8 +224,9 @@ class Row:
     def exact_next(self) -> bool:
         """Whether the token after the text must be decoded exactly, though the method is lossy."""
         # Asked of every text, in the head too: a reader of spans follows the text token by token.
-        exact = self.lossy is not None and not self.lossy(self.text)
-        return exact or len(self.text) < self.head_end
+        text = self.sequence.tokens
+        exact = self.lossy is not None and not self.lossy(text)
+        return exact or len(text) < self.head_end
 
     @property
     def accept(self) -> Judge:
@@ -259,7 +241,7 @@ class Row:
         """Number of tokens that may still be drafted in this round."""
         method = self.method
         # If no token can be trusted, the target call draws the last token of the text.
-        left = self.end - len(self.text) - int(method.trust.never and not method.to_horizon)
+        left = self.end - len(self.sequence) - int(method.trust.never and not method.to_horizon)
         if self.guarded and method.cap is None and method.length is None:  # made for runs of trusted tokens
             left = min(left, GUARDED_RUN - self.drafted)
         elif self.budget is not None and method.cap is None and method.length is None:
@@ -269,15 +251,15 @@ class Row:
 
 
 def draft_run(row: Row) -> Asking:
-    """Draft one run: trusted tokens are final at once, if no guard holds them back; others go to ``row.tree``."""
-    method, text, round = row.method, row.text, row.record.stats.rounds
+    """Draft one run: trusted tokens are final at once, if no guard holds them back; others go to the tree."""
+    method, sequence, text = row.method, row.sequence, row.sequence.tokens
     tokens: list[int] = []
     laws: list[Tensor] = []
     raws: list[Tensor] = []
-    row.tree = Tree(tokens, laws, raws)
+    sequence.tree = Tree(tokens, laws, raws)
     trusting, stopped = not row.guarded, False
     while not stopped and row.room >= 1:
-        answer = yield AskDraft(row.known, tuple(text[row.known :]), round, row.room)
+        answer = yield AskDraft(sequence, row.room)
         assert isinstance(answer, Draft)
         stopped = not answer.tokens
         for i, x in enumerate(answer.tokens):
@@ -301,8 +283,8 @@ def draft_run(row: Row) -> Asking:
             # In the second case it is trusted only because it ends the text.
             saw_token = method.sees_token or (forced and len(text) < row.end)
             if trusting and method.tail_ratio is None and row.budget is None:
-                row.final += 1
-                token = Token(x, Origin.TRUSTED, round, gate_score=_gate_score(answer, i))
+                sequence.final += 1
+                token = Token(x, Origin.TRUSTED, sequence.round, gate_score=_gate_score(answer, i))
                 if row.complete or not method.trusts_all:
                     raw_q = None if answer.raw is None else answer.raw[i]
                     row.meter.wait(position, token, answer.laws[i], saw_token, raw_q)
@@ -316,24 +298,24 @@ def draft_run(row: Row) -> Asking:
                 raws += [] if answer.raw is None else [answer.raw[i]]
             if stopped:
                 break
-        row.known = len(text)
+        sequence.cut(len(text))  # tokens that were drafted beyond the stop
         if row.complete and row.meter.waiting >= METER_CHUNK:
             yield from closing_pass(row)
 
 
 def copy_run(row: Row) -> None:
-    """Prompt lookup in a round that rests: ``row.tree`` gets what followed the text's last tokens earlier."""
-    at_most = min(row.room, COPIES.length)
+    """Prompt lookup in a round that rests: the tree gets what followed the text's last tokens earlier."""
+    at_most, text = min(row.room, COPIES.length), row.sequence.tokens
     if row.like is None or at_most < 1:
         return
     tokens: list[int] = []
-    for x in look_up(row.text[-_SEARCHED:], COPIES.n, COPIES.least, at_most):
-        row.text.append(x)
+    for x in look_up(text[-_SEARCHED:], COPIES.n, COPIES.least, at_most):
+        text.append(x)
         tokens.append(x)
-        if row.limits.ends(row.text) is not None or row.exact_next() != row.guarded:
+        if row.limits.ends(text) is not None or row.exact_next() != row.guarded:
             break
     laws = [*one_hot_rows(tokens, row.like.shape[-1], row.like)]
-    row.tree = Tree(tokens, laws, laws if row.method.accept.needs_raw else [])
+    row.sequence.tree = Tree(tokens, laws, laws if row.method.accept.needs_raw else [])
 
 
 def _gate_score(answer: Draft, i: int) -> float | None:
@@ -373,18 +355,16 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
 
 def draft_tree(row: Row) -> Asking:
     """Grow a tree of untrusted tokens, until the stop rule, at the best path's tip, or the drafter ends it."""
-    method, text, round, depth = row.method, row.text, row.record.stats.rounds, row.room
+    method, sequence, depth = row.method, row.sequence, row.room
     if method.drafter.levels is not None:
         depth = min(depth, method.drafter.levels)
     if depth < 1:
         return
-    growth = method.drafter.growth(Root(row.draws, round, len(text), depth))
+    growth = method.drafter.growth(Root(row.draws, sequence.round, len(sequence), depth))
     tips, stopped = [-1], False
-    unread, path = tuple(text[row.known :]), row.kept.pop(AskTips, ())
     while tips and not stopped:
-        found = yield growth.ask(row.known, unread, path, tips)
+        found = yield growth.ask(sequence, tips)
         assert isinstance(found, Tips)
-        row.known = len(text)
         if found.ended:
             break
         if found.reached is not None:
@@ -399,14 +379,15 @@ def draft_tree(row: Row) -> Asking:
         stopped = bool(stop) or row.drafted == depth
         tips = [] if stopped else growth.tips()
     if growth.tokens:
-        row.tree, row.read = growth.finish()
+        sequence.tree, row.read = growth.finish()
 
 
 def closing_pass(row: Row) -> Asking:
     """Run a target forward pass for the meter alone."""
-    unread, path = row.text[row.scored : row.final - 1], row.kept.pop(AskScore, ())
-    scores = yield AskScore(row.scored, tuple(unread), row.record.stats.rounds, True, path=path)
+    sequence = row.sequence
+    start, end = sequence.scored, sequence.final - 1
+    scores = yield AskScore(sequence, start, end, closing=True)
     assert isinstance(scores, Scores)
     row.record.stats.closing_passes += 1
-    row.score(row.scored, scores)
-    row.scored = row.final - 1
+    row.score(start, scores)
+    sequence.scored = end

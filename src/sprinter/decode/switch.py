@@ -301,30 +301,17 @@ class Paced(DraftSwitch):
 
     Args:
         tracker: counts rounds; of this text alone, or common to the rows of an engine.
-        changes, copy_changes: with a common tracker, those of a text that was interrupted and is written again, which
-            are replayed in so many rounds, ``written``. A tracker of its own comes to the same decisions again.
     """
 
-    def __init__(
-        self,
-        tracker: Tracker,
-        changes: Sequence[int] = (),
-        copy_changes: Sequence[int] = (),
-        written: int = 0,
-    ) -> None:
+    def __init__(self, tracker: Tracker) -> None:
         super().__init__()
-        self._tracker, self._written = tracker, written
-        self._before = Replayed(changes, copy_changes)
-        self._replays = False
+        self._tracker = tracker
         self._passes: list[PassShare] = []  # of this round, if they are told
 
     def _decide(self, round: int) -> bool:
-        self._replays = round <= self._written
-        return self._before.drafts(round) if self._replays else self._tracker.drafts(self)
+        return self._tracker.drafts(self)
 
     def _decide_copies(self, round: int) -> bool:
-        if self._replays:
-            return self._before.copies(round)
         return self._tracker.copying is not None and self._tracker.copying.drafts(self)
 
     @property
@@ -339,8 +326,6 @@ class Paced(DraftSwitch):
     def count(self, done: RoundCount) -> None:
         """Count the round's time against its tokens."""
         passes, self._passes = self._passes, []
-        if self._replays:
-            return
         spent = self._tracker.spent(passes, done) if passes and self.charged else None
         if not self._on and self._tracker.copying is not None:
             self._tracker.copying.count(self, self._copying, done, spent)

@@ -1,4 +1,4 @@
-"""Trees of draft tokens: judged by accept rules, built and followed by drivers."""
+"""Trees of draft tokens: judged by accept rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Chain", "Siblings", "Tree", "TreeText", "depths_of"]
+__all__ = ["Chain", "Siblings", "Tree", "depths_of", "paths_of"]
 
 
 class Chain(NamedTuple):
@@ -110,47 +110,9 @@ def depths_of(parents: Sequence[int]) -> list[int]:
     return depths
 
 
-class TreeText:
-    """A model's text, optionally followed by a tree, for drivers without a KV cache.
-
-    Args:
-        prompt: token ids.
-    """
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self._text, self._nodes, self._parents = list(prompt), list[int](), list[int]()
-
-    @property
-    def text(self) -> list[int]:
-        """The text without the tree."""
-        return self._text
-
-    def length(self, path: Sequence[int]) -> int:
-        """Length of the text with these nodes of the tree appended, in tokens."""
-        return len(self._text) + len(path)
-
-    def follow(self, start: int, tokens: Sequence[int], path: Sequence[int] = ()) -> list[int]:
-        """Keep the nodes in ``path``, rewind to ``start``, append ``tokens``; returns the text, to be extended."""
-        self._text += [self._nodes[node] for node in path]
-        self._text[start:] = tokens
-        self._nodes, self._parents = [], []
-        return self._text
-
-    def grow(self, tokens: Sequence[int], parents: Sequence[int] | None) -> None:
-        """Append nodes to the tree that follows the text."""
-        self._nodes += tokens
-        self._parents += parents or ()
-
-    def shared(self, text: Sequence[int]) -> int:
-        """Number of leading tokens of a text that this one has too, along a path of its tree."""
-        own = [(*self._text, *path) for path in ((), *self.paths())]
-        return max(
-            next((i for i, x in enumerate(text) if i == len(one) or one[i] != x), len(text)) for one in own
-        )
-
-    def paths(self) -> list[tuple[int, ...]]:
-        """For each node, the tokens from the text to the node."""
-        paths: list[tuple[int, ...]] = []
-        for token, parent in zip(self._nodes, self._parents, strict=True):
-            paths.append((*(paths[parent] if parent >= 0 else ()), token))
-        return paths
+def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """The tokens from the text to each node of a tree, its own included."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths

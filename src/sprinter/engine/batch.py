@@ -156,16 +156,17 @@ class Results:
         while scheduler.unfinished or scheduler.events:
             scheduler.advance()
             self._last |= {event.id: event for event in scheduler.events if event.generation is not None}
-            scheduler.events.clear()  # after they are stored here: an interrupt may come at any time
+            scheduler.events.clear()
         last = sorted(self._last.items())
         results = {id: event.generation for id, event in last if event.generation is not None}
         errors = {id: event.error for id, event in last if event.error is not None}
-        # Returned and cleared in one statement: after an interrupt before it, the next call returns all results.
+        self._last.clear()
         if not errors:
-            return (results, self._last.clear())[0]  # type: ignore[func-returns-value]
+            return results
         done = {id: result for id, result in results.items() if id not in errors}
-        failed = BatchError(what, errors, done, {id: results[id] for id in errors})
-        raise (failed, self._last.clear())[0] from next(iter(errors.values()))  # type: ignore[func-returns-value]
+        raise BatchError(what, errors, done, {id: results[id] for id in errors}) from next(
+            iter(errors.values())
+        )
 
 
 @contextmanager

@@ -185,13 +185,12 @@ class CapturedDraftSteps:
     ) -> tuple[int, list[list[Drafted] | SprinterError]]:
         """The number of captured steps that ran, and their results for each row."""
         began, steps = time.perf_counter(), _common(rows)
-        self._rows.begin([row.feed for row in rows], steps - 1)
+        self._rows.begin([row.feed for row in rows])
         extras = list(zip(*_all_settings(rows, steps, runner), strict=True))
         tokens, first = _padded([row.feed for row in rows], runner)
         counts = [first, *[[1] * len(rows)] * (steps - 1)]
         made = runner.run_steps(unit, tokens, counts, extras, [row.row for row in rows])
         if not made:
-            self._rows.nothing_read([row.feed for row in rows])
             return 0, [[] for _ in rows]
         return len(made), self._fetch(rows, unit, made, began)
 
@@ -224,7 +223,7 @@ class CapturedDraftSteps:
                 )
             peaks = [step[i][0] for step in numbers]
             read = row.feed._replace(tokens=[*row.tokens, *(step[i][0] for step in ids[:-1])])
-            drafted.append(self._rows.end(read, peaks, row.position - 1) or own)
+            drafted.append(self._rows.check(read, peaks) or own)
         return drafted
 
     def _unit(
@@ -272,16 +271,13 @@ class CapturedTargetPasses:
             unit = self._units[any(_truncates(row.sampling) for row in rows), any(row.raw for row in rows)]
             made = runner.run(unit, tokens, counts, extras, [feed.row for feed in feeds])
         if made is None:
-            self._rows.nothing_read(feeds)
             return self._eager(rows)
         laws, peaks, raws = made[0], made[1].tolist(), made[2] if len(made) > 2 else None
         seconds = (time.perf_counter() - began) / len(rows)
         scored: list[Scored | SprinterError] = []
         for i, (row, feed, n) in enumerate(zip(rows, feeds, counts, strict=True)):
             own = Scored(laws[i, :n], raws[i, :n] if row.raw and raws is not None else None, seconds)
-            scored.append(
-                self._rows.end(feed, peaks[i][:n], feed.start) or own
-            )  # values at padding are undefined
+            scored.append(self._rows.check(feed, peaks[i][:n]) or own)  # values at padding are undefined
         return scored
 
 

@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.captured import captured_steps
+from sprinter.engine.executor import Executor, Input
 from sprinter.engine.host import host_costs
-from sprinter.engine.jobs import DraftJob, Job, Models, TargetJob
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.record import cpu_name
 from sprinter.engine.rows import Feed
@@ -42,8 +42,8 @@ from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
 __all__ = [
-    "borrow", "draft_job", "head_costs", "kept_costs", "pass_costs", "read_prompts", "run_interleaved",
-    "shared_costs", "target_job",
+    "borrow", "draft_input", "head_costs", "kept_costs", "pass_costs", "read_prompts", "run_interleaved",
+    "shared_costs", "target_input",
 ]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
@@ -196,12 +196,12 @@ def _keep(name: str, parts: Mapping[str, Any]) -> None:
         _LOG.warning("the costs of forward passes cannot be kept, and are measured each time: %s", error)
 
 
-def borrow(pair: LoadedPair, tokens: int, rows: int = 1) -> Models:
+def borrow(pair: LoadedPair, tokens: int, rows: int = 1) -> Executor:
     """Rows of their own for ``tokens`` tokens, in each model."""
     target, draft = (
         None if one is None else RunnerPool(one).take(tokens, rows) for one in (pair.target, pair.draft)
     )
-    return Models(target, draft, pair.vocab_size, captured_steps)
+    return Executor(target, draft, pair.vocab_size, captured_steps)
 
 
 def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
@@ -243,15 +243,15 @@ def _measure(pair: LoadedPair) -> PassCosts:
     context = max(1, min(_CONTEXT, room - longest))
     models = borrow(pair, min(room, context + longest))
     ids = read_prompts(models, context, min(longest, room - context))
-    long = min(run_interleaved(models, {1: target_job(ids, context, 1)}, 2)[1]) > _LONG
+    long = min(run_interleaved(models, {1: target_input(ids, context, 1)}, 2)[1]) > _LONG
     jobs: dict[
-        tuple[str, int], Job
+        tuple[str, int], Input
     ] = {}  # short ones first: what follows a long pass is slower than it is in a text
     for n in sorted({*_TARGET, *_DRAFT}):
         if pair.draft and n in _DRAFT and context + n < room and not (long and n > _LONG_DRAFT):
-            jobs["draft", n] = draft_job(ids, context, n)
+            jobs["draft", n] = draft_input(ids, context, n)
         if n in _TARGET and context + n <= room and not (long and n > _LONG_TARGET):
-            jobs["target", n] = target_job(ids, context, n)
+            jobs["target", n] = target_input(ids, context, n)
     seconds = _least(models, jobs)
     found: dict[str, list[tuple[int, float]]] = {"target": [], "draft": []}
     for (which, n), least in reversed(seconds.items()):
@@ -281,18 +281,18 @@ def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
         check_memory([one.model for one in loaded], rows, sizes, None)
         models = borrow(pair, tokens, rows)
         ids = read_prompts(models, tokens - 1, 1, rows)
-        jobs: dict[str, Sequence[Job]] = {
-            "target": [target_job(ids, tokens - 1, 1, row=row) for row in range(rows)]
+        jobs: dict[str, Sequence[Input]] = {
+            "target": [target_input(ids, tokens - 1, 1, row=row) for row in range(rows)]
         }
         if pair.draft is not None:
-            jobs["draft"] = [draft_job(ids, tokens - 1, 1, row=row) for row in range(rows)]
+            jobs["draft"] = [draft_input(ids, tokens - 1, 1, row=row) for row in range(rows)]
         seconds = _least(models, jobs)
         found.append((rows, seconds["target"], seconds.get("draft", 0.0)))
         del models, jobs  # before more rows are made
     return tuple(found)
 
 
-def _least(models: Models, jobs: Mapping[Any, Job | Sequence[Job]]) -> dict[Any, float]:
+def _least(models: Executor, jobs: Mapping[Any, Input | Sequence[Input]]) -> dict[Any, float]:
     """The least time of each job in interleaved repeats, which go on while it falls."""
     began = time.perf_counter()
     least, steady = dict.fromkeys(jobs, math.inf), False
@@ -303,7 +303,7 @@ def _least(models: Models, jobs: Mapping[Any, Job | Sequence[Job]]) -> dict[Any,
     return least
 
 
-def read_prompts(models: Models, context: int, more: int, count: int = 1) -> list[int]:
+def read_prompts(models: Executor, context: int, more: int, count: int = 1) -> list[int]:
     """Fill ``count`` rows of the models with ``context`` tokens; returns ids, of these and of ``more`` to follow."""
     ids = [i % min(100, models.vocab) for i in range(context + more)]
     for rows in (models.target, models.draft):
@@ -312,25 +312,25 @@ def read_prompts(models: Models, context: int, more: int, count: int = 1) -> lis
     return ids
 
 
-def target_job(
+def target_input(
     ids: list[int], context: int, tokens: int, sampling: Sampling = Sampling(), row: int = 0
-) -> TargetJob:
+) -> TargetRow:
     """A target pass over ``tokens`` after the context."""
-    return TargetJob(TargetRow(Feed(row, context, ids[context : context + tokens]), sampling))
+    return TargetRow(Feed(row, context, ids[context : context + tokens]), sampling)
 
 
-def draft_job(
+def draft_input(
     ids: list[int], context: int, tokens: int, plan: DraftPlan | None = None, row: int = 0
-) -> DraftJob:
+) -> DraftRow:
     """A draft step that reads ``tokens`` after the context; by default with the law's entropy."""
     plan = plan or DraftPlan(Sampling(), ("entropy",), {})
     end = context + tokens
-    return DraftJob(DraftRow(row, ids[context:end], end, 1, AddressedDraws(), plan))
+    return DraftRow(row, ids[context:end], end, 1, AddressedDraws(), plan)
 
 
 def run_interleaved(
-    models: Models,
-    jobs: Mapping[Any, Job | Sequence[Job]],
+    models: Executor,
+    jobs: Mapping[Any, Input | Sequence[Input]],
     repeats: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Any, list[float]]:
@@ -350,7 +350,7 @@ def run_interleaved(
                 for timed in (False, True) if all(map(_reads_one, together)) else (True,):
                     began = time.perf_counter()
                     for done in models.run(together):
-                        if isinstance(done, SprinterError):
+                        if isinstance(done, Exception):
                             raise done
                     if repeat and timed:
                         times[what].append(time.perf_counter() - began)
@@ -359,8 +359,8 @@ def run_interleaved(
     return times
 
 
-def _reads_one(job: Job) -> bool:
-    """Whether a job reads one token of its row."""
-    if isinstance(job, TargetJob):
-        return len(job.row.feed.tokens) == 1
-    return isinstance(job, DraftJob) and len(job.row.tokens) == 1
+def _reads_one(given: Input) -> bool:
+    """Whether an input reads one token of its row."""
+    if isinstance(given, TargetRow):
+        return len(given.feed.tokens) == 1
+    return isinstance(given, DraftRow) and len(given.tokens) == 1

@@ -113,9 +113,9 @@ class Engine:
     def step(self) -> list[Event]:
         """Advance all requests by a step, with at most one forward pass of each kind.
 
-        An error in one request ends only that request; its event holds the error. An exception raised here concerns no
-        single request (an interrupt, out of memory): all requests keep their state from before the forward pass, and
-        the next step continues.
+        An error in one request ends only that request, an error of a pass (out of memory) those that share it; their
+        events hold the error. An interrupt is raised here and ends the requests whose pass it breaks off: their events
+        follow in the next step.
 
         Returns:
             An event for each request that has new tokens or has ended.
@@ -125,7 +125,7 @@ class Engine:
     def finish(self) -> dict[int, Generation]:
         """Step until no request is left; returns the results of the requests that end from now on, by number.
 
-        After an interrupt, call it again: no result is lost.
+        After an interrupt, call it again: no result is lost, and the requests that it has ended are "interrupted".
 
         Raises:
             BatchError: some requests failed; it holds all results.

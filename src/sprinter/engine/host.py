@@ -9,10 +9,10 @@ import torch
 from sprinter.decode.draft import Record, Stats
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import parse_method
-from sprinter.engine.driver import RowDriver
-from sprinter.engine.jobs import Models
-from sprinter.errors import SprinterError
+from sprinter.engine.executor import Executor
+from sprinter.engine.run import RequestRun
 from sprinter.laws import Sampling
 from sprinter.random import AddressedDraws
 
@@ -22,7 +22,7 @@ _PROMPT = 4  # tokens
 _PLAIN, _DRAFTS, _LEARNS = "autoregressive", "speculative(gamma=3)", "optimal(step=0.05, token=0)"
 
 
-def host_costs(models: Models, tokens: int, repeats: int) -> tuple[float, float, float]:
+def host_costs(models: Executor, tokens: int, repeats: int) -> tuple[float, float, float]:
     """Seconds outside of forward passes, as in ``PassCosts.host``; without a draft those of a round alone.
 
     Short texts are decoded plainly, with drafts of one length, and by a rule that learns when to stop.
@@ -47,27 +47,23 @@ def host_costs(models: Models, tokens: int, repeats: int) -> tuple[float, float,
     return round, steps[0], max(0.0, steps[1] - steps[0])
 
 
-def _outside(models: Models, method: Method, tokens: int) -> tuple[float, int, int]:
+def _outside(models: Executor, method: Method, tokens: int) -> tuple[float, int, int]:
     """Seconds of a text outside of forward passes, its rounds and its draft tokens."""
     ids = [i % models.vocab for i in range(_PROMPT)]
-    record, draws = Record(stats=Stats()), AddressedDraws(0)
-    driver = RowDriver(models, 0, {}, ids, method, Sampling(), draws, record.stats, ahead=None)
-    jobs = driver.jobs(decode(ids, method, Limits(tokens - _PROMPT), draws, record))
+    record, draws, sequence = Record(stats=Stats()), AddressedDraws(0), TokenSequence.begin(ids)
+    loop = decode(sequence, method, Limits(tokens - _PROMPT), draws, record)
+    run = RequestRun(models, 0, sequence, loop, method, Sampling(), draws, record.stats, heads={}, ahead=None)
     inside, began = 0.0, time.perf_counter()
-    job = next(jobs, None)
-    while job is not None:
+    run.begin()
+    while run.input is not None:
         at = time.perf_counter()
         with torch.inference_mode():
-            (done,) = models.run([job])
+            (done,) = models.run([run.input])
         inside += time.perf_counter() - at
-        if isinstance(done, SprinterError):
-            raise done
-        try:
-            job = jobs.send(done)
-        except StopIteration:
-            job = None
+        run.take(done)
+    if run.error is not None:
+        raise run.error
     seconds, stats = time.perf_counter() - began - inside, record.count()
-    for rows in (models.target, models.draft):
-        if rows is not None:
-            rows.end_text(0)
+    for rows in models.models:
+        rows.end_text(0)
     return seconds, stats.rounds, stats.drafted

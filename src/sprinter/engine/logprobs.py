@@ -1,12 +1,13 @@
 """Log-probabilities of the tokens of a text under both models' raw laws (temperature 1, nothing adjusted or truncated).
 
-The driver reports the raw laws of drafts and scores as they are made; tokens are looked up in them once they are final.
-So the log-probability of a trusted token is known after the next target call, as its drift is.
+The run of a request reports the raw laws of drafts and scores as they are made; tokens are looked up in them once they
+are final. So the log-probability of a trusted token is known after the next target call, as its drift is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,16 @@ from sprinter.decode.draft import AskScore, Draft, Origin, Token, TopToken
 __all__ = ["LogProbs"]
 
 _DRAWN_BY_TARGET = (Origin.BONUS, Origin.TARGET)
+
+
+class _Scored(NamedTuple):
+    """What a target pass was about; see ``AskScore``."""
+
+    start: int
+    end: int
+    nodes: tuple[int, ...]
+    parents: tuple[int, ...]
+    closing: bool
 
 
 class LogProbs:
@@ -32,7 +43,7 @@ class LogProbs:
         self._drafted: dict[int, Tensor] = {}  # by position, raw q after the text before it
         self._tips: dict[tuple[int, ...], Tensor] = {}  # by path from the text, raw q at the tips of a tree
         self._tree_start = 0
-        self._scored: tuple[AskScore, Tensor] | None = None
+        self._scored: tuple[_Scored, Tensor] | None = None
 
     def drafted(self, start: int, draft: Draft) -> None:
         """Note the draft model's raw laws; the first token of the draft is at position ``start`` of the text."""
@@ -48,7 +59,8 @@ class LogProbs:
 
     def scored(self, request: AskScore, raw: Tensor) -> None:
         """Note the target's raw laws ``[n, V]`` after each token of the request."""
-        self._scored = request, raw
+        nodes = tuple(request.nodes), tuple(request.parents)
+        self._scored = _Scored(request.start, request.end, *nodes, request.closing), raw
 
     def settle(self, tokens: Sequence[Token]) -> None:
         """Look up the text's final tokens, after the loop has used the last answer."""
@@ -64,14 +76,14 @@ class LogProbs:
         if self._scored is not None:
             self._read_scores(tokens, *self._scored)
 
-    def _read_scores(self, tokens: Sequence[Token], request: AskScore, raw: Tensor) -> None:
+    def _read_scores(self, tokens: Sequence[Token], asked: _Scored, raw: Tensor) -> None:
         self._scored = None
-        if not request.closing:  # what was drafted beyond the final tokens is discarded
+        if not asked.closing:  # what was drafted beyond the final tokens is discarded
             self._drafted, self._tips = {}, {}
-        linear = len(request.tokens) - len(request.parents)
-        first = request.start + 1 - self._prompt_len  # the token that row 0 is the law of
+        linear = asked.end - asked.start
+        first = asked.start + 1 - self._prompt_len  # the token that row 0 is the law of
         scored = [(i, i) for i in range(linear) if first + i < len(tokens)]
-        tail = _follow(tokens[first + linear - 1 :], request.tokens[linear:], request.parents)
+        tail = _follow(tokens[first + linear - 1 :], asked.nodes, asked.parents)
         scored += [(linear - 1 + i, linear + node) for i, node in enumerate(tail) if i]
         found = [tokens[first + i] for i, _ in scored]
         rows = [row for _, row in scored]

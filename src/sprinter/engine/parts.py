@@ -14,12 +14,13 @@ from sprinter.decode.spec import is_auto, parse_method, spell, with_values
 from sprinter.engine.captured import captured_steps
 from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
 from sprinter.engine.ending import special_ids
-from sprinter.engine.jobs import Costs, Models
+from sprinter.engine.executor import Executor
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.profile import Profile, PromptWatch, TunedSetting
 from sprinter.engine.record import models_record
+from sprinter.engine.run import ForwardCosts
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
@@ -71,7 +72,7 @@ class Parts:
         idle = IdleRunners(cache.max_bytes)
         self.targets = RunnerPool(models.target, cache, idle)
         self.drafts = RunnerPool(models.draft, cache, idle) if models.draft else None
-        self.costs = Costs(
+        self.costs = ForwardCosts(
             forward_flops(models.target.model.config),
             forward_flops(models.draft.model.config) if models.draft else 0.0,
         )
@@ -255,7 +256,7 @@ class Parts:
         needs_draft: bool,
         spare: int = 0,
         prompt: Sequence[int] = (),
-    ) -> Models:
+    ) -> Executor:
         """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are used.
 
         ``prompt``: token ids of the text that one row will read.
@@ -267,7 +268,7 @@ class Parts:
             None if target is None else self.targets.held(target),
             None if draft is None or self.drafts is None else self.drafts.held(draft),
         )
-        return Models(target, draft, self.models.vocab_size, captured_steps, held)
+        return Executor(target, draft, self.models.vocab_size, captured_steps, held)
 
     def check_memory(
         self,
@@ -304,15 +305,11 @@ class Parts:
                     pool.clear()
             check(pools)
 
-    def give_back(self, models: Models, text: Sequence[int] | None = None) -> None:
-        """Return borrowed rows in any state; what later texts may reuse stays in them.
-
-        Args:
-            text: token ids of prompt and answer, if the rows were those of one text.
-        """
+    def give_back(self, models: Executor) -> None:
+        """Return borrowed rows in any state; what later texts may reuse stays in them."""
         for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
             if rows is not None and pool is not None:
-                rows.end_all(text)
+                rows.end_all()
                 pool.give_back(rows.runner)
 
 

@@ -17,6 +17,7 @@ from threading import RLock
 from torch import nn
 
 from sprinter.decode.checks import at_least
+from sprinter.decode.sequence import common_prefix
 from sprinter.errors import UserError
 from sprinter.models.capture.marks import Watch
 from sprinter.models.gguf.load import GgufModel
@@ -31,7 +32,6 @@ __all__ = [
     "HeldRows",
     "HeldText",
     "PrefixCache",
-    "common_prefix",
     "up_to_boundary",
 ]
 
@@ -68,13 +68,12 @@ OFF, DEFAULT = PrefixCache(0), PrefixCache()
 
 
 class HeldText:
-    """The tokens in one row, in the order of its slots.
+    """The tokens in one row that other texts may reuse: the prompt while its text is written, then all of it.
 
     Attributes:
-        tokens: token ids. A text that was interrupted may have more in its row than is recorded here, never less.
+        tokens: token ids. The row may have more than is recorded here, never less.
         checked: number of leading tokens whose keys and values are known to be finite.
         blocks: number of leading tokens that were read by prefill, or in any way but as a tree if the model is steady.
-        root: number of tokens before the tree at the end of the row; None: no tree.
         obsolete: whether the model has changed since some of them were read.
         owner: of the request that they were read for; texts of other owners reuse none of them.
 
@@ -82,42 +81,44 @@ class HeldText:
         steady: whether a token is the same in every forward pass of the model.
     """
 
-    __slots__ = ("_steady", "blocks", "checked", "obsolete", "owner", "root", "tokens")
+    __slots__ = ("_steady", "blocks", "checked", "obsolete", "owner", "tokens")
 
     def __init__(self, steady: bool = False) -> None:
         self._steady = steady
         self.tokens: list[int] = []
         self.checked = self.blocks = 0
-        self.root: int | None = None
         self.obsolete, self.owner = False, ""
 
     def cut(self, length: int) -> None:
         """Forget all but the first ``length`` slots."""
         self.checked, self.blocks = min(self.checked, length), min(self.blocks, length)
-        if self.root is not None and length <= self.root:
-            self.root = None
         if not length:
             self.obsolete = False
         del self.tokens[length:]
 
-    def add(self, start: int, tokens: Sequence[int], *, tree: bool = False, prefill: bool = False) -> None:
-        """Record a forward pass over ``tokens`` after the first ``start`` slots."""
+    def add(self, start: int, tokens: Sequence[int], *, finite: bool) -> None:
+        """Record prefill of ``tokens`` after the first ``start`` slots; ``finite``: whether their states are."""
         self.cut(start)
         if len(self.tokens) < start:
             return  # the slots before were not recorded, after an interrupt
-        if tree and self.root is None:
-            self.root = start
         self.tokens += tokens
-        if (prefill or (self._steady and not tree)) and self.blocks == start:
+        if self.blocks == start:
             self.blocks = len(self.tokens)
+        if finite and self.checked == start:
+            self.checked = len(self.tokens)
 
-    def keep(self, path: Sequence[int]) -> None:
-        """Record that of the tree only the slots in ``path`` stay."""
-        root = len(self.tokens) if self.root is None else self.root
-        kept = [self.tokens[slot] for slot in path if slot < self.checked]
-        self.cut(root)
-        self.tokens += kept
-        self.checked = len(self.tokens) if self.checked == root else self.checked
+    def verify(self) -> None:
+        """All slots are finite."""
+        self.checked = len(self.tokens)
+
+    def end(self, tokens: list[int], chained: int | None) -> None:
+        """Record the whole text that the row holds, of finite keys and values; ``chained``: as in ``View``."""
+        self.tokens = tokens
+        self.checked = len(tokens)
+        if self._steady:
+            self.blocks = self.checked if chained is None else min(self.checked, chained)
+        else:
+            self.blocks = min(self.blocks, self.checked)
 
     def take(self, other: HeldText, length: int) -> None:
         """Record a copy of the first tokens of another row."""
@@ -129,8 +130,7 @@ class HeldText:
         """Number of leading tokens that another text may reuse."""
         if self.obsolete:
             return 0
-        length = self.checked if self.root is None else min(self.checked, self.root)
-        return length if reuse == "all" else self.whole(min(length, self.blocks))
+        return self.checked if reuse == "all" else self.whole(min(self.checked, self.blocks))
 
     def whole(self, length: int) -> int:
         """Of the first ``length`` tokens those that are the same whatever comes after them."""
@@ -234,14 +234,3 @@ class HeldRows:
 def up_to_boundary(start: int) -> int:
     """Number of tokens from a position to the next multiple of ``BLOCK``."""
     return BLOCK - start % BLOCK
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix of two sequences of one type."""
-    limit = min(len(one), len(other))
-    n = 0
-    while n < limit and one[n : min(n + BLOCK, limit)] == other[n : min(n + BLOCK, limit)]:
-        n += BLOCK
-    while n < limit and one[n] == other[n]:
-        n += 1
-    return min(n, limit)

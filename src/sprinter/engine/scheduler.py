@@ -1,29 +1,29 @@
 """Continuous batching: requests enter and leave a fixed number of rows.
 
-Each request is a generator of jobs (``Task.jobs``). A step runs at most one forward pass of each kind, for all requests
-whose next job is of that kind: a prefill chunk in each model (grouped by length), a draft step, and the target's
-forward pass, which a policy may delay until enough rows wait. Rows differ in length and phase, and each has its own
-method, sampling and seed; the text of a row does not depend on other rows, but with ``never_slower``.
+A step runs at most one forward pass of each kind, for all requests whose next input is of that kind: a prefill chunk in
+each model (grouped by length), a draft step, and the target's forward pass, which a policy may delay until enough rows
+wait. Rows differ in length and phase, and each has its own method, sampling and seed; the text of a row does not depend
+on other rows, but with ``never_slower``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
-from sprinter.decode.switch import PassShare, Tracker
+from sprinter.decode.switch import Tracker
+from sprinter.engine.executor import Input, PromptRow
 from sprinter.engine.generation import Generation
-from sprinter.engine.jobs import Done, DraftJob, Job, PromptJob, TargetJob, TreeJob
 from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
-from sprinter.engine.shares import pass_shares
+from sprinter.engine.steps import DraftRow, TargetRow
 from sprinter.engine.stream import TokenReader
-from sprinter.engine.task import Task
-from sprinter.engine.work import Work
+from sprinter.engine.task import Task, advance
+from sprinter.engine.trees import TreeRow
 from sprinter.errors import ContextLengthError, RowsError, UserError
 from sprinter.models.choose import pads_rows, runner_kind
 
@@ -38,7 +38,8 @@ class Event:
         id: number of the request.
         tokens: new final tokens, each with the text that it completes, as in ``Stream``.
         generation: the whole result, if the request has ended; its ``finish_reason`` is "error" if it failed.
-        error: the exception, if it failed: logits that are not finite, or an exception of one of its rules.
+        error: the exception, if it failed: logits that are not finite, an exception of one of its rules or of a pass
+            that it shared. An interrupt is none: the ``finish_reason`` is "interrupted".
     """
 
     id: int
@@ -57,10 +58,15 @@ class _Live:
     """
 
     id: int
-    work: Work
+    task: Task
     reader: TokenReader | None
     began: float
     passed_over: int = 0
+
+    def asks(self, kind: type[Input], model: str | None = None) -> bool:
+        """Whether its next input is of a kind, and for a model."""
+        given = self.task.run.input
+        return isinstance(given, kind) and (model is None or getattr(given, "model", None) == model)
 
 
 class Scheduler:
@@ -116,8 +122,8 @@ class Scheduler:
         self._next_id = 0
         self._streams, self._closed, self._spare = streams, False, spare
         self._trackers: dict[Any, Tracker] = {}
-        both = parts.models.target, parts.models.draft
-        self._pads = tuple(one is not None and pads_rows(one.model) for one in both)
+        target, draft = parts.models.target, parts.models.draft
+        self._pads = pads_rows(target.model), draft is not None and pads_rows(draft.model)
         self._order = list(range(rows))  # rows in the order in which they were last freed
 
     @property
@@ -127,7 +133,7 @@ class Scheduler:
 
     @property
     def _free(self) -> list[int]:
-        taken = {one.work.number for one in self._live.values()}
+        taken = {one.task.run.row for one in self._live.values()}
         return [number for number in range(self._rows) if number not in taken]
 
     def add(self, run: Task) -> int:
@@ -171,36 +177,34 @@ class Scheduler:
     def advance(self) -> None:
         """Admit queued requests to free rows, run one forward pass of each kind that is due, and collect the events.
 
-        An error in one request ends only that request; its event holds the error. An exception raised here concerns no
-        single request (an interrupt, out of memory): all requests keep their state from before the forward pass, no
-        event is lost, and the next step continues.
+        An error in one request ends only that request, an error of a pass those that share it; their events hold the
+        error. So does an interrupt, which is raised here: the events of what it has ended follow in the next step.
         """
         began = time.perf_counter()
         try:
             self._admit()
-            for one in self._live.values():
-                if not one.work.begun:
-                    self._go_on(one, None, began)
+            self._do(
+                [one for one in self._live.values() if one.task.run.input is None and not one.task.run.over]
+            )
             for model in ("target", "draft"):
-                reads = self._at(lambda job, model=model: isinstance(job, PromptJob) and job.model == model)  # type: ignore[misc]
-                self._do(reads, began)
-            self._do(self._at(lambda job: isinstance(job, DraftJob)), began)
-            self._do(self._at(lambda job: isinstance(job, TreeJob)), began)
-            waiting = self._at(lambda job: isinstance(job, TargetJob))
+                self._do(self._asking(PromptRow, model))
+            self._do(self._asking(DraftRow))
+            self._do(self._asking(TreeRow))
+            waiting = self._asking(TargetRow)
             longest = max((one.passed_over for one in waiting), default=0)
-            under_way = sum(not one.work.over for one in self._live.values())
+            under_way = sum(not one.task.run.over for one in self._live.values())
             # Requests that need the target since this step take part.
             if waiting and self._policy.calls(len(waiting), under_way, longest):
-                self._do(waiting, began)
+                self._do(waiting)
             else:
                 for one in waiting:
                     one.passed_over += 1
         finally:
             now = time.perf_counter()
             for one in self._live.values():
-                if not one.work.over:
-                    one.work.run.record.stats.wall_s += now - max(one.began, began)
-        self._collect()
+                one.task.record.stats.wall_s += now - max(one.began, began)
+        for one in list(self._live.values()):
+            self._note(one)
 
     def cancel(self, id: int) -> Generation:
         """Cancel a request, queued or active; its rows are freed at once.
@@ -213,7 +217,7 @@ class Scheduler:
         """
         run = self._waiting.pop(id, None)
         if id in self._live:
-            run = self._live[id].work.run
+            run = self._live[id].task
             self._leave(self._live[id])
         if run is None:
             raise UserError(f"request {id} is not under way: it is finished, cancelled or was never added")
@@ -230,79 +234,50 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Admit requests in the order of the queue, as long as rows are free."""
-        for id, run in list(self._waiting.items()):
-            free = self._free
-            if id not in self._live:  # it is there already after an interrupt between the next two statements
-                if not free:
-                    return
-                number = self._best(free, run)
-                for rows in (self._models.target, self._models.draft):
-                    if rows is not None:
-                        rows.owners[number] = run.owner
-                work = Work(run, self._models, number, self._policy.prompt_piece)
-                reader = TokenReader(run) if self._streams else None
-                self._live[id] = _Live(id, work, reader, time.perf_counter())
+        while self._waiting and (free := self._free):
+            id, task = next(iter(self._waiting.items()))
+            row = self._best(free, task)
+            for rows in self._models.models:
+                rows.owners[row] = task.owner
+            task.begin(self._models, row, self._policy.prompt_piece)
+            reader = TokenReader(task) if self._streams else None
+            self._live[id] = _Live(id, task, reader, time.perf_counter())
             del self._waiting[id]
 
-    def _best(self, free: Sequence[int], run: Task) -> int:
+    def _best(self, free: Sequence[int], task: Task) -> int:
         """The row whose earlier text this one continues; else the one that has been free longest."""
-        rows = self._models.target or self._models.draft
-        oldest_first = [number for number in self._order if number in free]
-        return oldest_first[0] if rows is None else rows.best_row(oldest_first, run.prefix, run.owner)
+        oldest_first = [row for row in self._order if row in free]
+        models = self._models.models
+        return models[0].best_row(oldest_first, task.prefix, task.owner) if models else oldest_first[0]
 
-    def _at(self, wanted: Callable[[Job | None], bool]) -> list[_Live]:
-        """Requests whose next job satisfies the predicate, in the order of their rows."""
-        return sorted(
-            (one for one in self._live.values() if wanted(one.work.job)), key=lambda one: one.work.number
-        )
+    def _asking(self, kind: type[Input], model: str | None = None) -> list[_Live]:
+        """Requests whose next input is of a kind, in the order of their rows."""
+        asking = [one for one in self._live.values() if one.asks(kind, model)]
+        return sorted(asking, key=lambda one: one.task.run.row)
 
-    def _do(self, group: Sequence[_Live], began: float) -> None:
-        """Run one forward pass for the jobs of a group, and pass on the results."""
-        jobs = [one.work.job for one in group if one.work.job is not None]
-        done = self._models.run(jobs) if jobs else []
-        charged = any(one.work.run.charged is not None for one in group)
-        shares: list[list[PassShare]] = pass_shares(jobs, *self._pads) if charged else [[]] * len(jobs)
-        for one, result, share in zip(group, done, shares, strict=True):
-            one.work.run.passed(share)
-            self._go_on(one, result, began)
+    def _do(self, group: Sequence[_Live]) -> None:
+        """Run one forward pass for a group."""
+        if group:
+            for one in group:
+                one.passed_over = 0
+            advance(self._models, [one.task for one in group], self._pads)
 
-    def _go_on(self, one: _Live, done: Done | None, began: float) -> None:
-        """Send a request the result of its job; it runs up to its next job."""
-        one.work.go_on(done)
-        one.passed_over = 0
-        if one.work.over:
-            one.work.run.record.stats.wall_s += time.perf_counter() - max(one.began, began)
+    def _leave(self, one: _Live) -> None:
+        """Free the rows of a request."""
+        row = one.task.run.row
+        one.task.leave(self._models)
+        self._order = [*(other for other in self._order if other != row), row]
+        del self._live[one.id]
 
-    def _collect(self) -> None:
-        """Collect the events of all requests, and remove those that have ended."""
-        for one in list(self._live.values()):
-            if one.work.over:
-                self._leave(one, one.work.run.generation())
-            else:
-                self._note(one)
-
-    def _leave(self, one: _Live, generation: Generation | None = None) -> None:
-        """Free the rows of a request; emit its last event if a result is given."""
-        for rows in (self._models.target, self._models.draft):
-            if rows is not None:
-                rows.end_text(one.work.number, one.work.run.text_ids)
-        self._order = [*(row for row in self._order if row != one.work.number), one.work.number]
-        if generation is None:
-            del self._live[one.id]
-        else:
-            self._note(one, generation)
-
-    def _note(self, one: _Live, generation: Generation | None = None) -> None:
-        """Append the event of a request once; after an interrupt before that, the next step appends it."""
-        place = one.reader and one.reader.place
-        try:
-            if generation is not None:
-                del self._live[one.id]
-            tokens = one.reader.read() if one.reader else []
-            if tokens or generation is not None:
-                self.events.append(Event(one.id, tokens, generation, one.work.error))
-        except BaseException:
-            self._live[one.id] = one
-            if one.reader and place:
-                one.reader.place = place
-            raise
+    def _note(self, one: _Live) -> None:
+        """Append the event of a request that has new tokens, or that has ended, whose rows are freed."""
+        over = one.task.run.over
+        generation = one.task.generation() if over else None
+        if over:
+            self._leave(one)
+        tokens = one.reader.read() if one.reader else []
+        if tokens or over:
+            error = one.task.run.error
+            self.events.append(
+                Event(one.id, tokens, generation, error if isinstance(error, Exception) else None)
+            )

@@ -9,30 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sprinter.decode.switch import PassShare
-from sprinter.engine.jobs import DraftJob, Job, TargetJob, TreeJob
+from sprinter.engine.executor import Input
+from sprinter.engine.steps import DraftRow, TargetRow
+from sprinter.engine.trees import TreeRow
 
 __all__ = ["pass_shares"]
 
 
-def pass_shares(jobs: Sequence[Job], target_pads: bool, draft_pads: bool) -> list[list[PassShare]]:
-    """The shares of each of some jobs of one kind, which run together; a prompt's prefill is not charged.
+def pass_shares(inputs: Sequence[Input], target_pads: bool, draft_pads: bool) -> list[list[PassShare]]:
+    """The shares of each of some inputs of one kind, which run together; a prompt's prefill is not charged.
 
     Args:
         target_pads, draft_pads: whether a pass of the model costs what the longest row does in each row.
     """
-    shares: list[list[PassShare]] = [[] for _ in jobs]
-    reads = {i: len(job.row.feed.tokens) for i, job in enumerate(jobs) if isinstance(job, TargetJob)}
+    shares: list[list[PassShare]] = [[] for _ in inputs]
+    reads = {i: len(row.feed.tokens) for i, row in enumerate(inputs) if isinstance(row, TargetRow)}
     if reads:
         _share(shares, reads, True, target_pads)
         return shares
     # What the draft model must read after a rest is not charged: else it reads one token or two before the first one
     # that it drafts, or the nodes of a tree and one more.
-    trees = {i: job.row for i, job in enumerate(jobs) if isinstance(job, TreeJob)}
+    trees = {i: row for i, row in enumerate(inputs) if isinstance(row, TreeRow)}
     if trees:
         levels = {i: min(len(row.feed.tokens), row.count + 1) for i, row in trees.items()}
         _share(shares, levels, False, draft_pads)
         return shares
-    steps = {i: job.row for i, job in enumerate(jobs) if isinstance(job, DraftJob)}
+    steps = {i: row for i, row in enumerate(inputs) if isinstance(row, DraftRow)}
     for step in range(max((row.count for row in steps.values()), default=0)):
         counts = {i: 1 if step else min(2, len(row.tokens)) for i, row in steps.items() if row.count > step}
         _share(shares, counts, False, draft_pads)

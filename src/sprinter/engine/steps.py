@@ -156,7 +156,7 @@ class Scored:
 class DraftSteps(Protocol):
     """Draft ``count`` tokens in each of some rows (each row at most once), in as many steps.
 
-    Each row starts from the length that it names, so that a failed or interrupted step can be run again.
+    Each row starts from the length that it names.
     """
 
     def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:

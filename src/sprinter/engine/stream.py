@@ -6,40 +6,33 @@ import time
 import weakref
 
 from sprinter.decode.draft import Token
-from sprinter.engine.ending import TextWriter
+from sprinter.engine.executor import Executor
 from sprinter.engine.generation import Generation
-from sprinter.engine.jobs import Models
-from sprinter.engine.task import Task, render
-from sprinter.engine.work import Work
+from sprinter.engine.task import Task, advance, render
 
 __all__ = ["Stream", "TokenReader"]
 
 
 class TokenReader:
-    """Returns each token of a request once, with its text.
+    """Returns each token of a request once, with its text."""
 
-    Attributes:
-        place: the position in the text. After an interrupt, a caller resets it to read the same tokens again.
-    """
-
-    def __init__(self, run: Task) -> None:
-        self._run = run
-        self.place: tuple[int, TextWriter | None] = (0, run.writer())
+    def __init__(self, task: Task) -> None:
+        self._task, self._given, self._writer = task, 0, task.writer()
 
     @property
     def left(self) -> int:
         """Number of tokens that were not returned yet."""
-        return max(0, len(self._run.record.tokens) - self.place[0])  # fewer if the request started over
+        return len(self._task.record.tokens) - self._given
 
     def read(self, at_most: int | None = None) -> list[Token]:
         """Return the next tokens. The last token of a finished text also has the rest of the text."""
-        record, (given, writer) = self._run.record, self.place
+        record, given, writer = self._task.record, self._given, self._writer
         tokens = record.tokens[given : None if at_most is None else given + at_most]
         given += len(tokens)
         if tokens and writer is not None:
             writer = writer.copy()
             render(tokens, writer, last=record.finish is not None and given == len(record.tokens))
-        self.place = given, writer
+        self._given, self._writer = given, writer
         return tokens
 
 
@@ -53,21 +46,19 @@ class Stream:
     A trusted token is returned at once, and its ``drift`` is filled in when the target has scored it; under ``budget``
     and ``tail_ratio`` it is returned then.
 
-    After an interrupt (Ctrl-C, out of memory), iterate again: the text is the same. Logits that are not finite, and an
-    exception of a rule, end the text: the error is raised once, and ``finish_reason`` is "error". (Decoding may start
-    over after an interrupt: if it then fails or is closed early, ``generation`` may be shorter than before.)
+    What fails ends the text: logits that are not finite, an exception of a rule or a pass (``finish_reason`` "error"),
+    an interrupt in a step (Ctrl-C, "interrupted"). It is raised once, and the final tokens stay in ``generation``.
     """
 
-    def __init__(self, run: Task) -> None:
-        self._run, self._reader = run, TokenReader(run)
-        self._models: Models | None = None
-        self._work: Work | None = None
+    def __init__(self, task: Task) -> None:
+        self._task, self._reader = task, TokenReader(task)
+        self._models: Executor | None = None
         self._closed = False
 
     def __repr__(self) -> str:
-        record = self._run.record
+        record = self._task.record
         return (
-            f"Stream({self._run.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
+            f"Stream({self._task.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
         )
 
     def __iter__(self) -> Stream:
@@ -77,15 +68,10 @@ class Stream:
         while not self._reader.left:
             if not self._step():
                 raise StopIteration
-        if self._run.record.finish is not None and self._reader.left == 1:
-            self.finish()  # may run a closing forward pass; after an interrupt of it the token is returned again
-        place = self._reader.place
-        try:
-            (token,) = self._reader.read(1)
-            return token
-        except BaseException:
-            self._reader.place = place
-            raise
+        if self._task.record.finish is not None and self._reader.left == 1:
+            self.finish()  # may run a closing forward pass
+        (token,) = self._reader.read(1)
+        return token
 
     def finish(self) -> Generation:
         """Decode to the end, and return the whole result."""
@@ -100,34 +86,26 @@ class Stream:
             self._give_back()
 
     def _step(self) -> bool:
-        """Run one job; False if there is none left. ``wall_s`` excludes the time between calls."""
+        """Run one pass; False if there is none left. ``wall_s`` excludes the time between calls."""
         if self._closed:
             return False
-        began = time.perf_counter()
+        task, began = self._task, time.perf_counter()
         try:
-            models, work = self._begin()
-            if work.begun and work.job is not None:
-                (done,) = models.run([work.job])
-                work.go_on(done)
-            else:
-                work.go_on()
+            if self._models is None:
+                models = task.take()
+                # when the stream is closed or garbage-collected
+                self._give_back = weakref.finalize(self, task.give_back, models)
+                self._give_back.atexit = False
+                self._models = models
+                task.begin(models, 0)
+            advance(self._models, [task])
         finally:
-            self._run.record.stats.wall_s += time.perf_counter() - began
-        if work.over:
-            self.close()
-        if work.error is not None:
-            raise work.error
+            task.record.stats.wall_s += time.perf_counter() - began
+            if task.over:  # after an interrupt too
+                self.close()
+        if task.run.error is not None:
+            raise task.run.error
         return True
-
-    def _begin(self) -> tuple[Models, Work]:
-        """Borrow caches and start work in them; they are released when the stream is closed or garbage-collected."""
-        if self._models is None or self._work is None:
-            run = self._run
-            models = run.take()
-            self._give_back = weakref.finalize(self, run.give_back, models)
-            self._give_back.atexit = False
-            self._models, self._work = models, Work(run, models, 0)
-        return self._models, self._work
 
     def __enter__(self) -> Stream:
         return self
@@ -138,4 +116,4 @@ class Stream:
     @property
     def generation(self) -> Generation:
         """The result so far; ``finish_reason`` is "cancelled" if the text is unfinished."""
-        return self._run.generation()
+        return self._task.generation()

@@ -1,4 +1,4 @@
-"""One request being decoded: its options, its tokens so far, and its jobs."""
+"""One request: its options, its text so far, and a step of some requests together."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.row import COPIES
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import DraftSwitch, Paced, PassShare, Replayed, Tracker
-from sprinter.engine.driver import RowDriver
 from sprinter.engine.ending import Ending, Spelling, TextWriter, prompt_end
+from sprinter.engine.executor import Executor
 from sprinter.engine.generation import Generation
-from sprinter.engine.jobs import Jobs, Models
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.parts import Parts
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
+from sprinter.engine.run import RequestRun
+from sprinter.engine.shares import pass_shares
 from sprinter.engine.spans import SpanReader
 from sprinter.engine.tokens import check_text
 from sprinter.errors import UserError
@@ -33,7 +35,7 @@ from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
 from sprinter.random import AddressedDraws, drawn_seed
 
-__all__ = ["Task", "render"]
+__all__ = ["Task", "advance", "render"]
 
 _MOST_TRACKERS = 64  # that an engine keeps: requests can make any number, by their temperature
 _LONG = 2048
@@ -41,13 +43,14 @@ _LONG = 2048
 
 
 class Task:
-    """One request. ``jobs`` yields the jobs to run in its rows.
+    """One request, before, while and after it has rows.
 
     Attributes:
         method: the method, with thresholds that are recorded in heads filled in.
         request: the given options, with defaults of ``method``, ``max_new_tokens`` and ``rules`` filled in, and the end
             of a turn among the stop tokens; without arguments of the chat template, which is applied.
         record: tokens and counts so far.
+        sequence: the text. run: what it does in its rows; None before it has any.
         length: maximum length of its text in tokens, prompt included.
         spare: additional slots for a tree.
         needs_target, needs_draft: whether it may use the model.
@@ -93,7 +96,6 @@ class Task:
             )
         rules = RuleState.begin(method.trust, method.stop, options.rules)  # raises before any work
         self._rules = None if options.rules is None else rules
-        self.record = Record()
         self._prompt = encode_prompt(prompt, parts.models, options.chat_template_kwargs)
         self._ids = self._prompt.ids
         self._chat_kwargs = options.chat_template_kwargs
@@ -121,11 +123,11 @@ class Task:
             self._costs = parts.costs_of(method, most)
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else parts.method_for(options)
-        # Of a text that was interrupted: its switches, those of copies, and its rounds.
         self._alone = most == 1
-        self._written: tuple[tuple[int, ...], tuple[int, ...], int] = ((), (), 0)
+        self.sequence = TokenSequence.begin(self._ids)
+        self._run: RequestRun | None = None
         self._paces: weakref.ref[Paced] | None = None  # it ends with the text
-        self.record = self._new_record()
+        self.record = Record(stats=Stats(lossless=method.lossless(options.sampling.greedy)))
 
     @property
     def _may_switch(self) -> bool:
@@ -138,11 +140,6 @@ class Task:
         return list(self._ids)
 
     @property
-    def text_ids(self) -> list[int]:
-        """Token ids of the prompt and of what was written."""
-        return [*self._ids, *(token.id for token in self.record.tokens)]
-
-    @property
     def prefix(self) -> list[int]:
         """The prompt without its last token: what prefill reads."""
         return self._ids[:-1]
@@ -151,7 +148,18 @@ class Task:
         """Create a writer of this request's text; None without a tokenizer."""
         return None if self._spelling is None else TextWriter(self._spelling)
 
-    def take(self) -> Models:
+    @property
+    def run(self) -> RequestRun:
+        """What it does in its rows, once it has them."""
+        assert self._run is not None, "the request has no rows yet"
+        return self._run
+
+    @property
+    def over(self) -> bool:
+        """Whether its text has ended, or it has failed."""
+        return self._run is not None and self._run.over
+
+    def take(self) -> Executor:
         """Borrow rows for this request alone.
 
         Raises:
@@ -162,35 +170,46 @@ class Task:
             self._parts.check_memory(*needed, None, self.spare, self._ids)
         return self._parts.take(*needed, self.spare, self._ids)
 
-    def give_back(self, models: Models) -> None:
-        """Return borrowed rows."""
-        self._parts.give_back(models, self.text_ids)
+    def give_back(self, models: Executor) -> None:
+        """Return rows that were borrowed for this request alone."""
+        self.leave(models)
+        self._parts.give_back(models)
 
-    def jobs(self, models: Models, number: int, prefill_chunk: int | None = None) -> Jobs:
-        """Decode the whole request: yields jobs for its row until the text ends.
+    def leave(self, models: Executor) -> None:
+        """End its text in its rows."""
+        for rows, view in ((models.target, self.sequence.target), (models.draft, self.sequence.draft)):
+            if rows is not None:
+                rows.end_text(view.row, self.sequence, view)
 
-        Starts over with a new ``record``, which keeps only the time spent before.
+    def begin(self, models: Executor, row: int, prefill_chunk: int | None = None) -> None:
+        """Begin in a row.
 
         Args:
-            models: the models and their rows. number: index of the row.
+            models: the models and their rows. row: index of the row.
             prefill_chunk: size of a prefill chunk in tokens; None: the whole prompt.
         """
-        request, draws = self.request, AddressedDraws(self.request.seed)
+        request, draws, record = self.request, AddressedDraws(self.request.seed), self.record
         switch = self._switch()
         self._paces = weakref.ref(switch) if isinstance(switch, Paced) else None
-        record = self.record = self._new_record()
         method, complete = self.method, request.meter == "complete"
-        ahead = request.ahead if isinstance(request.ahead, int) else None
         logprobs = None if request.logprobs is None else LogProbs(len(self._ids), request.logprobs)
-        driver = RowDriver(
-            models, number, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
-            self._parts.costs, ahead, prefill_chunk, self._adjustments, logprobs, self._parts.drafting,
+        loop = decode(self.sequence, method, self._limits(), draws, record, complete, self._rules, switch)
+        self._run = RequestRun(
+            models, row, self.sequence, loop, method, request.sampling, draws, record.stats,
+            heads=self._parts.heads, costs=self._parts.costs,
+            ahead=request.ahead if isinstance(request.ahead, int) else None, prefill_chunk=prefill_chunk,
+            adjustments=self._adjustments, logprobs=logprobs, drafting=self._parts.drafting,
+            answered=None if logprobs is None else lambda: logprobs.settle(record.tokens),
         )  # fmt: skip
-        loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules, switch)
-        yield from driver.jobs(loop, lambda: None if logprobs is None else logprobs.settle(record.tokens))
-        if self._tuned is not None and self._parts.watch is not None:
+
+    def end(self) -> None:
+        """Take note that its run is over."""
+        error, record = self.run.error, self.record
+        if error is not None:
+            record.finish = "error" if isinstance(error, Exception) else "interrupted"
+        elif self._tuned is not None and self._parts.watch is not None:
             calls = record.stats.target_calls
-            self._parts.watch.add(self._tuned, request, len(self._ids), len(record.tokens), calls)
+            self._parts.watch.add(self._tuned, self.request, len(self._ids), len(record.tokens), calls)
 
     def _switch(self) -> DraftSwitch | None:
         """What says whether a round drafts; None: each does."""
@@ -200,12 +219,7 @@ class Task:
             return Replayed(self.request.switches, self.request.copy_switches or ())
         if self._costs is None:
             return None
-        if self.tracker is None:
-            return Paced(self._tracker(self._costs))
-        done = self.record.stats  # of a text that was interrupted, perhaps while it was written again
-        if done.rounds > self._written[-1]:
-            self._written = tuple(done.switches), tuple(done.copy_switches), done.rounds
-        return Paced(self.tracker, *self._written)
+        return Paced(self._tracker(self._costs) if self.tracker is None else self.tracker)
 
     def _tracker(self, costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Tracker:
         """Rounds that rest copy from the text, if the method does not do that anyway."""
@@ -257,13 +271,6 @@ class Task:
             return self.request
         stats = self.record.stats
         return self.request.replace(switches=tuple(stats.switches), copy_switches=tuple(stats.copy_switches))
-
-    def _new_record(self) -> Record:
-        stats = Stats(
-            lossless=self.method.lossless(self.request.sampling.greedy),
-            wall_s=self.record.stats.wall_s,
-        )
-        return Record(stats=stats)
 
     def _limits(self) -> Limits:
         eos_ids, stops = self._parts.models.target.eos_ids, self.request.stop_token_ids
@@ -346,6 +353,39 @@ class Task:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
         self._check_laws(vocab, new)
         check_request(parts.models, len(self._ids), new, self.needs_target, self.needs_draft)
+
+
+def advance(models: Executor, tasks: Sequence[Task], pads: tuple[bool, bool] = (True, True)) -> None:
+    """One pass for requests whose inputs are of one kind; those that have none yet begin.
+
+    A pass either happens or its requests end: an exception in it is the error of each, and so is an interrupt, which is
+    raised. What others hold in their rows is as it was.
+
+    Args:
+        pads: whether passes of target and draft cost what the longest row does in each row; see ``pass_shares``.
+    """
+    taken = 0
+    try:
+        given = [task.run.input for task in tasks if task.run.input is not None]
+        done = iter(models.run(given) if given else ())
+        charged = bool(given) and any(task.charged is not None for task in tasks)
+        shares = iter(pass_shares(given, *pads) if charged else [[]] * len(given))
+        for task in tasks:
+            if task.run.input is None:
+                task.run.begin()
+            else:
+                task.passed(next(shares))
+                task.run.take(next(done))
+            taken += 1
+    except BaseException as error:
+        for task in tasks[taken:]:
+            task.run.fail(error)
+        if not isinstance(error, Exception):
+            raise
+    finally:
+        for task in tasks:
+            if task.run.over:
+                task.end()
 
 
 def _spare(method: Method) -> int:

@@ -315,21 +315,15 @@ class EngineWorker:
         self._live[request.number] = request
 
     def _step(self) -> None:
-        try:
-            events = self.engine.step()
-        except Exception as error:
-            if not _is_memory(error):
-                raise
-            number, request = self._live.popitem()  # the one that was admitted last makes room for the others
-            self._end(request, self.engine.cancel(number), _no_memory(error))
-            return
-        for event in events:
-            request = self._live[event.id]
+        for event in self.engine.step():
+            request, error = self._live[event.id], event.error
             if event.tokens:
                 request.put(event.tokens)
             if event.generation is not None:
                 del self._live[event.id]
-                self._end(request, event.generation, event.error)
+                self._end(
+                    request, event.generation, _no_memory(error) if error and _is_memory(error) else error
+                )
 
     def _score(self) -> None:
         """Run a chunk of the scoring that is under way, or of the next one."""

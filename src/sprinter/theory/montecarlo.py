@@ -20,7 +20,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.row import Answer, Asking, LoopRequest
 from sprinter.decode.signals import SIGNALS, given_by
 from sprinter.decode.spec import Method
-from sprinter.decode.tree import TreeText
+from sprinter.decode.tree import depths_of
 from sprinter.decode.trust import State, TrustRule
 from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose
@@ -121,11 +121,9 @@ class TableDriver:
         chain: MarkovChain,
         bounds: list[list[list[float]]],
         signals: Mapping[str, Tensor],
-        prompt: int,
         draws: PlainDraws,
     ) -> None:
         self._chain, self._bounds, self._signals, self._draws = chain, bounds, signals, draws
-        self._drafted, self._read = TreeText((prompt,)), TreeText((prompt,))
 
     def answer(self, request: LoopRequest) -> Answer:
         """Answer one request of the loop: a ``Draft``, ``Tips`` or ``Scores``."""
@@ -133,37 +131,28 @@ class TableDriver:
             return self._score(request)
         if isinstance(request, AskTips):
             return self._tips(request)
-        return self._propose(self._drafted.follow(request.start, request.tokens), request.at_most)
+        return self._propose(request.sequence.tokens, request.at_most)
 
     def _tips(self, request: AskTips) -> Tips:
-        grown = self._drafted
-        if request.nodes:
-            grown.grow(request.nodes, request.parents)
-            paths = grown.paths()[-len(request.nodes) :]
-            places = [len(grown.text) - 1 + len(path) for path in paths]
-            laws = self._chain.q[places, list(request.nodes)]
-        else:
-            text = grown.follow(request.start, request.tokens, request.path)
-            places = [len(text) - 1]
-            laws = self._chain.q[places, text[-1:]]
+        text = request.sequence.tokens
+        places = [len(text) - 1 + len(path) for path in request.paths]
+        laws = self._chain.q[places, list(request.nodes) or text[-1:]]
         return Tips(list(laws), ranked(laws.log(), request.top))
 
     def _score(self, request: AskScore) -> Scores:
-        linear = len(request.tokens) - len(request.parents)
-        text = self._read.follow(request.start, request.tokens[:linear], request.path)
-        self._read.grow(request.tokens[linear:], request.parents)
-        places = list(range(request.start, len(text)))
-        places += [len(text) - 1 + len(path) for path in self._read.paths()]
+        places = list(range(request.start, request.end))
+        places += [request.end - 1 + depth for depth in depths_of(request.parents)]
         # the loop asks for the law beyond a draft that fills the text, too, and draws nothing from it
         return Scores(
             self._chain.p[[min(place, self._chain.horizon - 1) for place in places], list(request.tokens)]
         )
 
-    def _propose(self, text: list[int], count: int) -> Draft:
-        first = len(text)
+    def _propose(self, text: Sequence[int], count: int) -> Draft:
+        last, first = text[-1], len(text)
+        tokens: list[int] = []
         for n in range(first - 1, first - 1 + count):
-            text.append(self._draws.pick(self._bounds[n][text[-1]]))
-        places, before, tokens = range(first - 1, len(text) - 1), text[first - 1 : -1], text[first:]
+            tokens.append(self._draws.pick(self._bounds[n][tokens[-1] if tokens else last]))
+        places, before = range(first - 1, first - 1 + count), [last, *tokens[:-1]]
         laws = self._chain.q[places, before]
         signals = {
             name: table[places, before, tokens] if table.dim() == 3 else table[places, before]
@@ -264,7 +253,7 @@ def simulate(
     for run in range(runs):
         draws = PlainDraws(seed * 1_000_003 + run)
         prompt, record = draws.pick(prompts), Record()
-        driver = TableDriver(chain, bounds, signals, prompt, draws)
+        driver = TableDriver(chain, bounds, signals, draws)
         answer_all(decode((prompt,), method, Limits(length), draws, record, complete=True), driver.answer)
         texts[run] = torch.tensor([token.id for token in record.tokens])
         rows.append(_counts(record))

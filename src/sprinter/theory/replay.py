@@ -233,7 +233,6 @@ class ReplayDriver:
         self._heads = {kind: head for kind, head in recording.heads.items() if kind in method.needs}
         self._made = method.needs & _made() & SIGNALS.keys()
         self._place = (0, 0)  # round, tokens drafted in it
-        self._grown: list[int] = []  # parents of the nodes of the tree that grows
         self._whole = method.length is not None and method.trust.never  # a run's length is known beforehand
         self._prompt, self._first = list(recording.prompts[text]), recording.starts[text]
 
@@ -243,7 +242,7 @@ class ReplayDriver:
             return self._score(request)
         if isinstance(request, AskTips):
             return self._tips(request)
-        position = request.start + len(request.tokens)
+        position, round = len(request.sequence), request.sequence.round
         if self._proposals is not None:
             draft = self._ask_proposer(self._proposals, position, request)
             if draft is not None:
@@ -251,15 +250,12 @@ class ReplayDriver:
         whole = self._whole and self._proposals is None
         count = request.at_most if whole else 1
         self._stats.draft_steps += count
-        return self._propose(request.round, position, count)
+        return self._propose(round, position, count)
 
     def _tips(self, request: AskTips) -> Tips:
         """The recorded laws at the positions of the tips."""
         self._stats.draft_steps += 1
-        position = request.start + len(request.tokens)
-        self._grown = [*(self._grown if request.nodes else ()), *request.parents]
-        depths = depths_of(self._grown)[-len(request.nodes) :] if request.nodes else [0]
-        places = [self._draws.place(position + depth) for depth in depths]
+        places = [self._draws.place(len(request.sequence) + len(path)) for path in request.paths]
         laws, raw = self._recording.q[places], self._recording.raw_q[places]
         signals = {name: self._recording.signals[name][places] for name in self._signals}
         if self._made:
@@ -270,10 +266,8 @@ class ReplayDriver:
         return Tips(list(laws), ranked(raw.log(), request.top), signals, list(raw) if self._needs_raw else ())
 
     def _score(self, request: AskScore) -> Scores:
-        linear = len(request.tokens) - len(request.parents)
-        first, depths = request.start + 1, depths_of(request.parents)
-        places = self._places(first, linear)
-        places += [self._draws.place(first + linear - 1 + depth) for depth in depths]
+        places = self._places(request.start + 1, request.end - request.start)
+        places += [self._draws.place(request.end + depth) for depth in depths_of(request.parents)]
         if not request.closing:
             self._stats.target_tokens += len(places)
         return Scores(self._recording.p[places], self._recording.raw_p[places] if self._needs_raw else None)
@@ -327,7 +321,7 @@ class ReplayDriver:
         ids = self._recording.ids[self._first : self._first + position - 1].tolist()
         text, vocab = [*self._prompt, *ids], self._recording.vocab
         draws, like = _ProposerDraws(self._draws, self._recording, len(text) - position), self._recording.q
-        context = Context(tuple(text), request.round, request.at_most, vocab, draws, like)
+        context = Context(text, request.sequence.round, request.at_most, vocab, draws, like)
         draft = proposals.draft(context, self._needs, self._needs_raw)
         if draft is None:
             return None

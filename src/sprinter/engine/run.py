@@ -1,0 +1,451 @@
+"""A request in its rows: says what its models must do next, and hands the loop the answers.
+
+It runs no model itself: the inputs of one request, or of many, go to an ``Executor``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.adjust import Adjuster, Adjustments
+from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Scores, Stats, Tips
+from sprinter.decode.draft_heads import DraftHeads, HeadDrafts
+from sprinter.decode.drafter import Context, Proposals
+from sprinter.decode.row import Answer, Asking, LoopRequest
+from sprinter.decode.sequence import TokenSequence, View
+from sprinter.decode.signals import SIGNALS
+from sprinter.decode.spec import Method
+from sprinter.engine.ahead import Ahead
+from sprinter.engine.executor import Executor, Input, Output, PromptRead, PromptRow
+from sprinter.engine.logprobs import LogProbs
+from sprinter.engine.rows import FINAL, CacheRows, Feed
+from sprinter.engine.steps import Drafted, DraftPlan, DraftRow, Scored, TargetRow
+from sprinter.engine.trees import TipLaws, TreeRow
+from sprinter.errors import SprinterError
+from sprinter.heads.head import Head
+from sprinter.laws import Sampling
+from sprinter.random import Draws
+
+__all__ = ["ForwardCosts", "RequestRun"]
+
+_UNADJUSTED = Adjustments()
+_GREEDY = Sampling(temperature=0.0)
+
+
+class ForwardCosts(NamedTuple):
+    """Forward FLOPs of one token through each model (Hoffmann et al. 2022, Appendix F)."""
+
+    target: float = 0.0
+    draft: float = 0.0
+
+
+_FREE = ForwardCosts()
+
+
+class RequestRun:
+    """One request, from its prompt to the end of its text.
+
+    Args:
+        models: the models and their rows.
+        row: index of the request's row, the same in both models.
+        sequence: its text, which ``loop`` writes.
+        heads: by kind, at least those that the method's rules read.
+        stats: counts and times are added here.
+        ahead: maximum number of draft tokens per answer (one host synchronisation); None: chosen from measured times.
+            The text does not depend on it.
+        prefill_chunk: maximum size of a prefill chunk in tokens; None: the whole prompt in one chunk.
+        adjustments: of both models' logits to the text.
+        logprobs: is told the raw laws of all drafts and scores.
+        drafting: heads on the target that draft; None: there are none.
+        answered: called after each answer that the loop has taken.
+
+    Attributes:
+        input: what the models must do next; None before the beginning, and at the end.
+        over: whether the text has ended, or the request has failed.
+        error: why it has failed: logits that are not finite, an exception of a rule or of a pass, an interrupt.
+    """
+
+    def __init__(
+        self,
+        models: Executor,
+        row: int,
+        sequence: TokenSequence,
+        loop: Asking,
+        method: Method,
+        sampling: Sampling,
+        draws: Draws,
+        stats: Stats,
+        *,
+        heads: Mapping[str, Head],
+        costs: ForwardCosts = _FREE,
+        ahead: int | None = 1,
+        prefill_chunk: int | None = None,
+        adjustments: Adjustments = _UNADJUSTED,
+        logprobs: LogProbs | None = None,
+        drafting: DraftHeads | None = None,
+        answered: Callable[[], None] | None = None,
+    ) -> None:
+        if missing := sorted(method.heads - heads.keys()):
+            raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
+        self.row, self.sequence = row, sequence
+        self.input: Input | None = None
+        self.over = False
+        self.error: BaseException | None = None
+        self._models, self._loop, self._answered = models, loop, answered
+        self._ask: LoopRequest | None = None
+        sequence.target.row = sequence.draft.row = row
+        drafter, prompt = method.drafter, sequence.tokens[: sequence.prompt]
+        layers = drafting.layers if drafter.by_heads and drafting is not None else drafter.target_states
+        self._layers = tuple(dict.fromkeys(layers))  # of the target, whose states are kept
+        self._sampling, self._draws = sampling, draws
+        self._needs, self._needs_raw = method.needs, method.accept.needs_raw
+        self._judging = {kind: heads[kind] for kind in sorted(method.accept.needs)}
+        self._logprobs, self._raw = logprobs, self._needs_raw or logprobs is not None
+
+        def adjuster(rows: CacheRows | None) -> Adjuster | None:
+            return (
+                Adjuster(adjustments, prompt, rows.vocab, rows.runner.device)
+                if adjustments and rows
+                else None
+            )
+
+        self._adjust_p, self._adjust_q = adjuster(models.target), adjuster(models.draft)
+        self._allow = Adjuster(adjustments, prompt, models.vocab) if adjustments.forbids else None
+        self._plan = DraftPlan(
+            _GREEDY if drafter.greedy else sampling,
+            tuple(name for name in method.needs if name in SIGNALS),
+            {name: heads[name] for name in sorted(method.needs & heads.keys())},
+            self._raw,
+        )
+        self._proposals = Proposals.of(drafter)
+        self._left_to_model = False  # whether the proposer has left this draft to the draft model
+        self._head_drafts: HeadDrafts | None = None
+        if drafter.by_heads:
+            assert drafting is not None, "the method drafts with heads, and none were given"
+            self._adjust_q, self._head_draft_flops = adjuster(models.target), drafting.flops
+            self._head_drafts = HeadDrafts(
+                drafting.begin(), self._plan.sampling, draws, self._plan.signals, self._raw, models.vocab,
+                self._adjust_q, drafting.kind,
+            )  # fmt: skip
+        # Runs of fixed length are drafted in one synchronisation, as none of their tokens is dropped.
+        self._whole = method.length is not None and method.trust.never
+        self._head_flops = sum(head.flops for head in self._plan.heads.values())
+        self._round = self._place = self._run_start = 0  # tokens drafted in a round, and where they begin
+        self._stats, self._costs, self._ahead, self._chunk = stats, costs, Ahead(ahead), prefill_chunk
+        self._seen: int | None = None  # tokens whose states are shown; None: all that the target has read
+
+    def begin(self) -> None:
+        """Find the first input."""
+        self._resume(None)
+
+    def take(self, done: Output) -> None:
+        """Take what the models made of ``input``, or the error of this request's row."""
+        if isinstance(done, Exception):
+            self.fail(done)
+            return
+        given, self.input = self.input, None
+        try:
+            answer = self._answer(given, done)
+        except Exception as error:
+            self.fail(error)
+        else:
+            self._resume(answer)
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error. What was final stays, its rows are cleared when they are given back."""
+        self.error, self.over, self.input, self._ask = error, True, None, None
+        self._loop.close()
+
+    def _resume(self, answer: Answer | None) -> None:
+        """Hand the loop an answer and find what its next request needs; None: it goes on with the same request."""
+        try:
+            while True:
+                if self._ask is None:
+                    self._ask = next(self._loop)
+                elif answer is not None:
+                    self._ask = self._send(answer)
+                    if self._ask is None:
+                        self.over = True
+                        return
+                    self._left_to_model = False
+                found = self._find(self._ask)
+                if not isinstance(found, Draft | Tips):
+                    self.input = found
+                    return
+                answer = found
+        except Exception as error:
+            self.fail(error)
+
+    def _send(self, answer: Answer) -> LoopRequest | None:
+        try:
+            return self._loop.send(answer)
+        except StopIteration:
+            return None
+        finally:
+            if self._answered is not None:
+                self._answered()
+
+    # --- from requests of the loop to inputs of the models ---
+    def _find(self, ask: LoopRequest) -> Input | Draft | Tips:
+        """What the models must do next for a request; its answer, if nothing."""
+        target, draft, models = self.sequence.target, self.sequence.draft, self._models
+        if isinstance(ask, AskScore):
+            return self._prompt_left(target, models.target) or self._target_row(ask)
+        if self._layers and (left := self._prompt_left(target, models.target)):
+            return left  # its states are asked for
+        if self._head_drafts is not None:
+            return self._ask_heads(self._head_drafts, ask)
+        if isinstance(ask, AskDraft) and self._proposals is not None and not self._left_to_model:
+            proposed = self._propose(self._proposals, ask)
+            if proposed is not None:
+                return proposed
+            self._left_to_model = True
+        left = self._prompt_left(draft, models.draft)
+        return left or (self._draft_row(ask) if isinstance(ask, AskDraft) else self._tree_row(ask))
+
+    def _prompt_left(self, view: View, rows: CacheRows | None) -> PromptRow | None:
+        """The next chunk of the prompt, but for its last token, that a model has not read."""
+        assert rows is not None, "the method asks a model that was not given"
+        end, tokens = self.sequence.prompt - 1, self.sequence.tokens
+        layers = self._layers if view is self.sequence.target else ()
+        if not view.begun:
+            began = time.perf_counter()
+            # Hidden states are not cached: with layers the whole prompt is read.
+            rows.begin_text(view, () if layers else tokens[:end])
+            self._count_prefill(view, view.read, time.perf_counter() - began)
+        if view.read >= end:
+            return None
+        stop = end if self._chunk is None else min(end, view.read + self._chunk)
+        return PromptRow(rows.name, Feed(view.row, view.read, tokens[view.read : stop]), layers)
+
+    def _draft_row(self, ask: AskDraft) -> DraftRow:
+        sequence, view = self.sequence, self.sequence.draft
+        self._leave_tree(view, self._models.draft)
+        unread = view.unread(sequence.tokens, len(sequence))
+        wanted = ask.at_most if self._whole else min(self._ahead.next(), ask.at_most)
+        if self._round != sequence.round:
+            self._round, self._place, self._run_start = sequence.round, 0, len(sequence)
+        adjust = None
+        if self._adjust_q is not None:
+            self._adjust_q.follow(sequence.tokens)
+            adjust, wanted = self._adjust_q.after([()]), 1  # the next token's logits depend on this token
+        return DraftRow(
+            view.row, unread, len(sequence), sequence.round, self._draws, self._plan, 0, self._place + 1, wanted,
+            None if unread else view.after, adjust,
+        )  # fmt: skip
+
+    def _tree_row(self, ask: AskTips) -> TreeRow:
+        sequence, view = self.sequence, self.sequence.draft
+        if not ask.nodes:
+            self._leave_tree(view, self._models.draft)
+            if self._adjust_q is not None:
+                self._adjust_q.follow(sequence.tokens)
+        view.grow(len(sequence), ask.nodes, ask.parents)
+        feed, plan = self._feed(view, len(sequence)), self._plan
+        adjust = None if self._adjust_q is None else self._adjust_q.after(ask.paths)
+        return TreeRow(
+            feed, len(ask.paths), plan.sampling, ask.laws, ask.top, self._raw, plan.signals, adjust
+        )
+
+    def _target_row(self, ask: AskScore) -> TargetRow:
+        sequence, view = self.sequence, self.sequence.target
+        self._leave_tree(view, self._models.target)
+        view.grow(ask.end, ask.nodes, ask.parents)
+        feed, adjust = self._feed(view, ask.end), None
+        assert feed.start == ask.start, "laws are asked for behind tokens that the target has read"
+        if self._adjust_p is not None:
+            adjust = self._adjust_p.along(sequence.tokens, feed.start, feed.tokens, feed.parents)
+        layers = (*self._layers, FINAL) if self._judging else self._layers
+        return TargetRow(feed, self._sampling, self._raw, layers, adjust)
+
+    def _leave_tree(self, view: View, rows: CacheRows | None) -> None:
+        """Move the path of a tree that stays next to the text, before anything else is read."""
+        if not view.nodes:
+            return
+        base, path = view.base, [view.base + node for node in view.kept]
+        if view.nodes_read:  # also if no node stays: the row must be a chain again
+            assert rows is not None
+            rows.runner.keep(view.row, [*range(view.root, base), *path])
+            for layer, states in view.states.items():
+                view.states[layer] = states[[*range(base), *path]]
+        view.end_tree()
+
+    def _feed(self, view: View, end: int) -> Feed:
+        """The tokens up to ``end``, and the nodes behind them, that a model has not read."""
+        tokens = view.unread(self.sequence.tokens, end)
+        if not view.nodes:
+            return Feed(view.row, view.read, tokens)
+        first, nodes = view.read + view.nodes_read, view.nodes[view.nodes_read :]
+        if not view.nodes_read:
+            view.begin_tree(first)
+        behind = [end + parent for parent in view.parents[view.nodes_read :]]
+        return Feed(view.row, first, [*tokens, *nodes], [*range(view.read - 1, end - 1), *behind])
+
+    # --- answers without a pass ---
+    def _propose(self, proposals: Proposals, ask: AskDraft) -> Draft | None:
+        sequence, models = self.sequence, self._models
+        if self._allow is not None:
+            self._allow.follow(sequence.tokens)
+        states, began = self._states(), time.perf_counter()
+        context = Context(
+            sequence.tokens, sequence.round, ask.at_most, models.vocab, self._draws, models.like, states
+        )
+        draft = proposals.draft(context, self._needs, self._needs_raw)
+        self._stats.draft_s += time.perf_counter() - began
+        return draft if draft is None or self._allow is None else self._allow.allow(draft)
+
+    def _states(self) -> dict[int, Tensor]:
+        """The target's hidden states of the tokens that it has read, by layer."""
+        if not self._layers:
+            return {}
+        view = self.sequence.target
+        self._leave_tree(view, self._models.target)
+        end = view.read if self._seen is None else min(self._seen, view.read)
+        empty = self._models.like.new_empty(0, self._models.target_size)
+        return {layer: view.states.get(layer, empty)[:end] for layer in self._layers}
+
+    def _ask_heads(self, heads: HeadDrafts, ask: AskDraft | AskTips) -> Draft | Tips:
+        """Draft with heads on the target, in this row alone."""
+        sequence, stats, before = self.sequence, self._stats, heads.counts
+        goes_on = isinstance(ask, AskTips) and len(ask.nodes) > 0
+        states = {} if goes_on else self._states()
+        began = time.perf_counter()
+        with torch.inference_mode():
+            if not goes_on:
+                heads.read(sequence.tokens, states)
+            if isinstance(ask, AskDraft):
+                answer: Draft | Tips = heads.draft(ask, ask.at_most if self._whole else 1)
+            else:
+                answer = heads.tips(ask)
+        steps, tokens = (now - then for now, then in zip(heads.counts, before, strict=True))
+        stats.draft_s += time.perf_counter() - began
+        stats.draft_steps += steps
+        stats.draft_tokens += tokens
+        stats.flops_passes += steps * self._head_draft_flops
+        stats.flops_tokens += tokens * self._head_draft_flops
+        if isinstance(answer, Draft):
+            return self._without_raw(answer)
+        if self._logprobs is not None and answer.raws:
+            self._logprobs.read_tips(len(sequence), heads.paths, answer.raws)
+        return answer if self._needs_raw else answer._replace(raws=())
+
+    # --- from what the models made to answers ---
+    def _answer(self, given: Input | None, done: Output) -> Answer | None:
+        """The answer for the loop; None: its request needs more."""
+        ask = self._ask
+        if isinstance(given, PromptRow) and isinstance(done, PromptRead):
+            view = self.sequence.target if given.model == "target" else self.sequence.draft
+            self._was_read(view, given.feed, given.layers, done.states)
+            self._count_prefill(view, done.copied, done.seconds)
+            return None
+        if isinstance(given, DraftRow) and isinstance(done, list):
+            return self._draft(done)
+        if isinstance(given, TreeRow) and isinstance(ask, AskTips) and isinstance(done, TipLaws):
+            return self._tips(ask, given, done)
+        assert isinstance(given, TargetRow) and isinstance(ask, AskScore) and isinstance(done, Scored)
+        return self._scores(ask, given, done)
+
+    def _draft(self, drafted: list[Drafted]) -> Draft:
+        view, models = self.sequence.draft, self._models
+        view.read += sum(sum(one.feeds) for one in drafted)
+        view.after = drafted[-1].after
+        self._count_drafts(drafted)
+        self._ahead.synchronised(len(drafted), sum(one.draft_s + one.gate_s for one in drafted))
+        signals = {
+            name: torch.tensor([one.signals[name] for one in drafted], dtype=torch.float64)
+            for name in (*self._plan.signals, *self._plan.heads)
+        }
+        laws = models.gather(_stacked([one.law for one in drafted]))
+        raws = [one.raw for one in drafted if one.raw is not None]
+        raw = models.gather(_stacked(raws)) if raws else None
+        return self._without_raw(Draft(tuple(one.token for one in drafted), laws, signals, raw))
+
+    def _without_raw(self, draft: Draft) -> Draft:
+        """Note the raw laws of a draft, and leave out those that no rule reads."""
+        if self._logprobs is None:
+            return draft
+        self._logprobs.drafted(len(self.sequence), draft)
+        return draft if self._needs_raw else replace(draft, raw=None)
+
+    def _tips(self, ask: AskTips, given: TreeRow, done: TipLaws) -> Tips:
+        stats, costs, gather = self._stats, self._costs, self._models.gather
+        self._was_read(self.sequence.draft, given.feed)
+        read = len(given.feed.tokens)
+        stats.draft_steps += 1
+        stats.draft_tokens += read
+        stats.flops_passes += costs.draft
+        stats.flops_tokens += read * costs.draft
+        stats.draft_s += done.draft_s
+        laws, raws = ([] if one is None else list(gather(one)) for one in (done.laws, done.raws))
+        if self._logprobs is not None:
+            self._logprobs.read_tips(len(self.sequence), ask.paths, raws)
+        return Tips(laws, done.top, done.signals, raws if self._needs_raw else ())
+
+    def _scores(self, ask: AskScore, given: TargetRow, done: Scored) -> Scores:
+        stats, gather = self._stats, self._models.gather
+        self._was_read(self.sequence.target, given.feed, self._layers, done.states[: len(self._layers)])
+        raw = None if done.raw is None else gather(done.raw)
+        if self._logprobs is not None and raw is not None:
+            self._logprobs.scored(ask, raw)
+        judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
+        answer = Scores(gather(done.laws), raw if self._needs_raw else None, judged)
+        if ask.closing:
+            self._seen = ask.start if self._seen is None else self._seen  # its states must change no draft
+            stats.closing_s += done.target_s
+            return answer
+        self._seen = None
+        if self._round == self.sequence.round:
+            self._ahead.ended(ask.end - self._run_start)
+        read = len(given.feed.tokens)
+        stats.target_s += done.target_s
+        stats.target_tokens += read
+        heads = read * sum(head.flops for head in self._judging.values())
+        stats.flops_passes += self._costs.target + heads
+        stats.flops_tokens += read * self._costs.target + heads
+        return answer
+
+    def _was_read(
+        self, view: View, feed: Feed, layers: Sequence[int] = (), states: Sequence[Tensor] = ()
+    ) -> None:
+        """Record a pass over a feed; ``states``: hidden states ``[n, d]`` of each of ``layers``."""
+        for layer, new in zip(layers, states, strict=True):
+            held = view.states.get(layer)
+            view.states[layer] = new if held is None else torch.cat([held[: feed.start], new])
+        view.read += len(feed.tokens) - (len(view.nodes) - view.nodes_read)
+        view.nodes_read = len(view.nodes)
+
+    def _count_drafts(self, drafted: list[Drafted]) -> None:
+        stats, costs = self._stats, self._costs
+        self._place += len(drafted)
+        for one in drafted:
+            fed = sum(one.feeds)
+            stats.draft_steps += len(one.feeds)
+            stats.draft_tokens += fed
+            stats.flops_passes += len(one.feeds) * costs.draft
+            stats.flops_tokens += fed * costs.draft
+            stats.draft_s += one.draft_s
+            stats.gate_s += one.gate_s
+        scored = len(drafted) * self._head_flops
+        stats.flops_passes += scored
+        stats.flops_tokens += scored
+
+    def _count_prefill(self, view: View, reused: int, seconds: float) -> None:
+        stats = self._stats
+        if view is self.sequence.target:
+            stats.cached_tokens += reused
+        else:
+            stats.draft_cached_tokens += reused
+        if isinstance(self._ask, AskScore) and self._ask.closing:
+            stats.closing_s += seconds
+        else:
+            stats.prefill_s += seconds
+
+
+def _stacked(laws: list[Tensor]) -> Tensor:
+    return laws[0][None] if len(laws) == 1 else torch.stack(laws)
