@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu.roofline import load_captured
 from benchmarks.gpu.stage import Run, TimeUp, free
 from benchmarks.gpu.train import load_trained, trained_pair
-from pair_data import Document
+from builtin_pair import Document
 from sprinter.bench.arm import Arm, ArmAnswer, Ask
 from sprinter.bench.arms import parse_arm
 from sprinter.bench.harness import Harness

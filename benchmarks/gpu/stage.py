@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import ROOT  # puts scripts/ on the path
-from pair_model import Preset, Shape
+from builtin_pair import Preset, Shape
 from sprinter.files import write_atomic
 
 CLOSING_S = 12.0  # kept free for the last table

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.common import cells
-from pair_evaluate import table
+from benchmarks.common import cells, grid
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its head."""
+    head, *lines = (" | ".join(row) for row in rows)
+    return "\n".join(grid(head, lines))
 
 
 def number(value: float | None, digits: int = 2) -> str:

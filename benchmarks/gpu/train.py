@@ -1,6 +1,6 @@
 """The pair and its gate: trained on carried text, in the time that there is.
 
-The pair is made of the parts of scripts/train_builtin_pair.py: byte-level BPE, Llama, Muon and AdamW, a draft distilled
+The pair is made of the parts of scripts/train_builtin.py: byte-level BPE, Llama, Muon and AdamW, a draft distilled
 from its target. New here: training windows of one length, layers of the target that are compiled one by one (a single
 compilation serves all), and step sizes that follow the clock, so that a slow device trains for fewer steps.
 """
@@ -20,12 +20,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+import builtin_pair as recipe
 import sprinter
 from benchmarks.common import ROOT  # noqa: F401 (puts scripts/ on the path)
 from benchmarks.gpu.stage import Run, first_line, free, matmul_precision
-from pair_data import Document, PreparedData, Windows, make_document, read_heldout, train_tokenizer
-from pair_evaluate import measure, parameters, summarise
-from pair_model import build_model, export, inherit_embedding, load_exported, make_optimizers
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 from sprinter.training.card import save_trained
@@ -35,8 +33,7 @@ from sprinter.training.prompts import read_texts
 from sprinter.training.roc import judge
 from sprinter.training.settings import TrainSettings
 from sprinter.training.train import train
-from train_builtin_gate import label_texts
-from train_builtin_pair import DISTIL_FROM, Step, autocast_for, loss_function, schedule
+from train_builtin import label_texts
 
 HELD_OUT_LEAST = 24
 TARGET_SHARE = 0.66  # of the time for training both
@@ -45,21 +42,21 @@ TRUSTED_SHARES = (0.3, 0.5, 0.7)  # of the positions; the gate's τ are set to t
 PAIR = "pair.json"
 
 
-def read_documents(files: Sequence[Path], least: int) -> list[Document]:
+def read_documents(files: Sequence[Path], least: int) -> list[recipe.Document]:
     """The texts of all files (those of fewer characters joined) as documents, exact duplicates dropped, in the order of
     their hashes."""
-    documents: dict[str, Document] = {}
+    documents: dict[str, recipe.Document] = {}
     for file in files:
         parts: list[str] = []
         for text in [*read_texts([str(file)]), None]:
             parts += [text] if text else []
             if parts and (text is None or sum(map(len, parts)) >= least):
-                document = make_document(file.name, str(len(documents)), "\n".join(parts))
+                document = recipe.Document(file.name, str(len(documents)), "\n".join(parts))
                 documents[document.digest], parts = document, []
     return [documents[digest] for digest in sorted(documents)]
 
 
-def prepare(run: Run, files: Sequence[Path]) -> tuple[PreparedData, list[Document]]:
+def prepare(run: Run, files: Sequence[Path]) -> tuple[recipe.PreparedData, list[recipe.Document]]:
     """Tokenizer, stream of training tokens and held-out documents; and the training documents."""
     least, preset = run.sizes.document_chars, run.sizes.preset
     documents = read_documents(files, least)
@@ -68,11 +65,10 @@ def prepare(run: Run, files: Sequence[Path]) -> tuple[PreparedData, list[Documen
         raise UserError(f"--text holds {len(documents)} documents of {least} characters, too few: give more")
     heldout, training = documents[:held], documents[held:]
     used = max(1, round(sum(len(d.text) for d in training) / run.sizes.tokenizer_chars))
-    tokenizer = train_tokenizer((d.text for d in training[::used]), preset.vocab_size)
+    tokenizer = recipe.train_tokenizer((d.text for d in training[::used]), preset.vocab_size)
     run.say(f"{len(documents):,} documents, tokenizer of {tokenizer.get_vocab_size():,} tokens")
     stream = encode(tokenizer, training)
-    lines = [json.dumps({"source": d.source, "id": d.id, "text": d.text}) + "\n" for d in heldout]
-    write_atomic(run.out / "heldout.jsonl", "".join(lines))
+    write_atomic(run.out / "heldout.jsonl", recipe.heldout_lines(heldout))
     manifest = {
         "files": [file.name for file in files],
         "training_documents": len(training),
@@ -80,10 +76,10 @@ def prepare(run: Run, files: Sequence[Path]) -> tuple[PreparedData, list[Documen
         "training_tokens": len(stream),
         "vocabulary": tokenizer.get_vocab_size(),
     }
-    return PreparedData(stream, tuple(heldout), tokenizer, manifest), training
+    return recipe.PreparedData(stream, tuple(heldout), tokenizer, manifest), training
 
 
-def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> np.ndarray:
+def encode(tokenizer: Tokenizer, documents: Sequence[recipe.Document]) -> np.ndarray:
     """All documents in one stream, each ended by the end-of-text token (id 0, the only special one)."""
     parts = []
     for at in range(0, len(documents), 500):
@@ -98,39 +94,32 @@ class Training:
 
     role: str
     model: nn.Module
-    losses: tuple[Step, Step]  # on text, by the teacher
+    losses: tuple[recipe.Step, recipe.Step]  # on text, by the teacher
     optimizers: tuple[torch.optim.Optimizer, ...]
     rows: int
 
-    def step(self, run: Run, windows: Windows, tokens: int, progress: float, distils: bool) -> float:
+    def step(self, run: Run, windows: recipe.Windows, tokens: int, progress: float, distils: bool) -> float:
         """One optimiser step, by the teacher or on text alone; returns the loss."""
         batch = torch.from_numpy(windows.batch(tokens, self.rows, run.sizes.window)).to(run.device)
-        with autocast_for(run.device):
-            loss = self.losses[distils](batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        rates = (run.sizes.preset.matrix_lr, run.sizes.preset.vector_lr)
-        for optimizer, rate in zip(self.optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * schedule(progress)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())  # waits for the device, so the clock is true
+        preset = run.sizes.preset
+        return recipe.train_step(self.model, self.losses[distils], self.optimizers, preset, batch, progress)
 
 
-def start_training(run: Run, role: str, data: PreparedData) -> Training:
+def start_training(run: Run, role: str, data: recipe.PreparedData) -> Training:
     """A fresh model on the device; a draft starts with its target's embedding and has it for a teacher."""
     preset = run.sizes.preset
-    shape = preset.target if role == "target" else preset.draft
-    model = build_model(shape, data.tokenizer.get_vocab_size(), data.eos_id, seed=0).to(run.device)
+    model = recipe.build_model(preset.shape(role), data.tokenizer.get_vocab_size(), data.eos_id, seed=0).to(
+        run.device
+    )
     teacher = None
     if role == "draft":
-        teacher = load_exported(run.out / "target", run.device)
-        inherit_embedding(model, teacher)
+        teacher = recipe.load_exported(run.out / "target", run.device)
+        recipe.inherit_embedding(model, teacher)
     # A draft is trained for so short a time that compiling its layers and the teacher's would cost more than it gains.
     compile_layers(model, run.compile and role == "target")
-    losses = loss_function(model, None), loss_function(model, teacher)
-    rows = preset.batch_tokens // (1 if role == "target" else 2) // run.sizes.window
-    return Training(role, model, losses, make_optimizers(model, preset), rows)
+    losses = recipe.loss_function(model, None), recipe.loss_function(model, teacher)
+    rows = preset.rows(role, run.sizes.window)
+    return Training(role, model, losses, recipe.make_optimizers(model, preset), rows)
 
 
 def compile_layers(model: nn.Module, on: bool) -> None:
@@ -141,7 +130,7 @@ def compile_layers(model: nn.Module, on: bool) -> None:
             layer.compile(dynamic=False)
 
 
-def first_step(run: Run, job: Training, windows: Windows) -> str | None:
+def first_step(run: Run, job: Training, windows: recipe.Windows) -> str | None:
     """The first step, made to fit: fewer rows where memory is short, no compilation where that fails (and why)."""
     failure = None
     while True:
@@ -164,9 +153,9 @@ def first_step(run: Run, job: Training, windows: Windows) -> str | None:
         free(run.device)
 
 
-def train_model(run: Run, role: str, data: PreparedData, seconds: float) -> dict[str, Any]:
+def train_model(run: Run, role: str, data: recipe.PreparedData, seconds: float) -> dict[str, Any]:
     """Train for so many seconds, the first step (with compilation) included; write the model's folder."""
-    windows = Windows(data.tokens, seed=0)
+    windows = recipe.Windows(data.tokens, seed=0)
     with matmul_precision("high"):
         job, began = start_training(run, role, data), time.monotonic()
         compile_error = first_step(run, job, windows)
@@ -174,7 +163,9 @@ def train_model(run: Run, role: str, data: PreparedData, seconds: float) -> dict
         left = max(seconds - first_s, LEAST_SHARE * seconds)
         tokens, steps, smooth, said, curve = 0, 0, float("nan"), began, []
         while (progress := (time.monotonic() - began - first_s) / left) < 1:
-            loss = job.step(run, windows, tokens, progress, role == "draft" and progress >= DISTIL_FROM)
+            loss = job.step(
+                run, windows, tokens, progress, role == "draft" and progress >= recipe.DISTIL_FROM
+            )
             tokens, steps = tokens + job.rows * run.sizes.window, steps + 1
             smooth = loss if steps == 1 else 0.95 * smooth + 0.05 * loss
             if time.monotonic() - said > 10:
@@ -184,9 +175,9 @@ def train_model(run: Run, role: str, data: PreparedData, seconds: float) -> dict
         spent = time.monotonic() - began - first_s
     if not np.isfinite(smooth):
         raise RuntimeError(f"training of the {role} diverged (loss {smooth} after {steps} steps)")
-    export(job.model, data, run.out / role)
+    recipe.export(job.model, data, run.out / role)
     return {
-        "parameters": parameters(job.model),
+        "parameters": recipe.parameters(job.model),
         "steps": steps,
         "tokens": tokens,
         "epochs": tokens / len(data.tokens),
@@ -200,14 +191,14 @@ def train_model(run: Run, role: str, data: PreparedData, seconds: float) -> dict
     }
 
 
-def evaluate(run: Run, data: PreparedData) -> dict[str, Any]:
+def evaluate(run: Run, data: recipe.PreparedData) -> dict[str, Any]:
     """Loss and overlap β of the pair on held-out documents, in float32."""
-    target, draft = (load_exported(run.out / role, run.device) for role in ("target", "draft"))
+    target, draft = (recipe.load_exported(run.out / role, run.device) for role in ("target", "draft"))
     few = replace(data, heldout=data.heldout[: run.sizes.judged_documents])
-    return summarise(list(measure(target, draft, few, run.device)))
+    return recipe.summarise(list(recipe.measure(target, draft, few, run.device)))
 
 
-def make_gate(run: Run, documents: Sequence[Document]) -> dict[str, Any]:
+def make_gate(run: Run, documents: Sequence[recipe.Document]) -> dict[str, Any]:
     """Label training documents with the pair, train a linear gate on them, save it; thresholds for three shares."""
     work = run.out / "labels"
     shutil.rmtree(work, ignore_errors=True)
@@ -253,11 +244,13 @@ def run_stage(run: Run, files: Sequence[Path], deadline: float) -> None:
     write_atomic(run.out / PAIR, json.dumps(run.told["stages"]["train"], indent=1) + "\n")
 
 
-def trained_pair(run: Run) -> tuple[dict[str, Any], tuple[Document, ...]]:
+def trained_pair(run: Run) -> tuple[dict[str, Any], tuple[recipe.Document, ...]]:
     """What a training stage left in the folder: pair.json, written last, and the held-out documents."""
     if not (run.out / PAIR).is_file():
         raise UserError("there is no trained pair in --out: run the stage train first, with the same --out")
-    return json.loads((run.out / PAIR).read_text(encoding="utf-8")), read_heldout(run.out / "heldout.jsonl")
+    return json.loads((run.out / PAIR).read_text(encoding="utf-8")), recipe.read_heldout(
+        run.out / "heldout.jsonl"
+    )
 
 
 def load_trained(run: Run, **options: Any) -> sprinter.Pair:
