@@ -49,7 +49,7 @@ install: $(STAMP) ## .venv with the package (editable) and its development tools
 # --- use -------------------------------------------------------------------------------------------------------------
 demo: $(STAMP) ## three prompts; plain, exact and within drift 0.1: one table
 	@echo "== demo: three prompts by three methods (under a minute)"
-	@$(BIN)/python -m sprinter.cli.demo
+	@$(BIN)/python -m sprinter demo
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 # The package is built and tried beside the first checks, which use one core; its output follows theirs.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sprinter.bench.suites.heldout import held_out
-from sprinter.cli.demo_command import PROMPTS
+from sprinter.cli.demo import PROMPTS
 
 T = TypeVar("T")
 SMOKE = "--smoke" in sys.argv[1:]

@@ -125,7 +125,7 @@ def try_wheel(wheel: Path) -> None:
         json.loads(listed)
         if listed.count("\n") != 1:
             sys.exit("`sprinter methods --json` printed more than one line")
-        run(python, "-m", "sprinter.cli.demo", cwd=away, show=True)
+        run(python, "-m", "sprinter", "demo", cwd=away, show=True)
 
 
 def main() -> None:

@@ -106,7 +106,7 @@ def main() -> None:
     said = f"{kind} versions, Python {sys.version.split()[0]}: {shown.strip()}"
     print(f"== {said}", flush=True)
     alone = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    demo = [python, "-W", "error::FutureWarning", "-m", "sprinter.cli.demo"]
+    demo = [python, "-W", "error::FutureWarning", "-m", "sprinter", "demo"]
     tests = [
         python,
         "-m",

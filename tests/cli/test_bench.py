@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.cli.tiny import Places, Run
 
+from sprinter.cli import progress
+
 PROMPTS = '{"prompt": "The river"}\n{"prompt": "A <b>house</b>"}\n'
 
 
@@ -178,12 +180,10 @@ def test_runs_of_two_pairs_are_not_compared(run: Run, places: Places, prompts: s
 def test_the_time_left_is_that_of_the_stage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sprinter.cli import bench_pages
-
     clock = iter((0.0, 0.0, 100.0, 200.0, 300.0))
-    monkeypatch.setattr(bench_pages.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr("sys.stderr.isatty", lambda: False)
-    meter = bench_pages.BenchProgressBar()
+    meter = progress.Progress()
     for done, wanted in ((1, 2), (2, 2), (1, 8), (2, 8)):
-        meter(done, wanted, "a")
+        meter("a", done, wanted)
     assert capsys.readouterr().err.splitlines()[-1] == "2/8, about 10.0 min left: a"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -141,15 +142,23 @@ COMMANDS = dict(_leaves(get_command(app)))
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_names_every_option_in_80_columns(
+def test_help_fits_into_80_columns_and_names_every_option(
     run: Run, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At once where there are few, else ten of them, and all with --help-all."""
     monkeypatch.setenv("COLUMNS", "80")
-    status, out, _ = run(*path, "--help")
     options = [one for one in COMMANDS[path].params if one.param_type_name == "option" and not one.hidden]
+    pages = ["--help"] + ["--help-all"] * any("--help-all" in one.opts for one in options)
+    outs = [run(*path, page).out for page in pages]
+    for out in outs:
+        assert max(map(len, out.splitlines())) <= 80 and "…" not in out
+        assert "..." not in out.partition("Commands:")[2]
     names = {name for one in options for name in (*one.opts, *one.secondary_opts)}
-    assert status == 0 and max(map(len, out.splitlines())) <= 80 and "…" not in out
-    assert names - set(out.replace(",", " ").split()) == set()
+    assert names - set(outs[-1].replace(",", " ").split()) == set()
+    rows = " ".join(re.findall(r"^  (-.*?)(?:  |$)", outs[0], re.M)).replace(",", " ").split()
+    listed = sum(one.opts[0] in rows for one in options)
+    assert len(pages) == 1 or listed == 11, "ten, and --help-all"
+    assert len(pages) == 2 or len(options) < 16
 
 
 def test_one_option_has_one_name_in_all_commands() -> None:

@@ -114,7 +114,7 @@ def streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def test_the_demo_runs_as_a_module(environment: Environment) -> None:
-    command = [sys.executable, "-W", "error", "-m", "sprinter.cli.demo", "--help"]
+    command = [sys.executable, "-W", "error", "-m", "sprinter", "demo", "--help"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "drift of at most 0.1" in " ".join(done.stdout.replace("│", " ").split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -17,8 +16,7 @@ import pytest
 from tests.cli.tiny import save_tiny
 from tests.training.labelling import words
 
-from sprinter.cli import gate_label, main
-from sprinter.training.label_run import LabelProgress
+from sprinter.cli import main
 from sprinter.training.records import INFO, read_info, read_records, shard_paths
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -114,14 +112,14 @@ def test_the_command(pair: list[str], data: Path, tmp_path: Path, capsys: pytest
     args = ["--data", str(more), str(more), "--field", "body.text", "--out", place, *pair, *OPTIONS]
     status, out, err = run(capsys, *args, "--json")
     assert (status, out.count("\n")) == (0, 1)
-    assert re.fullmatch(r"labelling: 100%, 2 prompts, 12 positions, \d+ tokens/s\n", err)
+    assert re.match(r"100/100: 2 prompts, 12 positions, \d+ tokens/s\nnote: 2 prompts were labelled", err)
     told = json.loads(out)
     assert told["positions"] == 12 and told["prompts"] == 2 and told["shards"] == 1
     assert told["skipped"] == {"too_long": 0, "too_short": 2, "empty": 0} and told["tokens"] > 12
     assert told["tokens_per_s"] > 0 and told["seconds"] > 0 and told["out"] == place
     assert told["dataset_hash"] == read_info(place).dataset_hash
     status, out, err = run(capsys, *args)
-    assert (status, err) == (0, "")
+    assert status == 0 and err.startswith("note: 2 prompts were labelled")
     assert out.startswith(f"12 positions of 2 prompts in {place}; skipped: 2 too short; ")
     assert "nothing was left to do" in out
 
@@ -146,7 +144,7 @@ def test_wrapped_text_says_how_it_was_split(
     assert (status, told["prompts"], told["split"]) == (0, 2, "blank-lines")
     wrapped.write_text(wrapped.read_text() + words(60) + "\n")  # one line is long enough
     status, out, err = run(capsys, *args, "--restart")
-    assert status == 0 and "1 prompts" in out and err.count("\n") == 2
+    assert status == 0 and "1 prompts" in out and err.count("\nnote: ") == 2
     assert "12 of 13 texts were too short" in err and "--split blank-lines" in err and "30 at least" in err
 
 
@@ -189,36 +187,6 @@ def test_gate_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["gate"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("label", "train", "roc"))
-
-
-def test_the_bar_shows_speed_and_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    with gate_label._bar() as show:
-        show(LabelProgress(share=0.25, prompts=3, positions=60, tokens=500, seconds=2.0))
-    assert (
-        "25%" in stream.getvalue()
-        and "250 tokens/s" in stream.getvalue()
-        and "60 positions" in stream.getvalue()
-    )
-
-
-def test_progress_into_a_file_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    show = gate_label._lines()
-    for i in range(1, 21):
-        show(LabelProgress(i / 20, 4 * i, 24 * i, 300 * i, 6.0 * i))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "labelling: 5%, 4 prompts, 24 positions, 50 tokens/s"
-    assert lines[1] == "labelling: 25%, 20 prompts, 120 positions, 50 tokens/s, about 1.5 min left"
-    assert [line.split(":")[1].split(",")[0] for line in lines] == [
-        " 5%",
-        " 25%",
-        " 45%",
-        " 65%",
-        " 85%",
-        " 100%",
-    ]
-    assert "left" not in lines[-1]
 
 
 def test_shards_are_small_where_none_are_asked_for(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,15 +50,6 @@ def test_a_drift_that_other_prompts_exceed_is_said(
         args = ("--labels", labels, "--out", str(tmp_path / drift), *QUICK, "--drift", drift)
         status, out, _ = run(capsys, "train", *args)
         assert status == 0 and (f"keeps drift {drift}" in " ".join(out.split())) == said
-
-
-def test_train_on_a_terminal_shows_a_live_table(
-    capsys: pytest.CaptureFixture[str], labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    status, _, err = run(capsys, "train", "--labels", labels, "--out", str(tmp_path / "g"), *QUICK)
-    assert status == 0 and "epoch 2 of at most 2" in err and "validation" in err
 
 
 def test_train_json_is_one_line_with_everything(

@@ -4,13 +4,14 @@
 | --- | --- |
 | ``app``, ``running`` | the typer application; runs it and turns errors into one line and an exit status |
 | ``generate``, ``generate_many`` | ``sprinter generate``: one text, or a file of prompts |
-| ``chat``, ``chat_*`` | ``sprinter chat``: the conversation, its commands, input, output, files |
-| ``serve``, ``methods``, ``doctor``, ``demo_command``, ``convert`` | commands of these names (``demo``: entry point) |
-| ``gate``, ``gate_*`` | ``sprinter gate``: ``label``, ``train``, ``roc`` |
-| ``theory``, ``theory_*`` | ``sprinter theory``: ``simulate``, ``pareto``, ``flops``, ``predict`` |
-| ``bench``, ``bench_*`` | ``sprinter bench``: ``compare``, ``report``, ``list`` |
-| ``options``, ``loading``, ``generating``, ``signature``, ``unused`` | options that commands share |
-| ``pages``, ``messages``, ``prompts``, ``completion``, ``debug`` | output, wording, input, completion, debugging |
+| ``chat``, ``chat_commands``, ``chat_session`` | ``sprinter chat``: its loop, what is typed, the conversation |
+| ``serve``, ``methods``, ``doctor``, ``demo``, ``convert``, ``tune`` | commands of these names |
+| ``doctor_probe``, ``probe_*`` | ``sprinter doctor --probe`` |
+| ``gate_*``, ``draft_*``, ``theory_*`` | commands of ``sprinter gate``, ``draft``, ``theory``; what they share |
+| ``bench``, ``bench_*`` | ``sprinter bench``: a run, results of runs, tables |
+| ``options``, ``loading``, ``generating`` | options that commands share |
+| ``signature``, ``help`` | how a command gets shared options, groups of commands, --help and --help-all |
+| ``pages``, ``progress``, ``messages``, ``prompts``, ``completion``, ``debug`` | output, wording, input, debugging |
 
 Exit status: 0 success, 2 a mistake of the user, 1 any other failure, 130 after Ctrl-C, 141 if the reader of a pipe has
 closed it.

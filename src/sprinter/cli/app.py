@@ -7,23 +7,37 @@ from typing import Annotated
 import typer
 
 from sprinter import __version__
-from sprinter.cli.bench import bench
+from sprinter.cli import (
+    bench,
+    bench_results,
+    convert,
+    draft_distill,
+    draft_sizes,
+    draft_train,
+    draft_vocabulary,
+    gate_label,
+    gate_mine,
+    gate_roc,
+    gate_train,
+    theory_flops,
+    theory_pareto,
+    theory_predict,
+    theory_simulate,
+)
 from sprinter.cli.chat import chat
-from sprinter.cli.convert import convert
-from sprinter.cli.demo_command import demo
+from sprinter.cli.demo import demo
 from sprinter.cli.doctor import doctor
-from sprinter.cli.draft import draft
-from sprinter.cli.gate import gate
 from sprinter.cli.generate import generate
+from sprinter.cli.help import CommandGroup, ListedCommand, group, listed
 from sprinter.cli.methods import methods
 from sprinter.cli.serve import serve
-from sprinter.cli.theory import theory
 from sprinter.cli.tune import tune
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="sprinter",
+    cls=CommandGroup,
     help="Speculative decoding with a dial: faster tokens, and a measure of how far they drift from the target model.",
     epilog="Exit status: 0 done, 2 your mistake, 1 anything else. SPRINTER_DEBUG=1 shows tracebacks.",
     rich_markup_mode=None,  # its columns cut names of options off at 80 characters
@@ -31,12 +45,38 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (generate, chat, serve, methods, doctor, demo, tune):
-    app.command()(command)
-app.add_typer(gate, name="gate")
-app.add_typer(draft, name="draft")
-app.add_typer(theory, name="theory")
-app.add_typer(bench, name="bench")
-app.add_typer(convert, name="convert")
+    app.command(cls=ListedCommand)(listed(command))
+app.add_typer(
+    group(
+        "Make a gate for your pair and your texts: label, train, evaluate.",
+        label=gate_label.command, mine=gate_mine.command, train=gate_train.command, roc=gate_roc.command,
+    ),
+    name="gate",
+)  # fmt: skip
+app.add_typer(
+    group(
+        "Make a draft for your target: distil a model, find the size that pays, train heads, cut the vocabulary.",
+        distill=draft_distill.command, sizes=draft_sizes.command, train=draft_train.command,
+        vocabulary=draft_vocabulary.command,
+    ),
+    name="draft",
+)  # fmt: skip
+app.add_typer(
+    group(
+        "The papers' theorems: simulate, draw, count, and predict your pair with them.",
+        simulate=theory_simulate.command, pareto=theory_pareto.command, flops=theory_flops.command,
+        predict=theory_predict.command,
+    ),
+    name="theory",
+)  # fmt: skip
+app.add_typer(
+    group(
+        "Measure methods and other engines on suites of prompts: speed, drift, quality; one report.",
+        bench.run, compare=bench_results.compare, report=bench_results.report, list=bench_results.names,
+    ),
+    name="bench",
+)  # fmt: skip
+app.add_typer(group("Write a model in another format.", gguf=convert.gguf), name="convert")
 
 
 def _version(asked: bool) -> None:

@@ -7,29 +7,26 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sprinter.cli import bench_compare, bench_list, bench_report
-from sprinter.cli.bench_pages import BenchProgressBar, print_summary, print_written
+from sprinter.cli.bench_pages import print_summary, print_written
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.options import JsonOption, RestartOption, RunCodeOption
 from sprinter.cli.pages import print_json
+from sprinter.cli.progress import Progress
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
 
-__all__ = ["bench"]
-
-bench = typer.Typer(
-    help="Measure methods and other engines on suites of prompts: speed, drift, quality; one report."
-)
-for name, module in (("compare", bench_compare), ("report", bench_report), ("list", bench_list)):
-    bench.command(name)(module.command)
+__all__ = ["run"]
 
 Words = list[str] | None
+_judging = partial(typer.Option, rich_help_panel="Judging")
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -53,9 +50,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-@bench.callback(invoke_without_command=True)
 @loads()
-@generates(only=("top_k", "top_p"))
+@generates("top_k", "top_p")
 def run(
     context: typer.Context,
     suite: Annotated[
@@ -134,42 +130,36 @@ def run(
         Words,
         typer.Option(help="Arm that speeds are relative to; may be repeated.", show_default="the plain ones"),
     ] = None,
-    quality: Annotated[
-        bool, typer.Option(help="ROUGE, perplexity under the target, exact match, ...")
-    ] = True,
+    quality: Annotated[bool, _judging(help="ROUGE, perplexity under the target, exact match, ...")] = True,
     likelihood: Annotated[
         bool,
-        typer.Option(
+        _judging(
             help="Score the answers under the target, which takes a forward pass each: perplexity, judge."
         ),
     ] = True,
-    run_code: Annotated[
-        bool, typer.Option(help="HumanEval: run generated code, in a subprocess with limits.")
-    ] = False,
+    run_code: RunCodeOption = False,
     judge: Annotated[
         str | None,
-        typer.Option(
+        _judging(
             metavar="URL",
             help="OpenAI-compatible endpoint that judges the texts.",
             show_default="target log-likelihood",
         ),
     ] = None,
-    judge_model: Annotated[str | None, typer.Option(help="Name of the model at --judge.")] = None,
+    judge_model: Annotated[str | None, _judging(help="Name of the model at --judge.")] = None,
     judge_price: Annotated[
         tuple[float, float] | None,
-        typer.Option(
+        _judging(
             metavar="IN OUT",
             help="Price of a million input and output tokens, to report the cost of judging.",
             show_default=False,
         ),
     ] = None,
     analysis: Annotated[
-        bool, typer.Option(help="Compute both models' laws along texts, for the report's figures.")
+        bool, _judging(help="Compute both models' laws along texts, for the report's figures.")
     ] = True,
-    restart: Annotated[
-        bool, typer.Option(help="Delete the results in --out first; without it an ended run continues.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    restart: RestartOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Run arms on suites, interleaved prompt by prompt; write results.json and report.html into --out.
 
@@ -214,8 +204,11 @@ def run(
     pair = load(loading)
     shape |= {"tokenizer": pair.tokenizer}
     suites = [load_suite(name, data, limit=limit, **shape) for name, limit in wanted]
-    with BenchProgressBar() as meter:
-        results = run_bench(pair, arms, suites, settings, out, extras, restart=restart, progress=meter)
+    with Progress() as progress:
+        results = run_bench(
+            pair, arms, suites, settings, out, extras, restart=restart,
+            progress=lambda done, wanted, note: progress(note, done, wanted),
+        )  # fmt: skip
     if json:
         print_json({key: value for key, value in results.items() if key != "rows"} | {"out": str(out)})
     else:

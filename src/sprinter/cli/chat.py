@@ -15,6 +15,7 @@ from sprinter.cli.chat_session import Session
 from sprinter.cli.completion import complete_method
 from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
 from sprinter.cli.loading import Loading, check_models, load, loads
+from sprinter.cli.options import JsonOption
 from sprinter.cli.pages import print_json
 from sprinter.cli.prompts import read_text
 from sprinter.engine.options import GenerationKeywords
@@ -27,7 +28,7 @@ _QUOTES = '"""'
 
 
 @loads()
-@generates(defaults={"max_new_tokens": 512})
+@generates(max_new_tokens=512)
 def chat(
     options: GenerationKeywords = AT_DEFAULTS,
     loading: Loading = Loading(),
@@ -45,9 +46,7 @@ def chat(
             "same to the bit: whole blocks of prompts; on a CPU with --dtype gguf, int8 or int4 all but trees' nodes."
         ),
     ] = "all",
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the whole chat as one JSON object at the end.")
-    ] = False,
+    json: JsonOption = False,
 ) -> int:
     """Talk to a chat model; show the origin of each token, and what each answer cost.
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sprinter.cli.doctor_probe import Probing, run_probe, show_probe
+from sprinter.cli.doctor_probe import run_probe, show_probe
 from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.options import JsonOption, refuse_unused
 from sprinter.cli.pages import console, print_json
-from sprinter.cli.unused import refuse_unused
 from sprinter.errors import first_line
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Finding:
     detail: str
 
 
-@loads(without=("profile",))
+@loads("profile")
 def doctor(
     loading: Loading = Loading(),
     probe: Annotated[
@@ -57,12 +57,19 @@ def doctor(
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="With --probe: 0 is greedy.")
     ] = 1.0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: JsonOption = False,
 ) -> int:
     """Check the installation: versions, devices, models, runners, and a short generation; or probe your own texts."""
     options = {"max_drift": max_drift, "probe_tokens": probe_tokens, "temperature": temperature}
     if probe is not None:
-        return _probe(loading, Probing(probe, max_drift, probe_tokens, temperature), json=json)
+        found = run_probe(
+            loading, probe, max_drift=max_drift, positions=probe_tokens, temperature=temperature
+        )
+        if json:
+            print_json({"ok": True, "probe": found})
+        else:
+            show_probe(found)
+        return 0
     refuse_unused(doctor, options, "without --probe: give --probe FILE too")
     checks: list[Finding] = []
     for check in _checks(loading):
@@ -73,15 +80,6 @@ def doctor(
     if json:
         print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     return 1 if failed else 0
-
-
-def _probe(loading: Loading, asked: Probing, *, json: bool) -> int:
-    found = run_probe(loading, asked)
-    if json:
-        print_json({"ok": True, "probe": found})
-    else:
-        show_probe(found)
-    return 0
 
 
 def _line(check: Finding) -> Table:

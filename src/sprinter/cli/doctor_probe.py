@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sprinter.cli.loading import Loading, load
-from sprinter.cli.pages import console
+from sprinter.cli.pages import console, print_table
 from sprinter.cli.probe_runners import compare_runners
-from sprinter.cli.probe_texts import ProbeTexts, read_probe
-from sprinter.cli.theory_common import ProgressLine
+from sprinter.cli.probe_texts import read_probe
+from sprinter.cli.progress import Progress
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sprinter.engine.pair import Pair
     from sprinter.laws import Sampling
     from sprinter.theory.passes import PassTimes
     from sprinter.theory.recording import Recording
     from sprinter.theory.replay import Replay
 
-__all__ = ["Probing", "run_probe", "show_probe"]
+__all__ = ["run_probe", "show_probe"]
 
 PAYS = 1.05
 """Least expected speed-up of a method that is said to pay: the loop's own time is not part of the expectation."""
@@ -40,23 +38,16 @@ _DIALS: Mapping[str, tuple[str, tuple[float, ...]]] = {
 _GAMMAS = range(1, 13)
 
 
-@dataclass(frozen=True, slots=True)
-class Probing:
-    """The options of a probe.
-
-    Attributes:
-        file: texts. max_drift: of the lossy methods that are proposed. positions: tokens to probe. temperature: of the
-            processed laws.
-    """
-
-    file: Path
-    max_drift: float
-    positions: int
-    temperature: float
-
-
-def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
+def run_probe(
+    loading: Loading, file: Path, *, max_drift: float, positions: int, temperature: float
+) -> dict[str, Any]:
     """Load the pair and probe it: a JSON object.
+
+    Args:
+        file: texts.
+        max_drift: of the lossy methods that are proposed.
+        positions: tokens to probe.
+        temperature: of the processed laws.
 
     Raises:
         UserError: no draft, or what is wrong with the texts.
@@ -66,34 +57,36 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
     from sprinter.theory.given import read_passages
     from sprinter.theory.passes import measure_passes
 
-    sampling, progress = Sampling(asked.temperature), ProgressLine()
-    progress("loading the models")
-    pair = load(loading)
-    if pair.models.draft is None:
-        raise UserError("a probe compares two models, and this pair has no draft: give --draft")
-    texts = read_probe(asked.file, pair.models, asked.positions)
-
-    def step(stage: str) -> Any:
-        return lambda done, wanted: progress(stage, done, wanted)
-
-    recording = read_passages(
-        pair, texts.passages, sampling=sampling, progress=step("reading the texts with both models")
-    )
-    times = measure_passes(pair, sampling=sampling, progress=step("timing forward passes"))
-    beta = float(overlap(recording.p, recording.q).mean())
-    runners, fastest, kept = compare_runners(
-        loading, pair, times, lambda one: min(one.pass_s(1), _best_gamma(beta, one)[1]), sampling, progress
-    )
-    if fastest is not None and not isinstance(best := runners[fastest], str):
-        times = best
-    methods = _methods(pair, recording, times, beta, asked.max_drift, sampling, progress)
+    sampling = Sampling(temperature)
+    with Progress() as progress:
+        progress("loading the models")
+        pair = load(loading)
+        if pair.models.draft is None:
+            raise UserError("a probe compares two models, and this pair has no draft: give --draft")
+        texts = read_probe(file, pair.models, positions)
+        reading = partial(progress, "reading the texts with both models")
+        recording = read_passages(pair, texts.passages, sampling=sampling, progress=reading)
+        times = measure_passes(pair, sampling=sampling, progress=partial(progress, "timing forward passes"))
+        beta = float(overlap(recording.p, recording.q).mean())
+        runners, fastest, kept = compare_runners(
+            loading,
+            pair,
+            times,
+            lambda one: min(one.pass_s(1), _best_gamma(beta, one)[1]),
+            sampling,
+            progress,
+        )
+        if fastest is not None and not isinstance(best := runners[fastest], str):
+            times = best
+        methods = _methods(pair, recording, times, beta, max_drift, sampling, progress)
     choice = _recommended(methods)
-    progress.close()
     return {
         "target": pair.models.target.id,
         "draft": pair.models.draft.id,
-        "temperature": asked.temperature,
-        **_sizes(asked.file, texts),
+        "temperature": temperature,
+        "file": str(file),
+        "texts": {"read": len(texts.passages), "in_file": texts.texts},
+        "positions": {"read": texts.positions, "in_texts": texts.tokens},
         **agreement(recording),
         "certain": certain_positions(recording),
         "seconds": _seconds(times),
@@ -102,7 +95,7 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
         },
         "fastest_runner": fastest,
         "kept": kept,
-        "max_drift": asked.max_drift,
+        "max_drift": max_drift,
         "methods": methods,
         "recommended": {"method": choice["method"], "command": _command(loading, choice, fastest, kept)},
     }
@@ -138,14 +131,6 @@ def _command(loading: Loading, best: Mapping[str, Any], fastest: str | None, kep
     return shlex.join(words)
 
 
-def _sizes(file: Path, texts: ProbeTexts) -> dict[str, Any]:
-    return {
-        "file": str(file),
-        "texts": {"read": len(texts.passages), "in_file": texts.texts},
-        "positions": {"read": texts.positions, "in_texts": texts.tokens},
-    }
-
-
 def _methods(
     pair: Pair,
     recording: Recording,
@@ -153,7 +138,7 @@ def _methods(
     beta: float,
     max_drift: float,
     sampling: Sampling,
-    progress: ProgressLine,
+    progress: Progress,
 ) -> list[dict[str, Any]]:
     """The fastest setting of each method with a drift of at most ``max_drift``."""
     from sprinter.decode.costs import PassCosts
@@ -230,14 +215,14 @@ def show_probe(found: Mapping[str, Any]) -> None:
         f"{texts['read']} of {texts['in_file']} texts, {positions['read']} of their {positions['in_texts']} tokens, "
         f"temperature {found['temperature']:g}\ntarget {found['target']}\ndraft  {found['draft']}\n"
     )
-    page.print(_agreement_table(found))
-    page.print(_certain_table(found["certain"]))
+    _show_agreement(found)
+    _show_certain(found["certain"])
     for name, seconds in (found["runners"] or {None: found["seconds"]}).items():
         if error := seconds.get("error"):
             page.print(f"runner {name}: {error}\n", markup=False)
         else:
-            page.print(_cost_table(seconds, name))
-    page.print(_method_table(found["methods"], found["max_drift"]))
+            _show_costs(seconds, name)
+    _show_methods(found["methods"], found["max_drift"])
     page.print(
         "Expected on these texts from the times above, without the loop's own; drift is TV to the target's law."
     )
@@ -247,61 +232,56 @@ def show_probe(found: Mapping[str, Any]) -> None:
     page.print(f"Recommended: {found['recommended']['command']}", markup=False, soft_wrap=True)
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(columns[0])
-    for name in columns[1:]:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _agreement_table(found: Mapping[str, Any]) -> Table:
+def _show_agreement(found: Mapping[str, Any]) -> None:
     from sprinter.bench.agreement import CLOSE
 
-    table = _table("How far the draft agrees with the target", ("", "value", "95 % interval"))
+    rows = []
     for name, key in (("mean overlap β = Σ min(p, q)", "overlap"), ("same first choice", "agreement")):
         value, low, high = found[key]
-        table.add_row(name, f"{value:.3f}", "-" if low is None else f"{low:.3f} to {high:.3f}")
-    table.add_row(f"positions with β > {CLOSE:g}", f"{found[f'overlap_above_{CLOSE:g}']:.0%}", "")
+        rows.append((name, f"{value:.3f}", "-" if low is None else f"{low:.3f} to {high:.3f}"))
+    rows.append((f"positions with β > {CLOSE:g}", f"{found[f'overlap_above_{CLOSE:g}']:.0%}", ""))
     for name, areas in found["auc"].items():
         for what, area in areas.items():
             shown = "-" if area is None else f"{area:.3f}"
-            table.add_row(f"AUC of {name} for {what.replace('_', ' ')}", shown, "")
-    return table
+            rows.append((f"AUC of {name} for {what.replace('_', ' ')}", shown, ""))
+    print_table(("", "value", "95 % interval"), rows, title="How far the draft agrees with the target")
 
 
-def _certain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _show_certain(found: Sequence[Mapping[str, Any]]) -> None:
     from sprinter.bench.agreement import SIGNS
 
-    table = _table("Positions that certain would trust", ("signal", "threshold", "trusted", "drift"))
-    for row in rows:
-        shown = f"{'<=' if SIGNS[row['signal']] < 0 else '>='} {row['threshold']:g}"
-        table.add_row(row["signal"], shown, f"{row['trusted']:.0%}", f"{row['drift']:.3f}")
-    return table
+    rows = (
+        (
+            row["signal"], f"{'<=' if SIGNS[row['signal']] < 0 else '>='} {row['threshold']:g}",
+            f"{row['trusted']:.0%}", f"{row['drift']:.3f}",
+        )
+        for row in found
+    )  # fmt: skip
+    columns = ("signal", "threshold", "trusted", "drift")
+    print_table(columns, rows, title="Positions that certain would trust")
 
 
-def _cost_table(seconds: Mapping[str, Any], runner: str | None) -> Table:
+def _show_costs(seconds: Mapping[str, Any], runner: str | None) -> None:
     passes = seconds["target_pass"]
-    title = "Milliseconds of a forward pass" + ("" if runner is None else f", runner {runner}")
-    table = _table(title, ("", *passes))
-    table.add_row("target, by number of tokens", *(f"{1e3 * each:.1f}" for each in passes.values()))
-    table.add_row("draft step", f"{1e3 * seconds['draft_step']:.1f}", *[""] * (len(passes) - 1))
-    return table
-
-
-def _method_table(methods: Sequence[Mapping[str, Any]], max_drift: float) -> Table:
-    table = _table(
-        f"Expected speed; lossy methods at drift <= {max_drift:g}",
-        ("method", "speed-up", "tokens/s", "target calls/token", "draft steps/token", "drift", "pays"),
+    rows = (
+        ("target, by number of tokens", *(f"{1e3 * each:.1f}" for each in passes.values())),
+        ("draft step", f"{1e3 * seconds['draft_step']:.1f}", *[""] * (len(passes) - 1)),
     )
-    for row in methods:
-        table.add_row(
-            row["method"] + " (default)" * row["default"],
-            f"{row['speed_up']:.2f}x", f"{row['tokens_per_s']:.1f}", f"{row['target_calls']:.2f}",
-            f"{row['draft_steps']:.2f}", "0 (exact)" if row["lossless"] else f"{row['mean_drift']:.3f}",
+    title = "Milliseconds of a forward pass" + ("" if runner is None else f", runner {runner}")
+    print_table(("", *passes), rows, title=title)
+
+
+def _show_methods(methods: Sequence[Mapping[str, Any]], max_drift: float) -> None:
+    columns = (
+        "method", "speed-up", "tokens/s", "target calls/token", "draft steps/token", "drift", "pays",
+    )  # fmt: skip
+    rows = (
+        (
+            row["method"] + " (default)" * row["default"], f"{row['speed_up']:.2f}x", f"{row['tokens_per_s']:.1f}",
+            f"{row['target_calls']:.2f}", f"{row['draft_steps']:.2f}",
+            "0 (exact)" if row["lossless"] else f"{row['mean_drift']:.3f}",
             "-" if row["method"] == "autoregressive" else "yes" if row["pays"] else "no",
-        )  # fmt: skip
-    return table
+        )
+        for row in methods
+    )  # fmt: skip
+    print_table(columns, rows, title=f"Expected speed; lossy methods at drift <= {max_drift:g}")

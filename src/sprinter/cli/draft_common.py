@@ -1,13 +1,10 @@
-"""What the commands of ``sprinter draft`` share: the target in float32, options of texts, progress lines."""
+"""What the commands of ``sprinter draft`` share: the target in float32, and lines of progress."""
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING
 
 from sprinter.cli.loading import Loading, load
 
@@ -20,77 +17,7 @@ if TYPE_CHECKING:
     from sprinter.training.drafts.data import TextsProgress
     from sprinter.training.drafts.run import LossPoint
 
-__all__ = [
-    "ChatOption", "CheckpointOption", "DataOption", "EpochsOption", "FieldOption", "HeldOutOption", "JsonOption",
-    "LimitOption", "LossOption", "LossTemperatureOption", "LrOption", "MinutesOption", "MoreOption", "NewTokensOption",
-    "PrecisionOption", "PromptTokensOption", "RestartOption", "SeedOption", "SplitOption", "StepsOption",
-    "SystemOption", "TemperatureOption", "ThreadsOption", "TokensOption", "WarmUpOption", "fields_of", "load_target",
-    "on_states", "on_texts", "on_training",
-]  # fmt: skip
-
-DataOption = Annotated[
-    list[str],
-    typer.Option(
-        help="Prompts: .txt (one per line, see --split), .jsonl (both also .gz), .parquet, or a data set's name; "
-        "records also with messages; may be repeated.",
-        show_default=False,
-    ),
-]
-MoreOption = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[FILE]...", help="More data, as in --data *.gz.", show_default=False),
-]
-FieldOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Field of a record that holds its text.", show_default="text, prompt, question, turns, content"
-    ),
-]
-SplitOption = Annotated[
-    Literal["lines", "blank-lines", "file"],
-    typer.Option(help="What one text of a .txt file is: a line, a block between blank lines, the file."),
-]
-ChatOption = Annotated[
-    bool,
-    typer.Option("--chat", help="Every text is a prompt of a user; prompts go through the chat template."),
-]
-SystemOption = Annotated[
-    str | None, typer.Option(help="System message before all prompts, with --chat.", show_default=False)
-]
-LimitOption = Annotated[int | None, typer.Option(help="Maximum number of texts.", show_default="all")]
-NewTokensOption = Annotated[
-    int, typer.Option("--max-new-tokens", help="Maximum length of the target's answers.")
-]
-PromptTokensOption = Annotated[int, typer.Option(help="Maximum prompt length.")]
-TemperatureOption = Annotated[
-    float, typer.Option("--temperature", "-t", help="The target writes at it: that of later use.")
-]
-HeldOutOption = Annotated[float, typer.Option(help="Share of the prompts that the draft is evaluated on.")]
-LossOption = Annotated[str, typer.Option(help="ce, kl, reverse-kl, tv, or a mix such as 0.1*ce+0.9*tv.")]
-WarmUpOption = Annotated[float, typer.Option(help="Share of the steps that minimise ce+kl first.")]
-EpochsOption = Annotated[float, typer.Option(help="Passes over the texts.")]
-StepsOption = Annotated[
-    int | None, typer.Option(help="Steps, instead of --epochs.", show_default="by --epochs")
-]
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(help="Maximum time of training; the schedule ends with it.", show_default="no limit"),
-]
-TokensOption = Annotated[int, typer.Option(help="Tokens per step, prompts included.")]
-LrOption = Annotated[float, typer.Option(help="Peak learning rate of AdamW.")]
-LossTemperatureOption = Annotated[
-    float | None,
-    typer.Option(help="Temperature of the laws in the loss.", show_default="that of the texts"),
-]
-CheckpointOption = Annotated[int, typer.Option(help="Steps between checkpoints.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of texts, weights and batches.")]
-PrecisionOption = Annotated[
-    Literal["float32", "bfloat16"],
-    typer.Option(help="Dtype of matrix products in training; bfloat16 is faster where the processor has it."),
-]
-ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads for training.", show_default="torch's")]
-RestartOption = Annotated[bool, typer.Option("--restart", help="Delete an earlier run in --out first.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
+__all__ = ["load_target", "on_states", "on_texts", "on_training"]
 
 
 def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:
@@ -160,11 +87,6 @@ def on_training(point: LossPoint, steps: int, label: str = "") -> None:
         f"{label}step {point.step}/{steps}: {where} β {1 - shown['tv']:.3f}, ce {shown['ce']:.3f}, "
         f"kl {shown['kl']:.3f}{ranked}; {point.tokens:,} positions, {point.seconds:.0f} s{left}"
     )
-
-
-def fields_of(settings: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The options that are fields of these settings."""
-    return {one.name: given[one.name] for one in fields(settings) if one.name in given}
 
 
 def _say(line: str) -> None:

@@ -2,60 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sprinter.cli.draft_common import (
-    ChatOption,
-    CheckpointOption,
-    DataOption,
-    EpochsOption,
-    FieldOption,
-    HeldOutOption,
-    JsonOption,
-    LimitOption,
-    LossOption,
-    LossTemperatureOption,
-    LrOption,
-    MinutesOption,
-    MoreOption,
-    NewTokensOption,
-    PrecisionOption,
-    PromptTokensOption,
-    RestartOption,
-    SeedOption,
-    SplitOption,
-    StepsOption,
-    SystemOption,
-    TemperatureOption,
-    ThreadsOption,
-    TokensOption,
-    WarmUpOption,
-    fields_of,
-    load_target,
-    on_texts,
-    on_training,
-)  # fmt: skip
+from sprinter.cli.draft_common import load_target, on_texts, on_training
 from sprinter.cli.loading import Loading, loads
-from sprinter.cli.pages import console, print_json
+from sprinter.cli.options import (
+    ON_TARGET,
+    DataOption,
+    JsonOption,
+    MoreOption,
+    RestartOption,
+    TextOptions,
+    TrainingOptions,
+)
+from sprinter.cli.pages import console, print_json, print_table
+from sprinter.cli.signature import takes
 
 __all__ = ["command"]
 
 
-@loads(
-    without=(
-        "draft",
-        "draft_revision",
-        "draft_vocabulary",
-        "draft_dtype",
-        "draft_runner",
-        "gate",
-        "head",
-        "compile",
-    )
-)
+@loads(*ON_TARGET)
+@takes("texts", TextOptions)
+@takes("training", TrainingOptions, loss="0.1*ce+0.9*tv", warm_up=0.5)
 def command(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Folder of the draft.", show_default=False)],
@@ -73,14 +45,7 @@ def command(
             show_default="all",
         ),
     ] = None,
-    loss: LossOption = "0.1*ce+0.9*tv",
-    warm_up: WarmUpOption = 0.5,
-    epochs: EpochsOption = 4.0,
-    steps: StepsOption = None,
-    minutes: MinutesOption = None,
-    tokens: TokensOption = 2048,
-    lr: LrOption = 1e-3,
-    loss_temperature: LossTemperatureOption = None,
+    training: TrainingOptions = TrainingOptions(),
     freeze_embeddings: Annotated[
         bool, typer.Option("--freeze-embeddings", help="Keep the target's embeddings as they are.")
     ] = False,
@@ -88,19 +53,7 @@ def command(
         float, typer.Option(help="Share of the steps, the last ones, that also see the draft's own drafts.")
     ] = 0.0,
     gamma: Annotated[int, typer.Option(help="Length of those drafts.")] = 5,
-    new_tokens: NewTokensOption = 256,
-    prompt_tokens: PromptTokensOption = 512,
-    temperature: TemperatureOption = 1.0,
-    held_out: HeldOutOption = 0.05,
-    limit: LimitOption = None,
-    field: FieldOption = None,
-    split: SplitOption = "lines",
-    chat: ChatOption = False,
-    system: SystemOption = None,
-    checkpoint: CheckpointOption = 100,
-    seed: SeedOption = 0,
-    precision: PrecisionOption = "float32",
-    threads: ThreadsOption = None,
+    texts: TextOptions = TextOptions(),
     restart: RestartOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -111,28 +64,27 @@ def command(
     from sprinter.training.drafts.distill import distill
     from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 
-    given: dict[str, Any] = dict(locals())
-    texts = TextSettings(**fields_of(TextSettings, given))
-    student = StudentSettings(**fields_of(StudentSettings, given))
-    training = TrainingSettings(**{**fields_of(TrainingSettings, given), "temperature": loss_temperature})
+    seed = training.seed
+    written = TextSettings(seed=seed, **asdict(texts))
+    student = StudentSettings(layers=layers, width=width, vocabulary=vocabulary, seed=seed)
+    trained = TrainingSettings(
+        **training.settings(), freeze_embeddings=freeze_embeddings, on_policy=on_policy, gamma=gamma
+    )
     pair, weights = load_target(loading)
     facts = distill(
-        pair, weights, [*data, *(more or ())], out, texts, student, training, restart=restart,
+        pair, weights, [*data, *(more or ())], out, written, student, trained, restart=restart,
         on_texts=on_texts, on_training=on_training,
     )  # fmt: skip
     if json:
         print_json({"out": str(out), **facts})
         return
-    from rich import box
-    from rich.table import Table
-
     names = [*dict.fromkeys(name for row in facts["tasks"].values() for name in row)]
-    table = Table(box=box.SIMPLE_HEAD, title=f"held-out prompts, {facts['method']}", title_justify="left")
-    for name in ("task", *names):
-        table.add_column(name.replace("_", " "), justify="left" if name == "task" else "right")
-    for task, row in facts["tasks"].items():
-        table.add_row(task, *(f"{row[name]:.3f}" if name in row else "–" for name in names))
-    console().print(table)
+    rows = (
+        [task, *(f"{row[name]:.3f}" if name in row else "–" for name in names)]
+        for task, row in facts["tasks"].items()
+    )
+    heads = [name.replace("_", " ") for name in ("task", *names)]
+    print_table(heads, rows, title=f"held-out prompts, {facts['method']}")
     console().print(
         f"{facts['student']['parameters']:,} parameters a step, trained in {facts['training']['seconds']:.0f} s; "
         f"saved in {out}"

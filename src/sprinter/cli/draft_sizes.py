@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sprinter.cli.draft_common import (
-    ChatOption,
-    DataOption,
-    FieldOption,
-    HeldOutOption,
-    LimitOption,
-    MoreOption,
-    NewTokensOption,
-    PromptTokensOption,
-    SplitOption,
-    SystemOption,
-    TemperatureOption,
-    load_target,
-    on_texts,
-    on_training,
-)  # fmt: skip
+from sprinter.cli.draft_common import load_target, on_texts, on_training
 from sprinter.cli.loading import Loading, loads
-from sprinter.cli.pages import console, print_json
+from sprinter.cli.options import ON_TARGET, DataOption, JsonOption, MoreOption, SteppingOptions, TextOptions
+from sprinter.cli.pages import console, print_json, print_table
+from sprinter.cli.signature import takes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,18 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@loads(
-    without=(
-        "draft",
-        "draft_revision",
-        "draft_vocabulary",
-        "draft_dtype",
-        "draft_runner",
-        "gate",
-        "head",
-        "compile",
-    )
-)
+@loads(*ON_TARGET)
+@takes("texts", TextOptions)
+@takes("stepping", SteppingOptions)
 def command(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Folder for texts and checkpoints.", show_default=False)],
@@ -69,22 +47,9 @@ def command(
         str | None,
         typer.Option(help="dtype of the draft when its steps are timed.", show_default="the target's"),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens per step, prompts included.")] = 2048,
-    lr: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 1e-3,
-    new_tokens: NewTokensOption = 256,
-    prompt_tokens: PromptTokensOption = 512,
-    temperature: TemperatureOption = 1.0,
-    held_out: HeldOutOption = 0.05,
-    limit: LimitOption = None,
-    field: FieldOption = None,
-    split: SplitOption = "lines",
-    chat: ChatOption = False,
-    system: SystemOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of texts, weights and batches.")] = 0,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads for training.", show_default="torch's")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    stepping: SteppingOptions = SteppingOptions(),
+    texts: TextOptions = TextOptions(),
+    json: JsonOption = False,
 ) -> None:
     """Tell which size of draft pays: short trainings of several shapes, and the costs of their steps here.
 
@@ -94,20 +59,15 @@ def command(
     from sprinter.training.drafts.settings import TextSettings, TrainingSettings
     from sprinter.training.drafts.sizes import check_plan, table_of, try_shapes
 
-    settings = TextSettings(
-        seed=seed, temperature=temperature, new_tokens=new_tokens, prompt_tokens=prompt_tokens, held_out=held_out,
-        limit=limit, field=field, split=split, chat=chat, system=system,
-    )  # fmt: skip
-    training = TrainingSettings(
-        steps=steps, tokens=tokens, lr=lr, checkpoint=max(1, steps // 8), seed=seed, threads=threads
-    )
+    settings = TextSettings(seed=stepping.seed, **asdict(texts))
+    training = TrainingSettings(steps=steps, checkpoint=max(1, steps // 8), **asdict(stepping))
     shapes = shape or ["1", "2", "4"]
     check_plan(shapes, steps, positions)
     pair, weights = load_target(loading)
-    texts = write_texts(pair, [*data, *(more or ())], out / "texts", settings, on_texts)
+    written = write_texts(pair, [*data, *(more or ())], out / "texts", settings, on_texts)
     dtype = draft_dtype or (loading.dtype if loading.dtype != "gguf" else "int8") or "auto"
     found = try_shapes(
-        pair, weights, texts, shapes, training, out / "shapes",
+        pair, weights, written, shapes, training, out / "shapes",
         lambda student, shape: _costs(pair, student, dtype),
         lambda shape, point, wanted: on_training(point, wanted, f"{shape}: "),
     )  # fmt: skip
@@ -136,20 +96,16 @@ def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> DraftCosts:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    title = f"expected after {result['tokens']:,.0f} positions, exact decoding"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in ("shape", "parameters", "step ms", "β now", "β expected", "γ", "speed", "training s"):
-        table.add_column(name, justify="left" if name == "shape" else "right")
-    for row in result["shapes"]:
-        table.add_row(
+    columns = ("shape", "parameters", "step ms", "β now", "β expected", "γ", "speed", "training s")
+    rows = (
+        (
             row["shape"], f"{row['parameters']:,}", f"{row['draft_step_s'] * 1e3:.2f}", f"{row['beta']:.3f}",
             f"{row['expected_beta']:.3f}", str(row["gamma"] or "–"), f"{row['expected_speed']:.2f}",
             f"{row['training_s']:.0f}",
-        )  # fmt: skip
-    console().print(table)
+        )
+        for row in result["shapes"]
+    )  # fmt: skip
+    print_table(columns, rows, title=f"expected after {result['tokens']:,.0f} positions, exact decoding")
     fit = result["fit"]
     console().print(
         f"1 − β ∝ parameters^{fit['size']:.2f} · positions^{fit['tokens']:.2f}, fitted within {fit['error']:.3f} of β; "

@@ -2,62 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from sprinter.cli.draft_common import (
-    ChatOption,
-    CheckpointOption,
-    DataOption,
-    EpochsOption,
-    FieldOption,
-    HeldOutOption,
-    JsonOption,
-    LimitOption,
-    LossOption,
-    LossTemperatureOption,
-    LrOption,
-    MinutesOption,
-    MoreOption,
-    NewTokensOption,
-    PrecisionOption,
-    PromptTokensOption,
-    RestartOption,
-    SeedOption,
-    SplitOption,
-    StepsOption,
-    SystemOption,
-    TemperatureOption,
-    ThreadsOption,
-    TokensOption,
-    WarmUpOption,
-    fields_of,
-    load_target,
-    on_states,
-    on_texts,
-    on_training,
-)
+from sprinter.cli.draft_common import load_target, on_states, on_texts, on_training
 from sprinter.cli.loading import Loading, loads
-from sprinter.cli.pages import console, print_json
-from sprinter.cli.ray_options import RayAddressOption, WorkersOption, check_ray
+from sprinter.cli.options import (
+    ON_TARGET,
+    DataOption,
+    JsonOption,
+    MoreOption,
+    PlacingOptions,
+    RestartOption,
+    TextOptions,
+    TrainingOptions,
+)  # fmt: skip
+from sprinter.cli.pages import console, print_json, print_table
+from sprinter.cli.signature import takes
 
 __all__ = ["command"]
 
 
-@loads(
-    without=(
-        "draft",
-        "draft_revision",
-        "draft_vocabulary",
-        "draft_dtype",
-        "draft_runner",
-        "gate",
-        "head",
-        "compile",
-    )
-)
+@loads(*ON_TARGET)
+@takes("texts", TextOptions)
+@takes("training", TrainingOptions)
+@takes("placing", PlacingOptions)
 def command(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Folder of the heads.", show_default=False)],
@@ -97,32 +69,9 @@ def command(
     keep_states: Annotated[
         bool, typer.Option(help="Keep the target's states on disk; else compute them in every epoch.")
     ] = True,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where states that are kept are computed.")
-    ] = "local",
-    workers: WorkersOption = None,
-    ray_address: RayAddressOption = None,
-    loss: LossOption = "ce+kl",
-    warm_up: WarmUpOption = 0.0,
-    epochs: EpochsOption = 4.0,
-    steps: StepsOption = None,
-    minutes: MinutesOption = None,
-    tokens: TokensOption = 2048,
-    lr: LrOption = 1e-3,
-    loss_temperature: LossTemperatureOption = None,
-    new_tokens: NewTokensOption = 256,
-    prompt_tokens: PromptTokensOption = 512,
-    temperature: TemperatureOption = 1.0,
-    held_out: HeldOutOption = 0.05,
-    limit: LimitOption = None,
-    field: FieldOption = None,
-    split: SplitOption = "lines",
-    chat: ChatOption = False,
-    system: SystemOption = None,
-    checkpoint: CheckpointOption = 100,
-    seed: SeedOption = 0,
-    precision: PrecisionOption = "float32",
-    threads: ThreadsOption = None,
+    placing: PlacingOptions = PlacingOptions(),
+    training: TrainingOptions = TrainingOptions(),
+    texts: TextOptions = TextOptions(),
     restart: RestartOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -133,33 +82,27 @@ def command(
     from sprinter.training.drafts.heads import train_heads
     from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
 
-    given: dict[str, Any] = dict(locals())
-    texts = TextSettings(**fields_of(TextSettings, given))
-    shape = HeadSettings(**fields_of(HeadSettings, given))
-    training = TrainingSettings(**{**fields_of(TrainingSettings, given), "temperature": loss_temperature})
-    check_ray(engine, loading)
+    seed = training.seed
+    written = TextSettings(seed=seed, **asdict(texts))
+    shape = HeadSettings(
+        kind, heads, blocks, share_output, discount, regression, vocabulary, keep_states, seed
+    )
+    trained = TrainingSettings(**training.settings())
+    placing.check(loading)
     pair, weights = load_target(loading)
     facts = train_heads(
-        pair, weights, [*data, *(more or ())], out, texts, shape, training, restart=restart,
-        engine=engine, workers=workers, ray_address=ray_address,
+        pair, weights, [*data, *(more or ())], out, written, shape, trained, restart=restart, **asdict(placing),
         on_texts=on_texts, on_states=on_states, on_training=on_training,
     )  # fmt: skip
     if json:
         print_json({"out": str(out), **facts})
         return
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"rank of the target's token, {facts['heads']['accuracies_on']} texts",
-        title_justify="left",
+    rows = (
+        [str(number), *(f"{value:.3f}" for value in row[:5])]
+        for number, row in enumerate(facts["heads"]["accuracies"], 1)
     )
-    for name in ("head", "1st", "2nd", "3rd", "4th", "5th"):
-        table.add_column(name, justify="right")
-    for number, row in enumerate(facts["heads"]["accuracies"], 1):
-        table.add_row(str(number), *(f"{value:.3f}" for value in row[:5]))
-    console().print(table)
+    title = f"rank of the target's token, {facts['heads']['accuracies_on']} texts"
+    print_table(("head", "1st", "2nd", "3rd", "4th", "5th"), rows, title=title, left=0)
     for task, row in facts["tasks"].items():
         console().print(
             f"{task}: {row['chain_tokens_per_call']:.2f} tokens a target call as a chain, "

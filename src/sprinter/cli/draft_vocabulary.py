@@ -7,42 +7,23 @@ from typing import Annotated
 
 import typer
 
-from sprinter.cli.draft_common import (
-    DataOption,
-    FieldOption,
-    JsonOption,
-    LimitOption,
-    MoreOption,
-    SplitOption,
-)
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.pages import console, print_json
+from sprinter.cli.options import ON_TARGET, DataOption, JsonOption, MoreOption, ReadingOptions
+from sprinter.cli.pages import console, print_json, print_table
+from sprinter.cli.signature import takes
 
 __all__ = ["command"]
 
 
-@loads(
-    without=(
-        "draft",
-        "draft_revision",
-        "draft_vocabulary",
-        "draft_dtype",
-        "draft_runner",
-        "gate",
-        "head",
-        "compile",
-        "profile",
-    )
-)
+@loads(*ON_TARGET, "profile")
+@takes("reading", ReadingOptions, without=("chat", "system"))
 def command(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="File to write.", show_default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
     size: Annotated[int, typer.Option(help="Number of tokens.")] = 32768,
-    field: FieldOption = None,
-    split: SplitOption = "lines",
-    limit: LimitOption = None,
+    reading: ReadingOptions = ReadingOptions(),
     json: JsonOption = False,
 ) -> None:
     """Choose the tokens that a draft may write, the most frequent ones of your texts, for --draft-vocabulary.
@@ -53,20 +34,18 @@ def command(
 
     models = load(loading).models
     facts = choose_vocabulary(
-        models, [*data, *(more or ())], size, out, field=field, split=split, limit=limit
+        models,
+        [*data, *(more or ())],
+        size,
+        out,
+        field=reading.field,
+        split=reading.split,
+        limit=reading.limit,
     )
     if json:
         print_json({"out": str(out), **facts})
         return
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        box=box.SIMPLE_HEAD, title=f"{facts['texts']} texts, one in ten apart", title_justify="left"
-    )
-    table.add_column("tokens", justify="right")
-    table.add_column("covered, of the texts apart", justify="right")
-    for count, share in facts["covered"].items():
-        table.add_row(f"{int(count):,}", f"{share:.2%}")
-    console().print(table)
+    rows = ((f"{int(count):,}", f"{share:.2%}") for count, share in facts["covered"].items())
+    title = f"{facts['texts']} texts, one in ten apart"
+    print_table(("tokens", "covered, of the texts apart"), rows, title=title, left=0)
     console().print(f"saved in {out}; use it with --draft-vocabulary {out}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -11,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.options import JsonOption, ReadingOptions
 from sprinter.cli.pages import print_json
+from sprinter.cli.progress import Progress
+from sprinter.cli.signature import takes
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@loads(without=("draft_vocabulary", "gate", "head", "compile", "profile"))
+@loads("draft_vocabulary", "gate", "head", "compile", "profile")
+@takes("reading", ReadingOptions, without=("split",))
 def command(
     data: Annotated[
         list[str],
@@ -37,17 +40,7 @@ def command(
             help="What of two answers must agree: the final number (as in GSM8K), or the chosen letter."
         ),
     ] = "number",
-    field: Annotated[
-        str | None,
-        typer.Option(
-            help="Field of a record that holds the prompt.", show_default="text, prompt, question, ..."
-        ),
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Prompts go through the chat template.")] = False,
-    system: Annotated[
-        str | None, typer.Option(help="System message before all prompts, with --chat.", show_default=False)
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Maximum number of prompts.", show_default="all")] = None,
+    reading: ReadingOptions = ReadingOptions(),
     new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Maximum length of an answer.")] = 256,
     method: Annotated[
         str, typer.Option("--method", "-m", help="Lossless method that writes the answers.")
@@ -55,7 +48,7 @@ def command(
     rows: Annotated[int, typer.Option(help="Prompts at a time; each group of them is a file.")] = 16,
     share: Annotated[float, typer.Option(help="Share of the tokens that differ which is tried.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the share.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Put the draft's token where it differs from the target's greedy answer, and see whether the answer stays.
 
@@ -64,16 +57,15 @@ def command(
     """
     from sprinter.training.mine import MineSettings, mine, read_mined
 
-    settings = MineSettings(compare, new_tokens, method, rows, share, seed, limit)
-    examples = _examples(data, field, chat, system)
+    settings = MineSettings(compare, new_tokens, method, rows, share, seed, reading.limit)
+    examples = _examples(data, reading)
     pair = load(loading)
     began = time.perf_counter()
-
-    def show(done: int, wanted: int, tried: int) -> None:
-        spent = time.perf_counter() - began
-        print(f"{done}/{wanted} prompts, {tried} tokens, {spent:.0f} s", file=sys.stderr, flush=True)
-
-    mine(pair, examples, _answer(compare), out, settings, show)
+    with Progress() as progress:
+        mine(
+            pair, examples, _answer(compare), out, settings,
+            lambda done, wanted, tried: progress(f"{tried} tokens tried", done, wanted),
+        )  # fmt: skip
     mined = read_mined(out)
     facts = {
         "out": str(out), "prompts": mined.info["prompts"], "skipped": mined.info["skipped"],
@@ -94,12 +86,12 @@ def command(
         print(f"{counts}, no token to try: give more prompts, or more --max-new-tokens")
 
 
-def _examples(data: list[str], field: str | None, chat: bool, system: str | None) -> list[Example]:
+def _examples(data: list[str], reading: ReadingOptions) -> list[Example]:
     from sprinter.training.examples import Example, read_examples
 
-    if system is not None and not chat:
+    if reading.system is not None and not reading.chat:
         raise UserError("--system is a message of a conversation: add --chat")
-    found = read_examples(data, field, chat=chat, system=system)
+    found = read_examples(data, reading.field, chat=reading.chat, system=reading.system)
     return [one if isinstance(one, Example) else Example(one, None, "") for one in found]
 
 

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sprinter.cli.gate_train import print_areas
-from sprinter.cli.pages import console, print_json
+from sprinter.cli.options import JsonOption, LabelsOption, MoreLabelsOption, RepeatsOption
+from sprinter.cli.pages import console, print_json, write_json
 from sprinter.errors import UserError
 
 __all__ = ["command"]
 
 
 def command(
-    labels: Annotated[
-        list[Path],
-        typer.Option(help="Directory made by 'sprinter gate label'; may be repeated.", show_default=False),
-    ],
+    labels: LabelsOption,
     gate: Annotated[
         str, typer.Option(help="Directory or hub id of the gate or other head.", show_default=False)
     ],
-    more: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[DIR]...", help="More labels, as in --labels labels/*.", show_default=False),
-    ] = None,
+    more: MoreLabelsOption = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory for report.json and three PNG files.", show_default="numbers alone"),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=20, help="Bootstrap samples for the intervals.")] = 500,
+    repeats: RepeatsOption = 500,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the bootstrap.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Evaluate a head: ROC, precision-recall, calibration, rates over tau. Its training prompts are left out."""
     from sprinter.heads.artifact import load_head
@@ -50,13 +44,11 @@ def command(
     if out is not None:
         try:
             files = draw(report, out)
-            part = out / "report.json.part"
-            part.write_text(json_module.dumps(report.to_dict(), allow_nan=False) + "\n", encoding="utf-8")
-            files.append(part.replace(out / "report.json"))
         except OSError as error:
             raise UserError(
                 f"cannot write in --out '{out}' ({error.strerror}): give another directory"
             ) from None
+        files.append(write_json(out / "report.json", report.to_dict()))
     if json:
         print_json({"gate": gate, "files": [str(file) for file in files], **report.to_dict()})
         return

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json as json_module
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sprinter.cli.pages import console, print_json
+from sprinter.cli.options import JsonOption, LabelsOption, MoreLabelsOption, RepeatsOption
+from sprinter.cli.pages import console, print_json, print_table
 from sprinter.errors import UserError
 from sprinter.kinds import HEAD_KINDS
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sprinter.training.roc import Report
     from sprinter.training.threshold import TauSetting
     from sprinter.training.train import Epoch
@@ -27,15 +24,9 @@ __all__ = ["command", "print_areas"]
 
 
 def command(
-    labels: Annotated[
-        list[Path],
-        typer.Option(help="Directory made by 'sprinter gate label'; may be repeated.", show_default=False),
-    ],
+    labels: LabelsOption,
     out: Annotated[Path, typer.Option(help="Directory for the head.", show_default=False)],
-    more: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[DIR]...", help="More labels, as in --labels labels/*.", show_default=False),
-    ] = None,
+    more: MoreLabelsOption = None,
     head: Annotated[
         str,
         typer.Option(
@@ -117,9 +108,9 @@ def command(
             help="For judge: the threshold keeps this share of the harmful tokens out.", show_default="0.9"
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=20, help="Bootstrap samples for the intervals.")] = 500,
+    repeats: RepeatsOption = 500,
     force: Annotated[bool, typer.Option("--force", help="Replace a head in --out.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Train a gate or a learned stop rule on labels, evaluate it on held-out prompts, and save it."""
     from sprinter.training.card import save_trained
@@ -154,8 +145,7 @@ def command(
     _check_out(out, force)
     began = time.perf_counter()
     positions = read_positions([*labels, *(more or ())], settings.inputs)
-    with _display(settings.epochs) as show:
-        trained = train(positions, settings, show)
+    trained = train(positions, settings, lambda epoch: _show(epoch, settings.epochs))
     report = judge(trained.head, positions.select(positions.parts(seed) == 2), repeats)
     try:
         facts = save_trained(trained, report, positions, out)
@@ -209,18 +199,14 @@ def _train_on_mined(
 
 def print_areas(report: Report) -> None:
     """Print AU-ROCs and rates at the head's own τ; for a gate also the expected cost of each τ."""
-    from rich import box
-    from rich.table import Table
-
     signals = list(next(iter(report.truths.values())).signals)
     title = f"AU-ROC on {report.positions:,} held-out positions of {report.prompts:,} prompts"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in ("label", *signals, f"η_TP at τ = {report.tau:g}", "η_FP"):
-        table.add_column(name, overflow="fold")
-    for label, truth in report.truths.items():
-        areas = [str(truth.signals[name].auc) for name in signals]
-        table.add_row(label, *areas, *(f"{kept.value:.3f}" for kept in truth.at_tau))
-    console().print(table)
+    columns = ("label", *signals, f"η_TP at τ = {report.tau:g}", "η_FP")
+    rows = (
+        (label, *(str(truth.signals[name].auc) for name in signals), *(f"{kept.value:.3f}" for kept in truth.at_tau))
+        for label, truth in report.truths.items()
+    )  # fmt: skip
+    print_table(columns, rows, title=title, left=1 + len(signals))
     console().print(
         f"label {report.label}: mean {report.mean_label:.3f}, mean score {report.mean_score:.3f}, "
         f"R² {report.r2:.3f}, calibration error {report.calibration_error:.3f}"
@@ -232,20 +218,17 @@ def print_areas(report: Report) -> None:
 
 
 def _print_dial(report: Report, own: TauSetting) -> None:
-    from rich import box
-    from rich.table import Table
-
     from sprinter.heads.gate import extreme
 
+    rows = (
+        (
+            f"{place.tau:g}", f"{place.drift:.3f}", f"{place.calls_per_token:.3f}", f"{place.trusted:.1%}",
+            f"recorded; drift {report.drift}" if place == own else "",
+        )
+        for place in sorted({own, *report.dial}, key=lambda place: place.tau)
+    )  # fmt: skip
     title = "What decoding at τ is expected to cost (temperature 1)"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in ("τ", "drift", "target calls/token", "trusted", ""):
-        table.add_column(name, justify="right" if name else "left")
-    for place in sorted({own, *report.dial}, key=lambda place: place.tau):
-        cells = f"{place.tau:g}", f"{place.drift:.3f}", f"{place.calls_per_token:.3f}", f"{place.trusted:.1%}"
-        mine = f"recorded; drift {report.drift}" if place == own else ""
-        table.add_row(*cells, mine)
-    console().print(table)
+    print_table(("τ", "drift", "target calls/token", "trusted", ""), rows, title=title, left=0)
     if (line := extreme(own.tau, own.trusted)) is not None:
         console().print(f"note: the gate {line}")
 
@@ -284,44 +267,7 @@ def _check_out(out: Path, force: bool) -> None:
         )
 
 
-@contextmanager
-def _display(epochs: int) -> Iterator[Callable[[Epoch], None]]:
-    """Shows the losses on standard error: a live table on a terminal, else a line per epoch."""
-    history: list[Epoch] = []
-    if not sys.stderr.isatty():
-        yield lambda epoch: print(_line(epoch, epochs), file=sys.stderr, flush=True)
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    with Live(_losses(history, epochs), console=Console(stderr=True), transient=True) as live:
-
-        def show(epoch: Epoch) -> None:
-            history.append(epoch)
-            live.update(_losses(history, epochs))
-
-        yield show
-
-
-def _line(epoch: Epoch, epochs: int) -> str:
-    mark = " best" if epoch.best else ""
-    return f"epoch {epoch.number}/{epochs}: loss {epoch.train_loss:.4f}, validation {epoch.validation_loss:.4f}{mark}"
-
-
-def _losses(history: list[Epoch], epochs: int) -> Table:
-    """A table of the last epochs, with a bar for the distance of the validation loss from the lowest."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        box=box.SIMPLE_HEAD, title=f"epoch {len(history)} of at most {epochs}", title_justify="left"
-    )
-    for name in ("epoch", "loss", "validation", ""):
-        table.add_column(name, justify="right" if name else "left")
-    found = [epoch.validation_loss for epoch in history]
-    low, high = (min(found), max(found)) if found else (0.0, 1.0)
-    for epoch in history[-12:]:
-        length = round(30 * (epoch.validation_loss - low) / max(1e-9, high - low))
-        row: list[Any] = [str(epoch.number), f"{epoch.train_loss:.4f}", f"{epoch.validation_loss:.4f}"]
-        table.add_row(*row, "█" * length + ("best" if epoch.best else ""), style="" if epoch.best else "dim")
-    return table
+def _show(epoch: Epoch, epochs: int) -> None:
+    """Show the losses of an epoch on standard error."""
+    losses = f"loss {epoch.train_loss:.4f}, validation {epoch.validation_loss:.4f}{' best' * epoch.best}"
+    print(f"epoch {epoch.number}/{epochs}: {losses}", file=sys.stderr, flush=True)

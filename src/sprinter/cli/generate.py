@@ -12,6 +12,7 @@ import typer
 from sprinter.cli.generate_many import ROWS, ResultsFile, generate_many, read_prompts, settings_of
 from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
 from sprinter.cli.loading import Loading, check_models, load, loads
+from sprinter.cli.options import JsonOption, RestartOption
 from sprinter.cli.pages import JsonPage, Page, TerminalPage
 from sprinter.cli.prompts import read_messages, read_prompt
 from sprinter.engine.options import GenerationKeywords
@@ -71,8 +72,8 @@ def generate(
         int | None,
         typer.Option(min=1, help="Texts generated at the same time.", show_default=str(ROWS)),
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete the contents of --out first.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    restart: RestartOption = False,
+    json: JsonOption = False,
 ) -> int:
     """Generate a text; show the origin of each token and the statistics.
 

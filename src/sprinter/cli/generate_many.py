@@ -7,13 +7,12 @@ import json as json_module
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sprinter.cli.bench_pages import BenchProgressBar
 from sprinter.cli.pages import print_json
+from sprinter.cli.progress import Progress
 from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.files import read_json_lines, write_atomic
 
@@ -221,7 +220,7 @@ def generate_many(
         results.made_with({"default_method": default})
     resumed = len(results.rows) if results is not None else 0
     failed = sum("error" in row for row in results.rows) if results is not None else 0
-    with BenchProgressBar() if results is not None or not sys.stdout.isatty() else nullcontext() as meter:
+    with Progress(shown=results is not None or not sys.stdout.isatty()) as progress:
         for chunk in _chunks(prompts[resumed:], rows):
             found = _generate(pair, chunk, options, rows)
             failed += sum("error" in row for row in found)
@@ -231,8 +230,7 @@ def generate_many(
             else:
                 for row in found:
                     print_json(row)
-            if meter is not None:
-                meter(chunk[-1].index + 1, len(prompts), f"{failed} failed" if failed else "generating")
+            progress(f"{failed} failed" if failed else "generating", chunk[-1].index + 1, len(prompts))
     if results is not None and resumed == len(prompts):
         print(f"all {resumed} prompts have their lines in '{results.file}' already", file=sys.stderr)
     if json:

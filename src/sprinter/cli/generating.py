@@ -6,16 +6,14 @@ A field with a ``help`` is an option; the tables below hold what typer needs bes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from sprinter.cli.completion import complete_method
 from sprinter.cli.prompts import check_utf8
-from sprinter.cli.signature import Result, in_place_of, option
+from sprinter.cli.signature import Decorator, in_place_of, option
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.errors import UserError
 
@@ -25,53 +23,43 @@ AT_DEFAULTS = GenerationKeywords()
 """Default of a command's parameter ``options``, which ``generates`` replaces by options."""
 
 _OFFERED = [one for one in fields(GenerationOptions) if one.metadata["help"] is not None]
-_FLAGS = {
-    "method": ("--method", "-m"),
-    "max_new_tokens": ("--max-new-tokens", "-n"),
-    "temperature": ("--temperature", "-t"),
-    "stop_token_ids": ("--stop-token-id",),
-    "bad_words": ("--bad-word",),
-    "require_lossless": ("--require-lossless",),
-}
-_TYPES: dict[str, Any] = {
-    "method": str | None,
-    "stop": list[str] | None,
-    "stop_token_ids": list[int] | None,
-    "logit_bias": list[str] | None,
-    "bad_words": list[str] | None,
-    "logprobs": int | None,
-    "budget": float | None,
-    "never_slower": bool | None,
-    "chat_template_kwargs": str | None,
-}
-_SHOWN: dict[str, dict[str, Any]] = {
+_MORE: dict[str, dict[str, Any]] = {
     "method": {
+        "kind": str | None, "flags": ("--method", "-m"), "autocompletion": complete_method,
         "show_default": "exact: auto, or autoregressive without a draft",
-        "autocompletion": complete_method,
     },
-    "budget": {"show_default": "what the method says"},
-    "never_slower": {"show_default": "without a method, and with auto"},
-    "stop": {"show_default": False},
-    "stop_token_ids": {"show_default": False},
-    "logit_bias": {"show_default": False, "metavar": "ID=NUMBER"},
-    "bad_words": {"show_default": False},
-    "chat_template_kwargs": {"show_default": False, "metavar": "JSON"},
-}
+    "max_new_tokens": {"flags": ("--max-new-tokens", "-n")},
+    "temperature": {"flags": ("--temperature", "-t")},
+    "stop": {"kind": list[str] | None, "show_default": False},
+    "stop_token_ids": {"kind": list[int] | None, "flags": ("--stop-token-id",), "show_default": False},
+    "logit_bias": {"kind": list[str] | None, "show_default": False, "metavar": "ID=NUMBER"},
+    "bad_words": {"kind": list[str] | None, "flags": ("--bad-word",), "show_default": False},
+    "logprobs": {"kind": int | None},
+    "require_lossless": {"flags": ("--require-lossless",)},
+    "budget": {"kind": float | None, "show_default": "what the method says"},
+    "never_slower": {"kind": bool | None, "show_default": "without a method, and with auto"},
+    "chat_template_kwargs": {"kind": str | None, "show_default": False, "metavar": "JSON"},
+}  # fmt: skip
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "bad_words", "seed",
+)  # fmt: skip
 
-FLAGS = {one.name: _FLAGS.get(one.name, (f"--{one.name.replace('_', '-')}",))[0] for one in _OFFERED}
+FLAGS = {
+    one.name: _MORE.get(one.name, {}).get("flags", (f"--{one.name.replace('_', '-')}",))[0]
+    for one in _OFFERED
+}
 """Keyword of ``GenerationOptions`` -> flag of the command line."""
 
 
-def generates(
-    *, only: Collection[str] | None = None, defaults: Mapping[str, Any] = MappingProxyType({})
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def generates(*only: str, **defaults: Any) -> Decorator:
     """Decorator of a command: its parameter ``options: GenerationKeywords`` becomes the options of generation.
 
     Args:
-        only: names of the options that the command offers; None: all.
+        only: names of the options that the command offers; none: all.
         defaults: the command's own defaults, by name.
     """
-    offered = [one for one in _OFFERED if only is None or one.name in only]
+    offered = [one for one in _OFFERED if not only or one.name in only]
     lists = {one.name for one in offered if isinstance(one.default, tuple)}
 
     def keywords(given: dict[str, Any]) -> GenerationKeywords:
@@ -134,8 +122,9 @@ def _template_arguments(given: str) -> dict[str, Any]:
 
 def _annotation(one: Field[Any]) -> Any:
     """The annotation of an option for typer: type, flags and help."""
-    kind, choices = _TYPES.get(one.name, type(one.default)), one.metadata["choices"]
-    if choices:
+    more = dict(_MORE.get(one.name, {}))
+    kind, flags = more.pop("kind", type(one.default)), more.pop("flags", ())
+    if choices := one.metadata["choices"]:
         kind = Literal[choices]
-    flags, shown = _FLAGS.get(one.name, ()), _SHOWN.get(one.name, {})
-    return Annotated[kind, typer.Option(*flags, help=one.metadata["help"], **shown)]
+    panel = "Sampling" if one.name in _SAMPLING else "Generation"
+    return Annotated[kind, typer.Option(*flags, help=one.metadata["help"], rich_help_panel=panel, **more)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from sprinter.cli import options
+import typer
+
 from sprinter.cli.debug import debugging
-from sprinter.cli.signature import Result, in_place_of, option
+from sprinter.cli.signature import Decorator, takes
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
 
 __all__ = ["Loading", "check_models", "load", "loads", "quiet_libraries"]
+
+MaybeText = str | None
+RunnerName = Literal["auto", "torch", "llamacpp"]
+
+
+_model = partial(typer.Option, rich_help_panel="Models")
+_run = partial(typer.Option, rich_help_panel="How models run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +36,73 @@ class Loading:
         UserError: options exclude each other, or a revision was given without its model.
     """
 
-    target: options.TargetOption = None
-    draft: options.DraftOption = None
-    gate: options.GateOption = None
-    head: options.HeadsOption = None
-    tokenizer: options.TokenizerOption = None
-    revision: options.RevisionOption = None
-    draft_revision: options.DraftRevisionOption = None
-    draft_vocabulary: options.DraftVocabularyOption = None
-    trust_remote_code: options.TrustRemoteCodeOption = False
-    device: options.DeviceOption = None
-    device_map: options.DeviceMapOption = None
-    dtype: options.DtypeOption = None
-    draft_dtype: options.DraftDtypeOption = None
-    runner: options.RunnerOption = "auto"
-    draft_runner: options.DraftRunnerOption = None
-    compile: options.CompileOption = None
-    profile: options.ProfileOption = None
+    target: Annotated[
+        MaybeText, _model(help="Directory, hub id or GGUF file of the target.", show_default="built-in pair")
+    ] = None
+    draft: Annotated[MaybeText, _model(help="Directory, hub id or GGUF file of the draft.")] = None
+    gate: Annotated[MaybeText, _model(help="Directory or hub id of a gate made for this draft.")] = None
+    head: Annotated[
+        list[str] | None,
+        _model(
+            help="Directory or hub id of a head for specdec++, disco, judge or diversed, or of heads that draft; may "
+            "be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    tokenizer: Annotated[MaybeText, _model(help="Tokenizer, if not the target's own.")] = None
+    revision: Annotated[MaybeText, _model(help="Branch, tag or commit of the target on the hub.")] = None
+    draft_revision: Annotated[MaybeText, _model(help="Branch, tag or commit of the draft on the hub.")] = None
+    draft_vocabulary: Annotated[
+        MaybeText,
+        _model(
+            help="Tokens that the draft, or heads, may write: a number, or a file by 'sprinter draft vocabulary'.",
+            show_default="all",
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool, _model("--trust-remote-code", help="Run model code that comes with a checkpoint.")
+    ] = False
+    device: Annotated[MaybeText, _run(help="cpu, cuda, mps, ...", show_default="the best there is")] = None
+    device_map: Annotated[
+        MaybeText,
+        _run(help="auto, balanced, ...: spread large models over devices (accelerate), instead of --device."),
+    ] = None
+    dtype: Annotated[
+        MaybeText,
+        _run(
+            help="float32, bfloat16, ...; int8; on a CPU int4 or gguf; with --runner llamacpp float32, float16 or "
+            "q8_0.",
+            show_default="by device",
+        ),
+    ] = None
+    draft_dtype: Annotated[
+        MaybeText, _run(help="Of the draft, where it is to differ.", show_default="as --dtype")
+    ] = None
+    runner: Annotated[
+        RunnerName,
+        _run(
+            help="auto: for GGUF files what 'doctor --probe' found to be fastest here, else our kernels on a CPU, else "
+            "llama.cpp. torch: PyTorch, GGUF files are dequantised. llamacpp: other models are converted once, and "
+            "cached."
+        ),
+    ] = "auto"
+    draft_runner: Annotated[
+        RunnerName | None, _run(help="Of the draft, where it is to differ.", show_default="as --runner")
+    ] = None
+    compile: Annotated[
+        bool | None,
+        _run(
+            "--compile/--no-compile",
+            help="Have our kernels run forward passes on a CPU (seconds to compile, once), CUDA graphs on a GPU.",
+            show_default="where it is free",
+        ),
+    ] = None
+    profile: Annotated[
+        MaybeText,
+        _model(
+            help="Profile of this pair by 'sprinter tune': the fastest setting within --budget, or exact."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.device is not None and self.device_map is not None:
@@ -79,17 +137,13 @@ class Loading:
         return {"heads": given.pop("head", ()), **given}
 
 
-def loads(*, without: Collection[str] = ()) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def loads(*without: str) -> Decorator:
     """Decorator of a command: replaces its parameter ``loading: Loading`` by the options of ``Loading``.
 
     Args:
         without: fields that the command does not offer, because they have no effect on it.
     """
-    hints = get_type_hints(Loading, include_extras=True)
-    shown = [
-        option(one.name, hints[one.name], one.default) for one in fields(Loading) if one.name not in without
-    ]
-    return in_place_of("loading", shown, lambda given: Loading(**given))
+    return takes("loading", Loading, without)
 
 
 def load(loading: Loading, **defaults: Any) -> Pair:

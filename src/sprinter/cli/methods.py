@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from sprinter.cli.options import JsonOption
 from sprinter.cli.pages import console, print_json
 
 __all__ = ["methods"]
 
 
-def methods(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def methods(json: JsonOption = False) -> None:
     """List the decoding methods: their rules, and whether they keep the target's law."""
     import sprinter
 

@@ -1,113 +1,190 @@
-"""Command-line options for loading models; ``Loading`` adds them to every command that loads models."""
+"""Options that several commands share: each has one name, one help and one set of bounds."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
-__all__ = [
-    "CompileOption",
-    "DeviceMapOption",
-    "DeviceOption",
-    "DraftDtypeOption",
-    "DraftOption",
-    "DraftRevisionOption",
-    "DraftRunnerOption",
-    "DraftVocabularyOption",
-    "DtypeOption",
-    "GateOption",
-    "HeadsOption",
-    "ProfileOption",
-    "RevisionOption",
-    "RunnerOption",
-    "TargetOption",
-    "TokenizerOption",
-    "TrustRemoteCodeOption",
-]
+from sprinter.cli.loading import Loading, MaybeText
+from sprinter.errors import UserError
 
-TargetOption = Annotated[
-    str | None,
-    typer.Option(help="Directory, hub id or GGUF file of the target.", show_default="built-in pair"),
-]
-DraftOption = Annotated[
-    str | None,
-    typer.Option(help="Directory, hub id or GGUF file of the draft."),
-]
-GateOption = Annotated[
-    str | None,
-    typer.Option(help="Directory or hub id of a gate made for this draft."),
-]
-HeadsOption = Annotated[
-    list[str] | None,
+__all__ = [
+    "ON_TARGET", "DataOption", "FiguresOption", "JsonOption", "LabelsOption", "MoreLabelsOption", "MoreOption",
+    "PlacingOptions", "ProbingOptions", "ReadingOptions", "RepeatsOption", "RestartOption", "RunCodeOption",
+    "SteppingOptions", "TextOptions", "TrainingOptions", "refuse_unused",
+]  # fmt: skip
+
+ON_TARGET = (
+    "draft", "draft_revision", "draft_vocabulary", "draft_dtype", "draft_runner", "gate", "head", "compile",
+)  # fmt: skip
+"""Options of ``Loading`` that a command which makes a draft for a target does not have."""
+
+_texts = partial(typer.Option, rich_help_panel="Texts")
+_training = partial(typer.Option, rich_help_panel="Training")
+_ray = partial(typer.Option, rich_help_panel="Ray")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+RestartOption = Annotated[bool, typer.Option("--restart", help="Start again: delete earlier results first.")]
+RunCodeOption = Annotated[bool, typer.Option(help="Run generated code, in a subprocess with limits.")]
+FiguresOption = Annotated[bool, typer.Option(help="Draw PNG files beside the numbers.")]
+RepeatsOption = Annotated[int, typer.Option(min=20, help="Bootstrap samples for the intervals.")]
+DataOption = Annotated[
+    list[str],
     typer.Option(
-        help="Directory or hub id of a head for specdec++, disco, judge or diversed, or of heads that draft; "
-        "may be repeated.",
+        help="Texts: .txt (one per line, see --split), .jsonl (both also .gz), .parquet, or a data set's name; records "
+        "also with messages, or with a prompt or question and its answer; may be repeated.",
         show_default=False,
     ),
 ]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Profile of this pair by 'sprinter tune': the fastest setting within --budget, or exact."
-    ),
+MoreOption = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILE]...", help="More data, as in --data *.gz.", show_default=False),
 ]
-TokenizerOption = Annotated[str | None, typer.Option(help="Tokenizer, if not the target's own.")]
-RevisionOption = Annotated[
-    str | None,
-    typer.Option(help="Branch, tag or commit of the target on the hub."),
+LabelsOption = Annotated[
+    list[Path],
+    typer.Option(help="Directory made by 'sprinter gate label'; may be repeated.", show_default=False),
 ]
-DraftRevisionOption = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of the draft on the hub.")
+MoreLabelsOption = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[DIR]...", help="More labels, as in --labels labels/*.", show_default=False),
 ]
-DraftVocabularyOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Tokens that the draft, or heads, may write: a number, or a file by 'sprinter draft vocabulary'.",
-        show_default="all",
-    ),
-]
-TrustRemoteCodeOption = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Run model code that comes with a checkpoint."),
-]
-DeviceOption = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is"),
-]
-DeviceMapOption = Annotated[
-    str | None,
-    typer.Option(
-        help="auto, balanced, ...: spread large models over devices (accelerate), instead of --device."
-    ),
-]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        help="float32, bfloat16, ...; int8; on a CPU int4 or gguf; with --runner llamacpp float32, float16 or q8_0.",
-        show_default="by device",
-    ),
-]
-DraftDtypeOption = Annotated[
-    str | None,
-    typer.Option(help="Of the draft, where it is to differ.", show_default="as --dtype"),
-]
-CompileOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--compile/--no-compile",
-        help="Have our kernels run forward passes on a CPU (seconds to compile, once), CUDA graphs on a GPU.",
-        show_default="where it is free",
-    ),
-]
-RunnerOption = Annotated[
-    Literal["auto", "torch", "llamacpp"],
-    typer.Option(
-        help="auto: for GGUF files what 'doctor --probe' found to be fastest here, else our kernels on a CPU, else "
-        "llama.cpp. torch: PyTorch, GGUF files are dequantised. llamacpp: other models are converted once, and cached."
-    ),
-]
-DraftRunnerOption = Annotated[
-    Literal["auto", "torch", "llamacpp"] | None,
-    typer.Option(help="Of the draft, where it is to differ.", show_default="as --runner"),
-]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingOptions:
+    """How texts are read from files."""
+
+    limit: Annotated[int | None, _texts(help="Maximum number of texts.", show_default="all")] = None
+    field: Annotated[
+        MaybeText,
+        _texts(
+            help="Field of a record that holds its text; dots separate nested fields.",
+            show_default="text, prompt, question, turns or content",
+        ),
+    ] = None
+    split: Annotated[
+        Literal["lines", "blank-lines", "file"],
+        _texts(help="What one text of a .txt file is: a line, a block between blank lines, the file."),
+    ] = "lines"
+    chat: Annotated[
+        bool,
+        _texts("--chat", help="Every text is a prompt of a user; prompts go through the chat template."),
+    ] = False
+    system: Annotated[
+        MaybeText, _texts(help="System message before all prompts, with --chat.", show_default=False)
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions(ReadingOptions):
+    """Texts that a target writes for a draft."""
+
+    new_tokens: Annotated[int, _texts("--max-new-tokens", help="Maximum length of the target's answers.")] = (
+        256
+    )
+    prompt_tokens: Annotated[int, _texts(help="Maximum prompt length.")] = 512
+    temperature: Annotated[
+        float, _texts("--temperature", "-t", help="The target writes at it: that of later use.")
+    ] = 1.0
+    held_out: Annotated[float, _texts(help="Share of the prompts that the draft is evaluated on.")] = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class SteppingOptions:
+    """The steps of a training."""
+
+    tokens: Annotated[int, _training(help="Tokens per step, prompts included.")] = 2048
+    lr: Annotated[float, _training(help="Peak learning rate of AdamW.")] = 1e-3
+    seed: Annotated[int, _training(help="Seed of texts, weights and batches.")] = 0
+    threads: Annotated[int | None, _training(help="CPU threads for training.", show_default="torch's")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions(SteppingOptions):
+    """The training of a draft."""
+
+    loss: Annotated[str, _training(help="ce, kl, reverse-kl, tv, or a mix such as 0.1*ce+0.9*tv.")] = "ce+kl"
+    warm_up: Annotated[float, _training(help="Share of the steps that minimise ce+kl first.")] = 0.0
+    epochs: Annotated[float, _training(help="Passes over the texts.")] = 4.0
+    steps: Annotated[
+        int | None, _training(help="Steps, instead of --epochs.", show_default="by --epochs")
+    ] = None
+    minutes: Annotated[
+        float | None,
+        _training(help="Maximum time of training; the schedule ends with it.", show_default="no limit"),
+    ] = None
+    loss_temperature: Annotated[
+        float | None,
+        _training(help="Temperature of the laws in the loss.", show_default="that of the texts"),
+    ] = None
+    checkpoint: Annotated[int, _training(help="Steps between checkpoints.")] = 100
+    precision: Annotated[
+        Literal["float32", "bfloat16"],
+        _training(
+            help="Dtype of matrix products in training; bfloat16 is faster where the processor has it."
+        ),
+    ] = "float32"
+
+    def settings(self) -> dict[str, Any]:
+        """The fields by their names in ``TrainingSettings``."""
+        given = asdict(self)
+        temperature = given.pop("loss_temperature")
+        return given | {"temperature": temperature}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingOptions:
+    """Where something is computed that workers of Ray can compute too."""
+
+    engine: Annotated[
+        Literal["local", "ray"], _ray(help="Where it is computed: in this process, or on a Ray cluster.")
+    ] = "local"
+    workers: Annotated[int | None, _ray(help="Workers of the ray engine.", show_default="2")] = None
+    ray_address: Annotated[
+        MaybeText, _ray(help="Address of a Ray cluster.", show_default="one on this machine")
+    ] = None
+
+    def check(self, loading: Loading) -> None:
+        """Raise a UserError for options of loading that workers would not know."""
+        alone = {"trust_remote_code", "device_map", "draft_dtype", "draft_runner"}
+        if self.engine == "ray" and (given := loading.given().keys() & alone):
+            option = sorted(given)[0].replace("_", "-")
+            raise UserError(f"the workers of --engine ray load models without --{option}: use --engine local")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbingOptions:
+    """A probe of a pair: texts of both models for the same prompts."""
+
+    prompts: Annotated[
+        Path | None, _texts(help="Text file, one prompt a line.", show_default="12 built-in ones")
+    ] = None
+    texts: Annotated[int, _texts(min=2, help="Texts by each model.")] = 24
+    max_new_tokens: Annotated[int, _texts("--max-new-tokens", "-n", min=1, help="Tokens per text.")] = 64
+    temperature: Annotated[float, _texts("--temperature", "-t", help="0 is greedy.")] = 1.0
+    seed: Annotated[int, _texts(help="The same seed gives the same result.")] = 0
+
+
+def refuse_unused(command: Callable[..., Any], given: Mapping[str, Any], why: str) -> None:
+    """Refuse options that were given although they have no effect.
+
+    Args:
+        command: the command, whose signature has the defaults.
+        given: values of the options that have no effect here, by parameter name.
+        why: end of the message: in which case they have no effect, and how to fix it.
+
+    Raises:
+        UserError: an option differs from its default; names the first.
+    """
+    parameters = inspect.signature(command).parameters
+    for name, value in given.items():
+        default = parameters[name].default
+        if value != default and value != []:
+            shown = f"MODEL {value[0]}" if name == "models" else f"--{name.replace('_', '-')} {value}"
+            raise UserError(f"{shown} has no effect {why}")

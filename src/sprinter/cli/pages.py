@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from sprinter.errors import UserError
+from sprinter.files import write_atomic
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +19,11 @@ if TYPE_CHECKING:
     from sprinter.decode.draft import Token
     from sprinter.engine.generation import Generation
 
-__all__ = ["JsonPage", "Page", "TerminalPage", "console", "harmless", "legend", "painted", "print_json"]
+__all__ = [
+    "JsonPage", "Page", "TerminalPage", "console", "harmless", "legend", "painted", "print_json", "print_table",
+    "write_file",
+    "write_json",
+]  # fmt: skip
 
 # Okabe and Ito's colours, distinct for all common kinds of colour vision; the attributes are distinct without colours.
 _STYLES = {
@@ -106,6 +114,39 @@ class JsonPage(Page):
 def print_json(value: dict[str, Any]) -> None:
     """Print an object as one line of ASCII, which any terminal and pipe can carry."""
     print(json.dumps(value, allow_nan=False), flush=True)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> Path:
+    """Write an object to a file in --out, atomically; returns its path."""
+    return write_file(path, json.dumps(value, allow_nan=False) + "\n")
+
+
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write a file in --out, atomically; returns its path."""
+    try:
+        return write_atomic(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}' ({error.strerror}): free it or give another --out") from None
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str | None = None, left: int = 1
+) -> None:
+    """Print a table, below its title.
+
+    Args:
+        left: number of first columns that hold text; the others hold numbers, flush right.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title and Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(Text(name), justify="left" if number < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    console().print(table)
 
 
 def legend() -> Text:

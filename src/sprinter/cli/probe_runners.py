@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from sprinter.cli.loading import Loading, load
-from sprinter.cli.theory_common import ProgressLine
+from sprinter.cli.progress import Progress
 from sprinter.errors import SprinterError, UserError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def compare_runners(
     times: PassTimes,
     token_s: Callable[[PassTimes], float],
     sampling: Sampling,
-    progress: ProgressLine,
+    progress: Progress,
 ) -> tuple[dict[str, PassTimes | str], str | None, bool]:
     """Time the passes of the other runners that could serve the pair, and keep the fastest for ``--runner auto``.
 
@@ -48,15 +49,8 @@ def compare_runners(
     from sprinter.theory.passes import PassTimes, measure_passes
 
     own = rival_of(pair.models)
-    asked = {
-        loading.dtype,
-        loading.draft_dtype,
-        loading.draft_runner,
-        loading.device,
-        loading.device_map,
-        loading.draft_vocabulary,
-        loading.compile,
-    }
+    names = ("dtype", "draft_dtype", "draft_runner", "device", "device_map", "draft_vocabulary", "compile")
+    asked = {getattr(loading, name) for name in names}
     if own is None or loading.target is None or loading.runner != "auto" or asked - {None, "auto", False}:
         return {}, None, False
     found: dict[str, PassTimes | str] = {own: times}
@@ -66,11 +60,8 @@ def compare_runners(
         progress(f"loading the models with runner {name}")
         try:
             other = load(replace(loading, **options))
-            found[name] = measure_passes(
-                other,
-                sampling=sampling,
-                progress=_step(progress, f"timing forward passes with runner {name}"),
-            )
+            step = partial(progress, f"timing forward passes with runner {name}")
+            found[name] = measure_passes(other, sampling=sampling, progress=step)
         except (SprinterError, MemoryError, RuntimeError) as error:
             found[name] = str(error) or type(error).__name__
     timed: Mapping[str, PassTimes] = {name: one for name, one in found.items() if not isinstance(one, str)}
@@ -87,7 +78,3 @@ def compare_runners(
         _log.warning("which runner is fastest cannot be kept for later: %s", error)
         return found, fastest, False
     return found, fastest, True
-
-
-def _step(progress: ProgressLine, stage: str) -> Any:
-    return lambda done, wanted: progress(stage, done, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,8 @@ from sprinter.errors import UserError, first_line, install_line
 __all__ = ["serve"]
 
 _MIB = 2**20
+_limit = partial(typer.Option, min=1, rich_help_panel="Limits")
+_access = partial(typer.Option, rich_help_panel="Access")
 
 
 @loads()
@@ -37,66 +40,47 @@ def serve(
         ),
     ] = None,
     require_lossless: Annotated[
-        bool,
-        typer.Option("--require-lossless", help="Refuse lossy methods."),
+        bool, typer.Option("--require-lossless", help="Refuse lossy methods.")
     ] = False,
     never_slower: Annotated[
-        bool,
-        typer.Option(help="Stop drafting while it does not pay, in requests without a method."),
+        bool, typer.Option(help="Stop drafting while it does not pay, in requests without a method.")
     ] = True,
-    rows: Annotated[int, typer.Option(min=1, help="Texts generated at the same time.")] = 8,
+    rows: Annotated[int, _limit(help="Texts generated at the same time.")] = 8,
     max_len: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Tokens of a row, prompt included.", show_default="the context, at most 2048"
-        ),
+        _limit(help="Tokens of a row, prompt included.", show_default="the context, at most 2048"),
     ] = None,
     memory_mib: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum size of the KV caches.", show_default="90 % of the free memory"),
+        int | None, _limit(help="Maximum size of the KV caches.", show_default="90 % of the free memory")
     ] = None,
-    max_waiting: Annotated[int, typer.Option(min=0, help="Texts that wait for a row.")] = 64,
-    max_prompt_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Longest prompt.", show_default="the row"),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest text.", show_default="the row")
-    ] = None,
+    max_waiting: Annotated[int, _limit(min=0, help="Texts that wait for a row.")] = 64,
+    max_prompt_tokens: Annotated[int | None, _limit(help="Longest prompt.", show_default="the row")] = None,
+    max_new_tokens: Annotated[int | None, _limit(help="Longest text.", show_default="the row")] = None,
     max_draft: Annotated[
-        int, typer.Option(min=1, help="Largest γ, and other counts, of a method that a request names.")
+        int, _limit(help="Largest γ, and other counts, of a method that a request names.")
     ] = 64,
-    max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request.")] = 4,
-    queue_timeout: Annotated[float, typer.Option(help="Seconds that a request waits for a row.")] = 60.0,
-    request_timeout: Annotated[float, typer.Option(help="Seconds that a request takes.")] = 600.0,
-    drain_timeout: Annotated[float, typer.Option(help="Seconds for open requests after SIGTERM.")] = 30.0,
-    rate_limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Texts per minute of a key.", show_default="none"),
-    ] = None,
+    max_body_mib: Annotated[int, _limit(help="Largest request.")] = 4,
+    queue_timeout: Annotated[float, _limit(min=None, help="Seconds that a request waits for a row.")] = 60.0,
+    request_timeout: Annotated[float, _limit(min=None, help="Seconds that a request takes.")] = 600.0,
+    drain_timeout: Annotated[float, _limit(min=None, help="Seconds for open requests after SIGTERM.")] = 30.0,
+    rate_limit: Annotated[int | None, _limit(help="Texts per minute of a key.", show_default="none")] = None,
     token_limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens per minute of a key.", show_default="none"),
+        int | None, _limit(help="Tokens per minute of a key.", show_default="none")
     ] = None,
     api_keys: Annotated[
-        Path | None,
-        typer.Option(help="File of keys, one per line; read again when it changes."),
+        Path | None, _access(help="File of keys, one per line; read again when it changes.")
     ] = None,
     allow_anonymous: Annotated[
-        bool,
-        typer.Option("--allow-anonymous", help="Let other machines in without a key."),
+        bool, _access("--allow-anonymous", help="Let other machines in without a key.")
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Further name of this server in the header Host; may be repeated.", show_default=False
-        ),
+        _access(help="Further name of this server in the header Host; may be repeated.", show_default=False),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
+    tls_cert: Annotated[Path | None, _access(help="Certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, _access(help="Key of the certificate (PEM).")] = None,
     log_prompts: Annotated[
-        bool,
-        typer.Option("--log-prompts", help="Write prompts and answers to the log."),
+        bool, _access("--log-prompts", help="Write prompts and answers to the log.")
     ] = False,
 ) -> int:
     """Serve the pair over HTTP, with OpenAI's interface: completions, chat completions, models.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields
+from typing import Any, get_type_hints
 
-__all__ = ["Result", "in_place_of", "option"]
+__all__ = ["Decorator", "in_place_of", "option", "takes"]
 
-Result = TypeVar("Result")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -18,9 +19,25 @@ def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     )
 
 
+def takes(name: str, kind: type, without: Collection[str] = (), **defaults: Any) -> Decorator:
+    """Decorator of a command: replaces its parameter of a dataclass by options, the fields of the class.
+
+    Args:
+        without: fields that the command does not offer.
+        defaults: the command's own defaults.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    shown = [
+        option(one.name, hints[one.name], defaults.get(one.name, one.default))
+        for one in fields(kind)
+        if one.name not in without
+    ]
+    return in_place_of(name, shown, lambda given: kind(**given))
+
+
 def in_place_of(
     name: str, shown: Sequence[inspect.Parameter], make: Callable[[dict[str, Any]], Any]
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+) -> Decorator:
     """Decorator of a command: replaces one parameter by several options.
 
     Args:
@@ -29,8 +46,8 @@ def in_place_of(
         make: makes the parameter's value from the options' values by name.
     """
 
-    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
-        def run(**given: Any) -> Result:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        def run(**given: Any) -> Any:
             value = make({one.name: given.pop(one.name) for one in shown})
             return command(**given, **{name: value})
 

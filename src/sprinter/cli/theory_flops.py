@@ -9,15 +9,16 @@ import typer
 
 from sprinter.cli.completion import complete_method
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.pages import console, print_json
-from sprinter.cli.theory_common import ProgressLine, read_prompts, record
-from sprinter.cli.unused import refuse_unused
+from sprinter.cli.options import JsonOption, refuse_unused
+from sprinter.cli.pages import print_json, print_table
+from sprinter.cli.progress import Progress
+from sprinter.cli.theory_common import read_prompts, record
 from sprinter.errors import UserError
 
 __all__ = ["command"]
 
 
-@loads(without=("profile",))
+@loads("profile")
 def command(
     models: Annotated[
         list[str] | None,
@@ -44,7 +45,7 @@ def command(
         ),
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Texts of the probe.")] = 12,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Count forward FLOPs of models, of a round or of methods, as Hoffmann et al. (2022, Appendix F).
 
@@ -57,7 +58,7 @@ def command(
     if method:
         unused = {"models": models, "tokens": tokens, "context": context, "gamma": gamma}
         refuse_unused(command, unused, "with --method, which counts by a probe of its own: leave it out")
-        value = _methods(method, loading, texts, ProgressLine())
+        value = _methods(method, loading, texts)
     elif target is not None or draft is not None:
         if target is None or draft is None:
             raise UserError("a round needs both models: give --target and --draft")
@@ -73,7 +74,8 @@ def command(
         return
     for rows in value.values():
         if isinstance(rows, list):
-            _print(rows)
+            columns = [key.replace("_", " ") for key in rows[0]]
+            print_table(columns, ([_cell(value) for value in row.values()] for row in rows))
 
 
 def _models(models: Sequence[str] | None, tokens: int, context: int | None) -> list[dict[str, Any]]:
@@ -111,12 +113,7 @@ def _round(target: str, draft: str, gamma: int, context: int | None) -> dict[str
     return {"target": target, "draft": draft, "gamma": gamma, "rounds": rows}
 
 
-def _methods(
-    specs: Sequence[str],
-    loading: Loading,
-    texts: int,
-    progress: ProgressLine,
-) -> dict[str, Any]:
+def _methods(specs: Sequence[str], loading: Loading, texts: int) -> dict[str, Any]:
     from sprinter.decode.spec import parse_method
     from sprinter.laws import Sampling
     from sprinter.models.flops import forward_flops
@@ -128,7 +125,8 @@ def _methods(
     pair = load(loading)
     for method in methods:
         check_replayable(method, pair.heads)
-    recordings = record(pair, read_prompts(None, texts), 64, Sampling(), 0, progress)
+    with Progress() as progress:
+        recordings = record(pair, read_prompts(None, texts), 64, Sampling(), 0, progress)
     assert pair.models.draft is not None
     big, small = (forward_flops(model.model.config) for model in (pair.models.target, pair.models.draft))
     rows = []
@@ -142,20 +140,7 @@ def _methods(
             "method": found.method, "millions_by_passes": count.passes / 1e6, "millions_by_tokens": count.tokens / 1e6,
             "passes_over_plain": count.passes_ratio, "tokens_over_plain": count.tokens_ratio,
         })  # fmt: skip
-    progress.close()
     return {"methods": rows}
-
-
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for key, value in rows[0].items():
-        table.add_column(key.replace("_", " "), justify="left" if isinstance(value, str) else "right")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    console().print(table)
 
 
 def _cell(value: Any) -> str:

@@ -11,9 +11,11 @@ import typer
 from sprinter.cli.completion import complete_method
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.pages import console, print_json
-from sprinter.cli.theory_common import ProgressLine, read_prompts, record
-from sprinter.cli.unused import refuse_unused
+from sprinter.cli.options import JsonOption, ProbingOptions, refuse_unused
+from sprinter.cli.pages import console, print_json, print_table
+from sprinter.cli.progress import Progress
+from sprinter.cli.signature import takes
+from sprinter.cli.theory_common import read_prompts, record
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
 
@@ -26,8 +28,9 @@ __all__ = ["command"]
 _METHODS = ("autoregressive", "speculative", "sprinter")
 
 
-@loads(without=("profile",))
-@generates(only=("top_k", "top_p"))
+@loads("profile")
+@generates("top_k", "top_p")
+@takes("probing", ProbingOptions)
 def command(
     method: Annotated[
         list[str] | None,
@@ -55,17 +58,9 @@ def command(
         Path | None,
         typer.Option(help="Labels made by 'sprinter gate label' instead of a probe.", show_default=False),
     ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="Text file, one prompt a line.", show_default="12 built-in ones")
-    ] = None,
-    texts: Annotated[int, typer.Option(min=2, help="Texts by each model.")] = 24,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens per text.")
-    ] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
+    probing: ProbingOptions = ProbingOptions(),
     options: GenerationKeywords = AT_DEFAULTS,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same predictions.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Predict methods on your pair: a short probe records both models' laws, and the decode loop replays them."""
     from sprinter.decode.spec import parse_method
@@ -74,42 +69,39 @@ def command(
     from sprinter.theory.replay import check_replayable
 
     if labels is not None:
-        unused = {"prompts": prompts, "max_new_tokens": max_new_tokens, "texts": texts}
+        unused = {name: getattr(probing, name) for name in ("prompts", "max_new_tokens", "texts")}
         refuse_unused(command, unused, "with --labels, which take the place of a probe: leave it out")
     if not best:
         refuse_unused(command, {"max_drift": max_drift}, "with --no-best: leave one of them out")
     methods = [parse_method(spec) for spec in method or _METHODS]
     given = None if cost_ratio is None else theory.CostRatio(cost_ratio)
-    sampling = Sampling(temperature, options["top_k"], options["top_p"])
-    lines, progress = read_prompts(prompts, texts), ProgressLine()
+    sampling = Sampling(probing.temperature, options["top_k"], options["top_p"])
+    lines, seed = read_prompts(probing.prompts, probing.texts), probing.seed
     pair = load(loading)
     if not method:
         methods = [one for one in methods if "gate" not in one.needs or pair.gate is not None]
     for one in methods:
         check_replayable(one, pair.heads)
-    if given is None:
-        progress("measuring costs")
-    cost = given or theory.measure_costs(pair)
-    if labels is not None:
-        recordings = _from_labels(labels, pair, sampling)
-    else:
-        recordings = record(pair, lines, max_new_tokens, sampling, seed, progress)
-    rows, stage = [], f"predicting {len(methods)} methods"
-    for done, one in enumerate(methods):
-        progress(stage, done, len(methods))
-        rows.append(theory.predict(recordings, one, cost=cost, seed=seed).to_dict())
-    found: dict[str, Any] = {}
-    if best:
-        tried, wanted = itertools.count(1), sum(map(len, theory.dials(recordings[0]).values()))
-        chosen = theory.best(
-            recordings,
-            cost,
-            max_drift=max_drift,
-            seed=seed,
-            progress=lambda name: progress("looking for the best", next(tried), wanted),
-        )
-        found = {name: None if one is None else one.to_dict() for name, one in chosen.items()}
-    progress.close()
+    with Progress() as progress:
+        if given is None:
+            progress("measuring costs")
+        cost = given or theory.measure_costs(pair)
+        if labels is not None:
+            recordings = _from_labels(labels, pair, sampling)
+        else:
+            recordings = record(pair, lines, probing.max_new_tokens, sampling, seed, progress)
+        rows = []
+        for done, one in enumerate(methods, 1):
+            rows.append(theory.predict(recordings, one, cost=cost, seed=seed).to_dict())
+            progress(f"predicting {len(methods)} methods", done, len(methods))
+        found: dict[str, Any] = {}
+        if best:
+            tried, wanted = itertools.count(1), sum(map(len, theory.dials(recordings[0]).values()))
+            chosen = theory.best(
+                recordings, cost, max_drift=max_drift, seed=seed,
+                progress=lambda name: progress("looking for the best", next(tried), wanted),
+            )  # fmt: skip
+            found = {name: None if one is None else one.to_dict() for name, one in chosen.items()}
     if json:
         ratio = {"draft": cost.draft, "gate": cost.gate, "token": cost.token}
         print_json({"cost_ratio": ratio, "max_drift": max_drift, "predictions": rows, "best": found})
@@ -148,24 +140,14 @@ def _from_labels(directory: Path, pair: Pair, sampling: Any) -> list[Recording]:
 
 
 def _print(rows: list[dict[str, Any]], found: dict[str, Any], ratio: float, max_drift: float) -> None:
-    from rich import box
-    from rich.table import Table
-
-    page = console()
+    columns = ("method", "tokens/call", "mean drift", "draft steps/token", "speed-up", "lossless")
     for title, named in (
         ("Predicted", [("", row) for row in rows]),
         (f"The best of each dial at drift <= {max_drift:g}", list(found.items())),
     ):
-        if not named:
-            continue
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("method")
-        for name in ("tokens/call", "mean drift", "draft steps/token", "speed-up", "lossless"):
-            table.add_column(name, justify="right")
-        for dial, row in named:
-            table.add_row(*_cells(dial, row))
-        page.print(table)
-    page.print(
+        if named:
+            print_table(columns, (_cells(dial, row) for dial, row in named), title=title)
+    console().print(
         f"Speed-ups over plain decoding at a cost ratio of {ratio:.3f} (draft step over target pass); 95 % intervals."
     )
 

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sprinter.cli.pages import console, print_json
-from sprinter.cli.theory_common import ProgressLine, check_out, write_file, write_json
+from sprinter.cli.options import FiguresOption, JsonOption
+from sprinter.cli.pages import console, print_json, print_table, write_file, write_json
+from sprinter.cli.progress import Progress
+from sprinter.cli.theory_common import check_out
 
 __all__ = ["command"]
 
@@ -32,8 +34,8 @@ def command(
         Path | None,
         typer.Option(help="Directory for simulate.json and the figures.", show_default="numbers alone"),
     ] = None,
-    figures: Annotated[bool, typer.Option(help="Draw PNG files into --out.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    figures: FiguresOption = True,
+    json: JsonOption = False,
 ) -> None:
     """Check the theorems by simulation: non-stationary Markov chains answer the real decode loop."""
     from sprinter.plots import png
@@ -42,9 +44,8 @@ def command(
 
     setting = Setting(states, horizon, seed, tuple(drafts or (4, 5)), runs, long)
     check_out(out, figures)
-    progress = ProgressLine()
-    data = run_all(setting, progress)
-    progress.close()
+    with Progress() as progress:
+        data = run_all(setting, progress)
     files: list[Path] = []
     if out is not None:
         files.append(write_json(out / "simulate.json", data))
@@ -61,22 +62,18 @@ def command(
 
 
 def _print(data: dict[str, Any], files: list[Path]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("closed form")
-    for name in ("value", "simulated", "99 % interval", "texts"):
-        table.add_column(name, justify="right")
-    for part in data.values():
-        for one in part.get("checks", []) if isinstance(part, dict) else []:
-            inside = "" if one["low"] <= one["closed"] <= one["high"] else " (outside)"
-            interval = f"{one['low']:.3f} to {one['high']:.3f}{inside}"
-            table.add_row(
-                one["what"], f"{one['closed']:.3f}", f"{one['mean']:.3f}", interval, str(one["runs"])
-            )
+    rows = (
+        (
+            one["what"], f"{one['closed']:.3f}", f"{one['mean']:.3f}",
+            f"{one['low']:.3f} to {one['high']:.3f}"
+            + " (outside)" * (not one["low"] <= one["closed"] <= one["high"]),
+            str(one["runs"]),
+        )
+        for part in data.values()
+        for one in (part.get("checks", []) if isinstance(part, dict) else [])
+    )  # fmt: skip
+    print_table(("closed form", "value", "simulated", "99 % interval", "texts"), rows)
     page = console()
-    page.print(table)
     short = data["rejections"]["short"]
     ratio = short["gamma_5"]["calls_over_theorem_1"]
     page.print(

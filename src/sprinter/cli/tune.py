@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from sprinter.cli.bench_pages import BenchProgressBar
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.pages import console, print_json
+from sprinter.cli.options import FiguresOption, JsonOption, RestartOption, RunCodeOption
+from sprinter.cli.pages import console, print_json, print_table, write_file
+from sprinter.cli.progress import Progress
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 __all__ = ["tune"]
 
@@ -25,8 +23,8 @@ _LINE_TOKENS = 128  # new tokens after a whole text
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@loads(without=("profile",))
-@generates(only=("top_k", "top_p", "min_p"))
+@loads("profile")
+@generates("top_k", "top_p", "min_p")
 def tune(
     data: Annotated[
         str,
@@ -81,19 +79,16 @@ def tune(
         str | None,
         typer.Option(help="Field of a .jsonl file that holds the prompt.", show_default="the first known"),
     ] = None,
-    run_code: Annotated[
-        bool, typer.Option(help="Run generated code, in a subprocess with limits, for pass_at_1.")
-    ] = False,
-    figures: Annotated[bool, typer.Option(help="Draw speed against drift as PNG beside --out.")] = True,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget what was measured before.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
+    run_code: RunCodeOption = False,
+    figures: FiguresOption = True,
+    restart: RestartOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Find the fastest method within a budget on drift, on your prompts and this machine; write a profile.
 
     The same command again continues a tuning that was interrupted or ran out of time.
     """
     from sprinter.bench.suites import load_suite
-    from sprinter.files import write_atomic
     from sprinter.plots import check_plots, png
     from sprinter.tuning import Goal, TuneSettings
     from sprinter.tuning import tune as run
@@ -122,15 +117,17 @@ def tune(
     suite = load_suite(
         data, limit=prompts, rule=whole, field=field, tokenizer=pair.tokenizer, new_tokens=usual
     )
-    with BenchProgressBar() as meter:
-        profile = run(pair, suite, out, settings, restart=restart, progress=meter)
-    picture = write_atomic(out.with_suffix(".png"), png(lambda: draw_tuning(profile))) if figures else None
+    with Progress() as progress:
+        profile = run(
+            pair, suite, out, settings, restart=restart,
+            progress=lambda done, wanted, note: progress(note, done, wanted),
+        )  # fmt: skip
+    picture = write_file(out.with_suffix(".png"), png(lambda: draw_tuning(profile))) if figures else None
     if json:
         print_json({**profile, "out": str(out), "picture": picture and str(picture)})
         return
-    page = console()
-    page.print(_table(profile))
-    page.print(plot_text(profile), markup=False, highlight=False)
+    _show(profile)
+    console().print(plot_text(profile), markup=False, highlight=False)
     _tell(profile, out, picture)
 
 
@@ -144,24 +141,18 @@ def _seconds(text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 
-def _table(profile: Mapping[str, Any]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title="Finalists", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method")
+def _show(profile: Mapping[str, Any]) -> None:
     goals = profile["goal"]["quality"]
-    for name in ("speed-up", "95 %", "tokens/s", "drift", "changed/text", *goals, "prompts"):
-        table.add_column(name, justify="right")
+    columns = ("method", "speed-up", "95 %", "tokens/s", "drift", "changed/text", *goals, "prompts")
+    rows = []
     for one in profile["settings"]:
         speed, low, high = one["speed_up"]
-        drift = "0 (exact)" if one["lossless"] else f"{one['drift'][0]:.3f}"
-        kept = [_kept(one, goal) for goal in goals]
-        table.add_row(
+        rows.append((
             one["spec"], f"{speed:.2f}x", "-" if low is None else f"{low:.2f} to {high:.2f}",
-            f"{one['tokens_per_s']:.1f}", drift, f"{one['changed']:.1f}", *kept, str(one["prompts"]),
-        )  # fmt: skip
-    return table
+            f"{one['tokens_per_s']:.1f}", "0 (exact)" if one["lossless"] else f"{one['drift'][0]:.3f}",
+            f"{one['changed']:.1f}", *(_kept(one, goal) for goal in goals), str(one["prompts"]),
+        ))  # fmt: skip
+    print_table(columns, rows, title="Finalists")
 
 
 def _kept(entry: Mapping[str, Any], goal: str) -> str:
