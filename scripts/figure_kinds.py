@@ -24,14 +24,16 @@ from sprinter.decode.grow import grow_from
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.tree import Tree
 from sprinter.laws import entropy, overlap, tv_distance
+from sprinter.plots import COLOURS
 from sprinter.random import AddressedDraws
 
 Panel = Callable[[Axes], set[str] | None]
 """Draws into axes; returns the kinds of boxes that need a legend."""
 Drawing = Callable[[], Figure]
-# Okabe and Ito's palette, distinct for all common kinds of colour vision; shapes and letters repeat the information
-BLUE, ORANGE, SKY, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
-INK, GREY, PALE = "#222222", "#8A8A8A", "#E8E8E8"
+BLUE, ORANGE, SKY, GREEN, RED, PURPLE, INK, PALE = (
+    COLOURS[name] for name in ("blue", "orange", "sky", "green", "red", "purple", "ink", "grid")
+)
+GREY = "#8A8A8A"
 STYLE = {
     "font.size": 9, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.edgecolor": GREY, "axes.labelcolor": INK,
@@ -129,7 +131,7 @@ class Followed(NamedTuple):
 def follow(spec: str, length: int, seed: int = 0) -> Followed:
     """Decode with the real loop on a Pair, and record its driver's answers."""
     method, record, prompt, draws = parse_method(spec), Record(), (0,), AddressedDraws(seed)
-    driver: Any = ChainDriver(Pair(), draws, 1, method.accept.needs_raw, method.drafter)  # type: ignore[arg-type]
+    driver: Any = ChainDriver(Pair(), draws, needs_raw=method.accept.needs_raw, drafter=method.drafter)  # type: ignore[arg-type]
     loop = decode(prompt, method, Limits(length), draws, record, complete=True)
     out, request = Followed(record, {}, {}), next(loop, None)
     while request is not None:

@@ -29,7 +29,7 @@ def steps() -> dict[str, str]:
     """Path -> the block that the page shows below it, whole or as an addition."""
     page = (ROOT / "docs/adding-a-rule.md").read_text(encoding="utf-8")
     found = re.findall(
-        r"^   `([^`]+)`(, at the end|, in the table)?\n\n   (`{3,4})\w+\n(.*?)^   \3$", page, re.M | re.S
+        r"^   `([^`]+)`(, .. the (?:end|table))?\n\n   (`{3,4})\w+\n(.*?)^   \3$", page, re.M | re.S
     )
     return {path: textwrap.dedent(block) for path, _, _, block in found}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 import sys
 from functools import cache
@@ -37,21 +36,16 @@ def listed() -> dict[str, frozenset[str]]:
     return {name: frozenset(others) for name, *others in rows}
 
 
-# --- the picture ------------------------------------------------------------------------------------------------------
-def test_the_page_lists_the_imports_as_they_are(imports: dict[str, frozenset[str]]) -> None:
+# --- the diagram ------------------------------------------------------------------------------------------------------
+def test_diagram_and_list_are_those_of_the_imports(imports: dict[str, frozenset[str]]) -> None:
     assert listed() == imports, REDRAW
-    assert architecture.write_list(PAGE, imports) == PAGE, REDRAW
+    assert architecture.written(PAGE, imports) == PAGE, REDRAW
 
 
-def test_the_picture_is_drawn_from_the_imports(imports: dict[str, frozenset[str]]) -> None:
-    assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.draw(imports), REDRAW
-    assert f"]({architecture.PICTURE.relative_to(ROOT / 'docs').as_posix()})" in PAGE
-
-
-def test_another_import_changes_list_and_picture(imports: dict[str, frozenset[str]]) -> None:
+def test_another_import_changes_list_and_diagram(imports: dict[str, frozenset[str]]) -> None:
     more = imports | {"theory": imports["theory"] | {"training"}}
     assert architecture.list_imports(more) != architecture.list_imports(imports)
-    assert architecture.draw(imports) != architecture.draw(imports | {"heads": imports["heads"] | {"random"}})
+    assert architecture.diagram(imports) != architecture.diagram(more)
 
 
 def test_every_room_is_described_and_every_described_room_exists(
@@ -71,50 +65,24 @@ def test_folders_with_modules_are_rooms(imports: dict[str, frozenset[str]]) -> N
     assert folders | modules | {"sprinter"} == set(imports)
 
 
-def test_floors_are_those_of_import_linter_in_picture_and_page(imports: dict[str, frozenset[str]]) -> None:
-    rooms, built = {architecture.top_level(name) for name in imports}, architecture.read_floors()
-    drawn = {name: box.floor for name, box in architecture.BOXES.items()}
-    assert drawn.pop("sprinter") == 4  # no part of the contract, as it is no module of the package
-    assert drawn == {name: floor for floor, names in enumerate(built) for name in names & rooms}
-    floor, on_page = 0, {}
+def test_floors_are_those_of_import_linter_on_the_page(imports: dict[str, frozenset[str]]) -> None:
+    floors, floor, on_page = architecture.floors(imports), 0, {}
+    assert floors["errors"] == 0 < floors["laws"] < floors["decode"] < floors["engine"] < floors["cli"]
     for number, name in re.findall(r"^\| (\d?) ?\| \[`([\w/]+)`\]", PAGE, re.M):
         floor = int(number or floor)
         on_page[name] = floor
-    assert on_page == {name: architecture.BOXES[architecture.top_level(name)].floor for name in imports}
+    assert on_page == {name: floors[architecture.top_level(name)] for name in imports}
 
 
 def test_imports_go_down_or_stay_in_the_package(imports: dict[str, frozenset[str]]) -> None:
-    boxes = {name: architecture.BOXES[architecture.top_level(name)] for name in imports}
-    up = [
-        (one, other)
-        for one, others in imports.items()
-        for other in others
-        if architecture.top_level(one) != architecture.top_level(other)
-        and boxes[one].floor <= boxes[other].floor
-    ]
-    assert up == []
+    floors, tops = architecture.floors(imports), architecture.top_level
+    pairs = {(tops(one), tops(other)) for one, others in imports.items() for other in others}
+    assert [(one, other) for one, other in pairs if one != other and floors[one] <= floors[other]] == []
 
 
 def test_arrows_that_follow_from_others_are_left_out() -> None:
     edges = {("a", "b"), ("b", "c"), ("a", "c"), ("c", "d"), ("a", "d"), ("e", "d")}
     assert architecture.reduced(edges) == [("a", "b"), ("b", "c"), ("c", "d"), ("e", "d")]
-
-
-def test_nothing_overlaps_in_the_picture(imports: dict[str, frozenset[str]]) -> None:
-    boxes = architecture.BOXES
-    for one, other in itertools.combinations(boxes.values(), 2):
-        assert one.floor != other.floor or one.right + 8 <= other.x or other.right + 8 <= one.x
-    for pair in architecture.arrows(imports):
-        if "/" in pair[0]:
-            order = list(architecture.sub_packages(pair[0].partition("/")[0], imports))
-            assert order.index(pair[1]) == order.index(pair[0]) + 1, "the arrow runs through a sub-package"
-            continue
-        start, _, end, _ = architecture.curve(*pair)
-        for x, box in ((start, boxes[pair[0]]), (end, boxes[pair[1]])):
-            assert box.x < x < box.right, f"the arrow {pair} misses a box: add it to ROUTES"
-        for x, y in architecture.points(*pair):
-            through = [n for n, b in boxes.items() if b.x - 3 < x < b.right + 3 and b.top < y < b.bottom]
-            assert through == [], f"the arrow {pair} runs through a box: change ROUTES"
 
 
 # --- a round ----------------------------------------------------------------------------------------------------------
