@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
-import io
 import pkgutil
 import re
 import subprocess
 import sys
-import tokenize
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -31,31 +29,6 @@ MODULES = sorted(
 )
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 MAX_TREE_BYTES = 40 * 2**20
-
-PLAIN = [
-    "bench",
-    "cli",
-    "decode",
-    "engine",
-    "errors.py",
-    "files.py",
-    "fingerprint.py",
-    "heads",
-    "laws.py",
-    "lazy.py",
-    "models",
-    "random.py",
-    "serve",
-    "theory",
-    "training",
-    "tuning",
-]
-"""Packages and modules of ``src/sprinter`` whose docstrings and comments use the words of CONTRIBUTING.md."""
-PRIVATE_WORDS = re.compile(
-    r"\bmend(s|ed|ing)?\b|\blikewise\b|\ba look (from|of|at) the\b|\bvouch|\bthither\b|^as above\.$|^it does\.$",
-    re.I | re.M,
-)
-"""Words of the project's own that readers had to guess; CONTRIBUTING.md has the terms to use instead."""
 
 
 def text_of(name: str) -> str:
@@ -84,43 +57,6 @@ def python_blocks() -> list[tuple[int, str]]:
 def test_source_files_are_short(path: Path) -> None:
     limit = 150 if path == SRC / "decode" / "loop.py" else 500
     assert len(path.read_text(encoding="utf-8").splitlines()) <= limit
-
-
-def prose_of(source: str) -> str:
-    """Docstrings and comments of a module, in any order."""
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    strings = [ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
-    strings += [  # below a variable
-        str(node.value.value)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    ]
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
-    return "\n".join([*filter(None, strings), *comments])
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_docstrings_and_comments_use_plain_words(name: str) -> None:
-    paths = [path for path in SOURCES if path.relative_to(SRC).parts[0] == name]
-    assert paths, f"{name} is not in src/sprinter"
-    prose = {path: prose_of(path.read_text(encoding="utf-8")) for path in paths}
-    found = {path.name: match[0] for path, text in prose.items() if (match := PRIVATE_WORDS.search(text))}
-    assert found == {}, "see Words in CONTRIBUTING.md"
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ('"""Says how to mend it."""', True),
-        ("x = 1  # a look from the host", True),
-        ('def f():\n    """As above."""', True),
-        ('x = 1\n"""Likewise."""', True),
-        ('"""Recommended amendments."""\nmended = "mend it"', False),
-    ],
-)
-def test_private_words_are_found_in_prose_alone(source: str, found: bool) -> None:
-    assert bool(PRIVATE_WORDS.search(prose_of(source))) is found
 
 
 def test_no_class_or_type_name_means_two_things() -> None:
@@ -234,12 +170,6 @@ def test_readme_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     out = namespace["out"]
     assert len(out.tokens) == out.stats.new_tokens > 0
     assert out.text in capsys.readouterr().out
-
-
-def test_readme_keeps_a_place_for_results() -> None:
-    readme = text_of("README.md")
-    assert readme.count("<!-- results:begin -->") == readme.count("<!-- results:end -->") == 1
-    assert readme.index("<!-- results:begin -->") < readme.index("<!-- results:end -->")
 
 
 def test_readme_describes_every_method_truly() -> None:
