@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sprinter.bench.statistics import BootstrapInterval, bootstrap, bounds
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, bounds, product_of_ratios, ratio_of_ratios
 from sprinter.bench.summary import Group, PromptKey, SummaryKey, groups
 from sprinter.errors import UserError
 
@@ -44,7 +44,6 @@ class Change:
     verdict: str
 
 
-Vector = NDArray[np.float64]
 _ROUNDING = 1e-9  # of quotients of equal numbers
 
 
@@ -154,74 +153,54 @@ def _changes(
     new: Mapping[SummaryKey, Group],
     base: str | None,
     tolerance: float,
-) -> list[Change]:
+) -> Iterator[Change]:
     arm, suite, temperature = key
     prompts, other = _common(old[key], new[key]), (base or "", suite, temperature)
     beside: list[PromptKey] = []
     if base != arm and other in old and other in new:  # a base arm that failed part-way lacks some prompts
         beside = sorted({*prompts} & old[other].prompts & new[other].prompts)
     a, b = old[key].restrict(prompts), new[key].restrict(prompts)
-    found: list[Change] = []
 
-    def add(
-        measure: str, values: tuple[float, float], interval: BootstrapInterval, bad: int, neutral: float
-    ) -> None:
+    def change(
+        measure: str, before: float, after: float, interval: BootstrapInterval, bad: int, neutral: float = 1.0
+    ) -> Change:
+        """``bad``: −1 where less is worse, 1 where more is, 0 where neither is judged."""
         low, high = neutral - tolerance - _ROUNDING, neutral + tolerance + _ROUNDING
-        least, most = bounds(interval)
-        worse = most < low if bad < 0 else least > high
-        better = least > high if bad < 0 else most < low
-        verdict = (
-            "told" if not bad or interval[1] is None else "worse" if worse else "better" if better else "same"
-        )
-        found.append(Change(arm, suite, temperature, measure, *values, interval, verdict))
+        less, more = bounds(interval)[1] < low, bounds(interval)[0] > high
+        verdict = "told" if not bad or interval[1] is None else "same"
+        if verdict == "same" and (less or more):
+            verdict = "worse" if more == (bad > 0) else "better"
+        return Change(arm, suite, temperature, measure, before, after, interval, verdict)
 
     if beside:
-        own, then, theirs, now = (g.restrict(beside) for g in (a, old[other], b, new[other]))
-        values = _speed(own) / _speed(then), _speed(theirs) / _speed(now)
-        add(f"speed over {base}", values, _ratio(theirs, now, own, then), -1, 1.0)
+        then, now, base_then, base_now = (g.restrict(beside).speed for g in (a, b, old[other], new[other]))
+        values = (_over(*then) / _over(*base_then), _over(*now) / _over(*base_now))
+        interval = product_of_ratios(now, base_now[::-1], then[::-1], base_then)
+        yield change(f"speed over {base}", *values, interval, -1)
     judged = 0 if beside or base == arm else -1
-    add("tokens/s", (_speed(a), _speed(b)), _ratio(b, None, a, None), judged, 1.0)
-    for name, measure in (("target_calls", "target calls/token"), ("draft_steps", "draft steps/token")):
+    yield change("tokens/s", _over(*a.speed), _over(*b.speed), ratio_of_ratios(b.speed, a.speed), judged)
+    for name, measure, bad in (
+        ("target_calls", "target calls/token", 1),
+        ("draft_steps", "draft steps/token", 0),
+    ):
         tops = a.counts(name), b.counts(name)
         if tops[0] is not None and tops[1] is not None and tops[0].sum() and tops[1].sum():
-            values = float(tops[0].sum() / a.tokens.sum()), float(tops[1].sum() / b.tokens.sum())
-            interval = _quotient(tops[1], b.tokens, tops[0], a.tokens)
-            add(measure, values, interval, 1 if name == "target_calls" else 0, 1.0)
+            then, now = (tops[0], a.tokens), (tops[1], b.tokens)
+            yield change(measure, _over(*then), _over(*now), ratio_of_ratios(now, then), bad)
     if a.drifts is not None and b.drifts is not None:
-        values = float(a.drifts.sum() / a.scored.sum()), float(b.drifts.sum() / b.scored.sum())
-        add("mean drift", values, _difference(b.drifts, b.scored, a.drifts, a.scored), 1, 0.0)
-    return found
+        then, now = (a.drifts, a.scored), (b.drifts, b.scored)
+        yield change("mean drift", _over(*then), _over(*now), _difference(now, then), 1, 0.0)
 
 
-def _speed(group: Group) -> float:
-    return float(group.tokens.sum() / group.seconds.sum())
+Ratio = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-def _ratio(b: Group, d: Group | None, a: Group, c: Group | None) -> BootstrapInterval:
-    """(speed of b / speed of d) / (speed of a / speed of c), paired by prompt."""
-
-    def speed(group: Group | None, rows: NDArray[np.int64]) -> Vector:
-        if group is None:
-            return np.ones(rows.shape[:-1])
-        return np.asarray(group.tokens[rows].sum(-1) / group.seconds[rows].sum(-1))
-
-    return bootstrap(
-        lambda rows: speed(b, rows) * speed(c, rows) / (speed(d, rows) * speed(a, rows)), len(a.tokens)
-    )
+def _over(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> float:
+    return float(top.sum() / bottom.sum())
 
 
-def _quotient(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> BootstrapInterval:
-    def statistic(rows: NDArray[np.int64]) -> Vector:
-        sums = [values[rows].sum(-1) for values in (top, under, old_top, old_under)]
-        with np.errstate(invalid="ignore", divide="ignore"):  # the bootstrap leaves out draws without any
-            return np.asarray(sums[0] * sums[3] / (sums[1] * sums[2]))
+def _difference(now: Ratio, then: Ratio) -> BootstrapInterval:
+    def mean(of: Ratio, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.asarray(of[0][rows].sum(-1) / np.maximum(of[1][rows].sum(-1), 1))
 
-    return bootstrap(statistic, len(top))
-
-
-def _difference(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> BootstrapInterval:
-    def statistic(rows: NDArray[np.int64]) -> Vector:
-        now = top[rows].sum(-1) / np.maximum(under[rows].sum(-1), 1)
-        return np.asarray(now - old_top[rows].sum(-1) / np.maximum(old_under[rows].sum(-1), 1))
-
-    return bootstrap(statistic, len(top))
+    return bootstrap(lambda rows: mean(now, rows) - mean(then, rows), len(now[0]))

@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BootstrapInterval", "bootstrap", "bounds", "ratio_of_ratios", "ratio_of_sums"]
+__all__ = [
+    "BootstrapInterval",
+    "Sums",
+    "bootstrap",
+    "bounds",
+    "product_of_ratios",
+    "ratio_of_ratios",
+    "ratio_of_sums",
+]
 
 BootstrapInterval = tuple[float, float | None, float | None]
 """(value, low, high) of a 95 % interval; low and high are None for a single prompt, which shows no variance."""
@@ -17,9 +25,7 @@ LEVEL = 0.95
 REPEATS = 2000
 
 
-def bootstrap(
-    statistic: Callable[[NDArray[np.int64]], Array], prompts: int, repeats: int = REPEATS, seed: int = 0
-) -> BootstrapInterval:
+def bootstrap(statistic: Callable[[NDArray[np.int64]], Array], prompts: int) -> BootstrapInterval:
     """Percentile interval of a statistic of prompts.
 
     Draws whose statistic is not finite (a division by zero, because the few prompts that count were not drawn) are left
@@ -33,7 +39,7 @@ def bootstrap(
     value = float(statistic(np.arange(prompts)))
     if prompts < 2:
         return value, None, None
-    picks = np.random.default_rng(seed).integers(prompts, size=(repeats, prompts))
+    picks = np.random.default_rng(0).integers(prompts, size=(REPEATS, prompts))
     found = statistic(picks)
     values = np.sort(found[np.isfinite(found)])
     count, tail = len(values), (1 - LEVEL) / 2
@@ -48,29 +54,29 @@ def bounds(of: BootstrapInterval) -> tuple[float, float]:
     return value if low is None else low, value if high is None else high
 
 
-def ratio_of_sums(top: Sequence[float] | Array, bottom: Sequence[float] | Array) -> BootstrapInterval:
-    """Σ top / Σ bottom over prompts, for example target calls per token. Both ``[prompts]``."""
-    tops, bottoms = np.asarray(top, dtype=float), np.asarray(bottom, dtype=float)
-    return bootstrap(lambda rows: _over(tops[rows].sum(-1), bottoms[rows].sum(-1)), len(tops))
+Sums = Sequence[float] | Array
+"""A number for each prompt, ``[prompts]``, summed over the prompts that are drawn."""
 
 
-def ratio_of_ratios(
-    top: tuple[Sequence[float] | Array, Sequence[float] | Array],
-    bottom: tuple[Sequence[float] | Array, Sequence[float] | Array],
-) -> BootstrapInterval:
-    """(Σa/Σb) / (Σc/Σd) for ``top`` = (a, b) and ``bottom`` = (c, d), each ``[prompts]``, paired by prompt.
+def ratio_of_sums(top: Sums, bottom: Sums) -> BootstrapInterval:
+    """Σ top / Σ bottom over prompts, for example target calls per token."""
+    return product_of_ratios((top, bottom))
+
+
+def ratio_of_ratios(top: tuple[Sums, Sums], bottom: tuple[Sums, Sums]) -> BootstrapInterval:
+    """(Σa/Σb) / (Σc/Σd) for ``top`` = (a, b) and ``bottom`` = (c, d), paired by prompt.
 
     For speeds: a, c = tokens and b, d = seconds.
     """
-    a, b, c, d = (np.asarray(values, dtype=float) for values in (*top, *bottom))
+    return product_of_ratios(top, bottom[::-1])
+
+
+def product_of_ratios(*ratios: tuple[Sums, Sums]) -> BootstrapInterval:
+    """Π (Σa/Σb) over the pairs (a, b), paired by prompt."""
+    tops, bottoms = ([np.asarray(each, dtype=float) for each in side] for side in zip(*ratios, strict=True))
 
     def statistic(rows: NDArray[np.int64]) -> Array:
-        sums = [values[rows].sum(-1) for values in (a, b, c, d)]
-        return _over(sums[0] * sums[3], sums[1] * sums[2])
+        top, bottom = (np.prod([each[rows].sum(-1) for each in side], axis=0) for side in (tops, bottoms))
+        return np.asarray(np.divide(top, bottom, out=np.full_like(bottom, np.nan), where=bottom != 0))
 
-    return bootstrap(statistic, len(a))
-
-
-def _over(top: Array, bottom: Array) -> Array:
-    """Quotient; NaN for a division by zero."""
-    return np.asarray(np.divide(top, bottom, out=np.full_like(bottom, np.nan), where=bottom != 0))
+    return bootstrap(statistic, len(tops[0]))
