@@ -24,7 +24,7 @@ import numpy as np
 import sprinter
 from benchmarks.common import Arm, interleave
 from benchmarks.common import method_arm as prompt_arm
-from sprinter.bench.quality.duels import LikelihoodJudge
+from sprinter.bench.quality.judges import LikelihoodJudge
 from sprinter.bench.quality.likelihood import log_likelihoods
 from sprinter.bench.sample import Sample
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from sprinter.bench.quality import sandbox
-from sprinter.bench.quality.code import code_of, cut_code, passes, program_of
+from sprinter.bench.quality.checks import code_of, cut_code, passes, program_of
 from sprinter.bench.quality.sandbox import Outcome, SandboxLimits, network, run_code
 from sprinter.bench.sample import SampleCheck
 from sprinter.errors import UserError
@@ -224,12 +224,6 @@ def test_other_systems_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_limits_that_cannot_be_set_are_an_error() -> None:
     with pytest.raises(UserError, match=r"^generated code cannot be run here \(root may not"):
         sandbox._outcome({"refused": "root may not become the user nobody here"}, 1, False)
-
-
-@pytest.mark.parametrize("wrong", [{"seconds": 0}, {"memory_bytes": 5}, {"file_bytes": -1}])
-def test_bad_limits(wrong: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="out of range"):
-        SandboxLimits(**wrong)
 
 
 # --- answers in chat form ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from tests.engine.conftest import tiny_llama
@@ -12,7 +13,7 @@ from sprinter.bench.quality import measure as measure_module
 from sprinter.bench.quality import rouge as rouge_module
 from sprinter.bench.quality import sandbox
 from sprinter.bench.quality.likelihood import log_likelihoods, perplexity
-from sprinter.bench.quality.measure import Answered, QualitySettings, measure, measure_all, prepare
+from sprinter.bench.quality.measure import Answered, QualitySettings, measure, prepare
 from sprinter.bench.quality.metrics import METRICS
 from sprinter.bench.quality.rouge import rouge
 from sprinter.bench.sample import Sample, SampleCheck
@@ -20,6 +21,12 @@ from sprinter.errors import UserError
 from sprinter.models.pair import LoadedModel, LoadedPair
 
 EOS = 9
+
+
+def one(pair: sprinter.Pair, sample: Sample, *answered: Any) -> dict[str, float]:
+    """Measures of one answer: prompt ids, answer ids and texts by turn, and the settings."""
+    *parts, settings = answered
+    return measure(pair, [Answered(sample, *parts)], settings)[0]
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +40,7 @@ def pair() -> sprinter.Pair:
 
 def test_one_turn(pair: sprinter.Pair) -> None:
     sample = Sample("1", "qa", ("how many?",), ("it is 42",), SampleCheck("number", "42"))
-    values = measure(
-        pair, sample, [[1, 2]], [[3, 4, 3, 4, 3, EOS]], ["perhaps 41, or 42."], QualitySettings()
-    )
+    values = one(pair, sample, [[1, 2]], [[3, 4, 3, 4, 3, EOS]], ["perhaps 41, or 42."], QualitySettings())
     (logs,) = log_likelihoods(pair, [([1, 2], [3, 4, 3, 4, 3, EOS])])
     assert values["log_likelihood"] == pytest.approx(float(logs.sum()))
     assert values["scored_tokens"] == 6
@@ -51,7 +56,7 @@ def test_one_turn(pair: sprinter.Pair) -> None:
 def test_turns_are_summed_or_averaged_and_the_last_is_checked(pair: sprinter.Pair) -> None:
     sample = Sample("1", "talk", ("a", "b"), ("one two", "three"), SampleCheck("choice", "B"))
     prompts, answers = [[1], [1, 3, 4, 2]], [[3, 4], [5, 5, 5, 5, 5]]
-    values = measure(pair, sample, prompts, answers, ["one A", "B three"], QualitySettings())
+    values = one(pair, sample, prompts, answers, ["one A", "B three"], QualitySettings())
     first, second = log_likelihoods(pair, list(zip(prompts, answers, strict=True)))
     assert values["log_likelihood"] == pytest.approx(float(first.sum() + second.sum()))
     assert values["scored_tokens"] == 7
@@ -63,7 +68,7 @@ def test_turns_are_summed_or_averaged_and_the_last_is_checked(pair: sprinter.Pai
 
 def test_a_talk_that_was_cut_short_is_not_checked(pair: sprinter.Pair) -> None:
     sample = Sample("1", "talk", ("a", "b"), (), SampleCheck("choice", "B"))
-    values = measure(pair, sample, [[1]], [[3]], ["B"], QualitySettings())
+    values = one(pair, sample, [[1]], [[3]], ["B"], QualitySettings())
     assert "exact_match" not in values and "rouge1" not in values and values["scored_tokens"] == 1
 
 
@@ -72,25 +77,21 @@ def test_batches_change_nothing(pair: sprinter.Pair) -> None:
     answers = [
         Answered(sample, [[1] * (1 + i % 4)], [[2, 3, i % 20] * (1 + i % 3)], [str(i)]) for i in range(21)
     ]
-    seen: list[tuple[int, int]] = []
-    together = measure_all(
-        pair, answers, QualitySettings(batch=4), lambda done, wanted: seen.append((done, wanted))
-    )
-    assert seen == [(16, 21), (21, 21)]
+    together = measure(pair, answers, QualitySettings())
     for answer, values in zip(answers, together, strict=True):
-        alone = measure_all(pair, [answer], QualitySettings(batch=1))[0]
+        alone = measure(pair, [answer], QualitySettings())[0]
         assert values == {name: pytest.approx(value, abs=1e-4) for name, value in alone.items()}
-    assert measure_all(pair, [], QualitySettings()) == []
+    assert measure(pair, [], QualitySettings()) == []
 
 
 def test_an_empty_answer_has_no_measures(pair: sprinter.Pair) -> None:
     sample = Sample("1", "c", ("a",))
-    assert measure(pair, sample, [[1]], [[]], [""], QualitySettings()) == {}
+    assert one(pair, sample, [[1]], [[]], [""], QualitySettings()) == {}
 
 
 def test_what_is_switched_off_is_absent(pair: sprinter.Pair) -> None:
     sample = Sample("1", "c", ("a",), ("b",))
-    values = measure(pair, sample, [[1]], [[2]], ["b"], QualitySettings(rouge=False, likelihood=False))
+    values = one(pair, sample, [[1]], [[2]], ["b"], QualitySettings(rouge=False, likelihood=False))
     assert values.keys() == {"distinct1", "longest_repeat"}
 
 
@@ -99,16 +100,16 @@ def test_what_is_switched_off_is_absent(pair: sprinter.Pair) -> None:
 def test_code_is_run_where_asked(pair: sprinter.Pair, answer: str, passed: float) -> None:
     check = SampleCheck("code", "def check(f):\n    assert f(1) == 2\n", "more")
     sample = Sample("1", "code", ("def more(x):\n",), (), check)
-    asked = QualitySettings(run_code=True, likelihood=False, code_s=20)
-    assert measure(pair, sample, [[1]], [[2]], [answer], asked)["pass_at_1"] == passed
-    assert "pass_at_1" not in measure(pair, sample, [[1]], [[2]], [answer], QualitySettings(likelihood=False))
+    asked = QualitySettings(run_code=True, likelihood=False)
+    assert one(pair, sample, [[1]], [[2]], [answer], asked)["pass_at_1"] == passed
+    assert "pass_at_1" not in one(pair, sample, [[1]], [[2]], [answer], QualitySettings(likelihood=False))
     assert prepare(asked, [sample])["code_network"] in ("namespace", "guard")
 
 
 def test_code_is_not_run_unless_asked(pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_module, "passes", lambda *args: pytest.fail("it was run"))
     sample = Sample("1", "code", ("def f():\n",), (), SampleCheck("code", "def check(f): pass", "f"))
-    assert "pass_at_1" not in measure(pair, sample, [[1]], [[2]], ["    pass"], QualitySettings())
+    assert "pass_at_1" not in one(pair, sample, [[1]], [[2]], ["    pass"], QualitySettings())
     assert prepare(QualitySettings(), [sample])["code_network"] is None
 
 
@@ -121,9 +122,3 @@ def test_prepare_says_what_is_missing_before_anything_is_asked(monkeypatch: pyte
     prepare(QualitySettings(), [without])
     with pytest.raises(UserError, match="holds no number"):
         prepare(QualitySettings(), [Sample("1", "c", ("a",), (), SampleCheck("number", "many"))])
-
-
-@pytest.mark.parametrize("wrong", [{"batch": 0}, {"code_s": 0}, {"code_memory_bytes": 1}])
-def test_bad_settings(wrong: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="out of range"):
-        QualitySettings(**wrong)

@@ -10,8 +10,8 @@ from tests.bench.suite_files import put, put_lines
 from tests.models.tiny import fresh, tiny, word_tokenizer
 
 import sprinter
-from sprinter.bench.quality.exact import right
-from sprinter.bench.quality.measure import QualitySettings, measure
+from sprinter.bench.quality.checks import right
+from sprinter.bench.quality.measure import Answered, QualitySettings, measure
 from sprinter.bench.sample import Sample, SampleCheck
 from sprinter.bench.suites import load_suite, turn_ids
 from sprinter.errors import UserError
@@ -107,13 +107,14 @@ def test_the_code_of_a_chat_answer_is_run_with_the_prompt_of_the_function(
     (sample,) = load_suite("humaneval", tmp_path, chat=True).samples
     run: list[str] = []
 
-    def passes(prompt: str, text: str, check: SampleCheck, limits: Any) -> Any:
+    def passes(prompt: str, text: str, check: SampleCheck) -> Any:
         run.append(check.code)
         return type("Outcome", (), {"passed": True})
 
     monkeypatch.setattr("sprinter.bench.quality.measure.passes", passes)
     settings = QualitySettings(rouge=False, likelihood=False, run_code=True)
-    assert measure(chatting(), sample, [[1]], [[2]], ["```\nx\n```"], settings)["pass_at_1"] == 1.0
+    answer = Answered(sample, [[1]], [[2]], ["```\nx\n```"])
+    assert measure(chatting(), [answer], settings)[0]["pass_at_1"] == 1.0
     assert run == [CODE["prompt"]]
 
 

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sprinter.bench.harness import OnBenchProgress
-from sprinter.bench.journal import QUALITY
-from sprinter.bench.quality.duels import DuelJudge, LikelihoodJudge, judge_rows
+from sprinter.bench.journal import QUALITY, hash_of, replies
 from sprinter.bench.quality.endpoint import Endpoint, key_from_environment
-from sprinter.bench.quality.llm_judge import LlmJudge
-from sprinter.bench.quality.measure import Answered, QualitySettings, measure_all, prepare
-from sprinter.bench.quality.replies import Replies, key_of
+from sprinter.bench.quality.judges import DuelJudge, LikelihoodJudge, LlmJudge, judge_rows
+from sprinter.bench.quality.measure import Answered, QualitySettings, measure, prepare
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.suites import turn_ids
 from sprinter.decode.checks import between
@@ -32,7 +30,6 @@ class JudgeSettings:
     Attributes:
         url: base URL of an OpenAI-compatible endpoint; None: the offline judge (log-likelihood under the target).
         model: name of the model at the endpoint.
-        band: for the offline judge, the difference in nats per token up to which two answers tie.
         price_in, price_out: prices per million tokens, to compute the cost.
 
     Raises:
@@ -41,7 +38,6 @@ class JudgeSettings:
 
     url: str | None = None
     model: str | None = None
-    band: float = 0.05
     price_in: float | None = None
     price_out: float | None = None
 
@@ -50,21 +46,21 @@ class JudgeSettings:
             raise UserError(
                 "a judge needs both an address and a model: give --judge URL and --judge-model NAME"
             )
-        if self.url is not None:
-            Endpoint(self.url, str(self.model), key_from_environment())  # check before the run, not after it
+        self._endpoint()  # check before the run, not after it
         prices = [price for price in (self.price_in, self.price_out) if price is not None]
         if prices and self.url is None:
             raise UserError("the offline judge costs nothing: leave --judge-price away, or give --judge URL")
         for price in prices:
             between("judge_price", price, 0, 1e6)
-        LikelihoodJudge(self.band)
+
+    def _endpoint(self) -> Endpoint | None:
+        return None if self.url is None else Endpoint(self.url, str(self.model), key_from_environment())
 
     def open(self, directory: Path) -> DuelJudge:
         """Make the judge; an endpoint's replies are stored in ``directory``."""
-        if self.url is None or self.model is None:
-            return LikelihoodJudge(self.band)
-        endpoint = Endpoint(self.url, self.model, key_from_environment())
-        return LlmJudge(endpoint, Replies(directory / "judge.jsonl"), self.price_in, self.price_out)
+        if (endpoint := self._endpoint()) is None:
+            return LikelihoodJudge()
+        return LlmJudge(endpoint, replies(directory / "judge.jsonl"), self.price_in, self.price_out)
 
 
 class Grading:
@@ -104,11 +100,9 @@ class Grading:
         if base is None or len(arms) < 2:
             return {"status": "skipped", "error": "there is no base arm and other arm to compare"}
         if self._judge.url is None and not self._measures.likelihood:
-            return {
-                "status": "skipped",
-                "error": "the offline judge needs likelihoods, which were not measured",
-            }
-        judge = self._judge.open(directory)
+            why = "the offline judge needs likelihoods, which were not measured"
+            return {"status": "skipped", "error": why}
+        judge: DuelJudge = self._judge.open(directory)
 
         def judged(done: int, wanted: int) -> None:
             if self._judge.url is not None:  # the offline judge compares what was measured, at once
@@ -117,31 +111,25 @@ class Grading:
         try:
             scores, facts = judge_rows(rows, self._samples, base, judge, judged)
         finally:
-            if isinstance(judge, LlmJudge):
-                judge.close()
+            judge.close()
         for row, score in zip(rows, scores, strict=True):
             row["quality"] |= score
         return facts
 
     def _measure(self, rows: Sequence[dict[str, Any]], directory: Path, progress: OnBenchProgress) -> None:
-        kept = Replies(directory / QUALITY)
-        try:
-            keys = [key_of([self.facts, row["suite"], row["question_id"], row["token_ids"]]) for row in rows]
-            first = dict(zip(reversed(keys), reversed(rows), strict=True))
-            new = [(key, row) for key, row in first.items() if kept.get(key) is None]
+        with replies(directory / QUALITY) as kept:
+            keys = [hash_of([self.facts, row["suite"], row["question_id"], row["token_ids"]]) for row in rows]
+            new = [
+                (key, row) for key, row in dict(zip(keys, rows, strict=True)).items() if key not in kept.done
+            ]
             for at in range(0, len(new), _TOGETHER):
                 part = new[at : at + _TOGETHER]
-                answers = [self._answered(row) for _, row in part]
-                values = measure_all(self._pair, answers, self._measures)
+                values = measure(self._pair, [self._answered(row) for _, row in part], self._measures)
                 for (key, _), value in zip(part, values, strict=True):
                     kept.add({"key": key, "quality": value})
                 progress(at + len(part), len(new), "measuring answers")
             for key, row in zip(keys, rows, strict=True):
-                found = kept.get(key)
-                assert found is not None
-                row["quality"] = dict(found["quality"])
-        finally:
-            kept.close()
+                row["quality"] = dict((kept.get(key) or {})["quality"])
 
     def _answered(self, row: Mapping[str, Any]) -> Answered:
         sample: Sample = self._samples[row["suite"], row["question_id"]]

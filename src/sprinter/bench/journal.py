@@ -1,36 +1,117 @@
-"""Journal of a run: one line per answer, written immediately, so that an interrupted run can be resumed."""
+"""Files that are written as answers come, one JSON object a line, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, KeysView, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 from sprinter.errors import UserError
 from sprinter.files import read_json_lines, write_atomic
 
-__all__ = ["QUALITY", "ROWS", "RUN", "Journal", "Memory", "key_of", "recorded_costs"]
+__all__ = [
+    "QUALITY",
+    "ROWS",
+    "RUN",
+    "Journal",
+    "KeptLines",
+    "Memory",
+    "hash_of",
+    "key_of",
+    "recorded_costs",
+    "replies",
+]
 
 RUN, ROWS, QUALITY = "run.json", "rows.jsonl", "quality.jsonl"
 
 
-class Memory:
-    """Rows of a run, kept in memory only."""
+def key_of(row: Mapping[str, Any]) -> tuple[str, str, float, str, int]:
+    """(arm, suite, temperature, sample, repeat), which identifies a row."""
+    return row["model_id"], row["suite"], row["temperature"], row["question_id"], row["repeat"]
 
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.done: set[Key] = set()
+
+def hash_of(question: Any) -> str:
+    """SHA-256 of a question, which may be any JSON value."""
+    return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+
+
+class Memory:
+    """Rows by key, kept in memory only."""
+
+    def __init__(self, key: Callable[[Mapping[str, Any]], Hashable] = key_of) -> None:
+        self._key, self._known = key, dict[Hashable, dict[str, Any]]()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows, in the order in which they came."""
+        return list(self._known.values())
+
+    @property
+    def done(self) -> KeysView[Hashable]:
+        """Keys of the rows."""
+        return self._known.keys()
+
+    def get(self, key: Hashable) -> dict[str, Any] | None:
+        """Row of a key; None: there is none."""
+        return self._known.get(key)
 
     def add(self, row: dict[str, Any]) -> None:
         """Store a row."""
-        self.rows.append(row)
-        self.done.add(key_of(row))
+        self._known[self._key(row)] = row
+
+
+class KeptLines(Memory):
+    """Rows in a file, flushed as they come; thread-safe.
+
+    Args:
+        path: read if it exists, otherwise created. A last line that was truncated when a run was killed is dropped.
+        key: of a row.
+        fix: what helps if the file is damaged.
+
+    Raises:
+        UserError: the file cannot be read or written, or holds something else.
+    """
+
+    def __init__(self, path: Path, key: Callable[[Mapping[str, Any]], Hashable], fix: str) -> None:
+        super().__init__(key)
+        self.path, self._lock = path, Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._known = {key(row): row for row in read_json_lines(path)}
+            write_atomic(path, "".join(map(_line, self.rows)))
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise UserError(
+                f"cannot write to '{path}' ({error.strerror}): free it or give another directory"
+            ) from None
+        except (ValueError, LookupError, TypeError):
+            raise UserError(f"'{path}' is damaged: {fix}") from None
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Store a row and flush it.
+
+        Raises:
+            UserError: the disk is full or cannot be written.
+        """
+        with self._lock:
+            try:
+                self._file.write(_line(row))
+                self._file.flush()
+            except OSError as error:
+                raise UserError(
+                    f"cannot write to '{self.path}' ({error.strerror}): free some space and run the same command "
+                    f"again ({len(self._known)} lines are kept)"
+                ) from None
+            super().add(row)
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Close the file; may be called twice."""
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -39,7 +120,12 @@ class Memory:
         self.close()
 
 
-class Journal(Memory):
+def replies(path: Path) -> KeptLines:
+    """Records that hold their own "key", such as a judge's replies, so that no question is asked twice."""
+    return KeptLines(path, lambda record: str(record["key"]), "move it away and run it again")
+
+
+class Journal(KeptLines):
     """Directory of one run: ``run.json`` describes the run, ``rows.jsonl`` holds the rows so far.
 
     Args:
@@ -65,55 +151,31 @@ class Journal(Memory):
         session: Mapping[str, Any] | None = None,
         restart: bool = False,
     ) -> None:
-        super().__init__()
-        self.directory = directory
+        self.directory, names = directory, arms or {}
         if directory.exists() and not directory.is_dir():
             raise UserError(f"'{directory}' is a file: give a directory for the results")
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            if restart:
-                for name in (
-                    ROWS,
-                    RUN,
-                    QUALITY,
-                ):  # not a judge's replies: they cost money and are stored by question
-                    (directory / name).unlink(missing_ok=True)
-            there = self._check(run)
-            known = dict(there.get("arms", {}))
-            self._same_specs(known, arms or {})
-            self.rows = self._read()
-            self.run_id = str(there.get("id") or _new_id(session or {}))
-            self.sessions = [*there.get("sessions", []), *([dict(session)] if session else [])]
-            self._facts = {"id": self.run_id, **run, "arms": {**known, **(arms or {})}}
-            self._facts["costs"] = {**there.get("costs", {}), **(costs or {})}
-            self._write_run()
-            # This drops a last line that was truncated when the run was killed.
-            write_atomic(directory / ROWS, "".join(map(_line, self.rows)))
-            self._file = open(directory / ROWS, "a", encoding="utf-8")  # noqa: SIM115
+            for name in (ROWS, RUN, QUALITY) if restart else ():  # a judge's replies cost money and stay
+                (directory / name).unlink(missing_ok=True)
         except OSError as error:
             raise UserError(
                 f"cannot write to '{directory}' ({error.strerror}): free it or give another directory"
             ) from None
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Store a row and flush it.
-
-        Raises:
-            UserError: the disk is full or cannot be written.
-        """
-        try:
-            self._file.write(_line(row))
-            self._file.flush()
-        except OSError as error:
-            raise UserError(
-                f"cannot write to '{self.directory / ROWS}' ({error.strerror}): free some space and run the same "
-                f"command again ({len(self.rows)} answers are kept)"
-            ) from None
-        super().add(row)
-
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        self._file.close()
+        there = self._check(run)
+        known = dict(there.get("arms", {}))
+        for name, spec in names.items():
+            if known.get(name, spec) != spec:
+                raise UserError(
+                    f"'{directory}' holds answers of another arm called '{name}' ({known[name]}, now {spec}): "
+                    "give it another name (SPEC as NAME) or another directory"
+                )
+        self.run_id = str(there.get("id") or _new_id(session or {}))
+        self.sessions = [*there.get("sessions", []), *([dict(session)] if session else [])]
+        self._facts = {"id": self.run_id, **run, "arms": {**known, **names}}
+        self._facts["costs"] = {**there.get("costs", {}), **(costs or {})}
+        self.end_session({})
+        super().__init__(directory / ROWS, key_of, "give another directory, or --restart to start over")
 
     def end_session(self, facts: Mapping[str, Any]) -> None:
         """Store what is known at the end of this session (the load, the time).
@@ -121,27 +183,14 @@ class Journal(Memory):
         Raises:
             UserError: the file cannot be written.
         """
-        self.sessions[-1].update(facts)
+        if facts:
+            self.sessions[-1].update(facts)
         try:
-            self._write_run()
+            text = json.dumps({**self._facts, "sessions": self.sessions}, indent=1)
+            write_atomic(self.directory / RUN, text + "\n")
         except OSError as error:
             raise UserError(
                 f"cannot write '{self.directory / RUN}' ({error.strerror}): free some space and run it again"
-            ) from None
-
-    def _write_run(self) -> None:
-        write_atomic(
-            self.directory / RUN, json.dumps({**self._facts, "sessions": self.sessions}, indent=1) + "\n"
-        )
-
-    def _read(self) -> list[dict[str, Any]]:
-        try:
-            rows = read_json_lines(self.directory / ROWS)
-            self.done.update(map(key_of, rows))
-            return rows
-        except (ValueError, LookupError, TypeError):  # TypeError: a line is not an object
-            raise UserError(
-                f"'{self.directory / ROWS}' is damaged: give another directory, or --restart to start over"
             ) from None
 
     def _check(self, run: dict[str, Any]) -> dict[str, Any]:
@@ -164,14 +213,6 @@ class Journal(Memory):
                 )
         return there
 
-    def _same_specs(self, known: Mapping[str, str], arms: Mapping[str, str]) -> None:
-        for name, spec in arms.items():
-            if known.get(name, spec) != spec:
-                raise UserError(
-                    f"'{self.directory}' holds answers of another arm called '{name}' ({known[name]}, now {spec}): "
-                    "give it another name (SPEC as NAME) or another directory"
-                )
-
 
 def recorded_costs(directory: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     """The costs of passes that the run in a directory was begun with; {}: there is no such run.
@@ -192,13 +233,5 @@ def _new_id(session: Mapping[str, Any]) -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{commit}-{secrets.token_hex(2)}"
 
 
-Key = tuple[str, str, float, str, int]
-
-
-def key_of(row: dict[str, Any]) -> Key:
-    """(arm, suite, temperature, sample, repeat), which identifies a row."""
-    return row["model_id"], row["suite"], row["temperature"], row["question_id"], row["repeat"]
-
-
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"

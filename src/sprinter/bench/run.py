@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +16,8 @@ from sprinter.bench.arms.engine import EngineArm
 from sprinter.bench.environment import environment, load_average, pair_facts
 from sprinter.bench.grading import Grading, JudgeSettings
 from sprinter.bench.harness import Harness, OnBenchProgress
-from sprinter.bench.journal import QUALITY, Journal, recorded_costs
+from sprinter.bench.journal import QUALITY, Journal, hash_of, recorded_costs, replies
 from sprinter.bench.quality.measure import QualitySettings
-from sprinter.bench.quality.replies import Replies, key_of
 from sprinter.bench.report import write_report
 from sprinter.bench.results import SCHEMA, write_results, write_spec_bench
 from sprinter.bench.sample import Suite
@@ -184,8 +183,8 @@ def _analysis(
     def shown(done: int, wanted: int) -> None:
         progress(done, wanted, "laws along texts")
 
-    key = key_of(["laws along texts", prompts, asdict(sampling), new])
-    with closing(Replies(out / QUALITY)) as kept:
+    key = hash_of(["laws along texts", prompts, asdict(sampling), new])
+    with replies(out / QUALITY) as kept:
         if (record := kept.get(key)) is None:
             record = {"key": key, "analysis": analyse(pair, prompts, sampling, new, shown)}
             kept.add(record)

@@ -195,7 +195,7 @@ def run(
     arms = parse_arms(arm or (*tuned, *_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
     _known(base or (), [each.name for each in arms])
     measures = QualitySettings(run_code=run_code, likelihood=likelihood) if quality else None
-    judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
+    judging = JudgeSettings(judge, judge_model, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
     shape: dict[str, Any] = {"rule": rule, "field": field, "chat": chat, "system": system}
     wanted = [*map(_limited, suite)]

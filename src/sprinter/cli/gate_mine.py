@@ -96,6 +96,6 @@ def _examples(data: list[str], reading: ReadingOptions) -> list[Example]:
 
 
 def _answer(compare: str) -> Callable[[str], Hashable | None]:
-    from sprinter.bench.quality.exact import final_number, first_choice
+    from sprinter.bench.quality.checks import final_number, first_choice
 
     return final_number if compare == "number" else first_choice

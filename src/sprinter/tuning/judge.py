@@ -10,7 +10,7 @@ import numpy as np
 
 from sprinter.bench.grading import Grading, JudgeSettings
 from sprinter.bench.harness import OnBenchProgress
-from sprinter.bench.quality.exact import check_answer
+from sprinter.bench.quality.checks import check_answer
 from sprinter.bench.quality.measure import QualitySettings
 from sprinter.bench.sample import Suite
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_of_sums

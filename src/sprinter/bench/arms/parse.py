@@ -36,12 +36,7 @@ _PEERS = (
     "transformers:assisted(tokens=20, schedule=dynamic)",
     "transformers:lookup",
 )
-_VLLM = (
-    "vllm:plain",
-    "vllm:draft_model",
-    "vllm:draft_model(draft_sampling=probabilistic)",
-    "vllm:ngram",
-)
+_VLLM = ("vllm:plain", "vllm:draft_model", "vllm:draft_model(draft_sampling=probabilistic)", "vllm:ngram")
 
 
 _OF_THE_USER = ("vllm:heads",)

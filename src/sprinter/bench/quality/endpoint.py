@@ -13,11 +13,10 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
-from sprinter.bench.quality.duels import JudgeError
 from sprinter.decode.checks import at_least, between
-from sprinter.errors import UserError
+from sprinter.errors import SprinterError, UserError
 
-__all__ = ["KEYS", "Endpoint", "Refused", "Reply", "key_from_environment"]
+__all__ = ["KEYS", "Endpoint", "JudgeError", "Refused", "Reply", "key_from_environment"]
 
 KEYS = ("SPRINTER_JUDGE_KEY", "OPENAI_API_KEY")
 """Environment variables that may hold the key; the first that is set is used."""
@@ -36,6 +35,10 @@ class Reply:
     text: str
     prompt_tokens: int | None
     completion_tokens: int | None
+
+
+class JudgeError(SprinterError):
+    """The judge cannot continue; the message is one line."""
 
 
 class Refused(Exception):

@@ -1,61 +1,36 @@
-"""Entry point of the measures of answers; called after the timed part of a run."""
+"""All measures of answers; called after the timed part of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
 from sprinter.bench.quality import sandbox
-from sprinter.bench.quality.code import passes
-from sprinter.bench.quality.exact import check_answer, right
+from sprinter.bench.quality.checks import check_answer, passes, right
 from sprinter.bench.quality.likelihood import log_likelihoods, perplexity
 from sprinter.bench.quality.rouge import check_rouge, rouge
-from sprinter.bench.quality.sandbox import SandboxLimits
-from sprinter.bench.quality.text import distinct, longest_repeat, repeated
 from sprinter.bench.sample import Sample
-from sprinter.decode.checks import at_least
 from sprinter.engine.pair import Pair
 
-__all__ = ["Answered", "QualitySettings", "measure", "measure_all", "prepare"]
+__all__ = ["Answered", "QualitySettings", "distinct", "longest_repeat", "measure", "prepare", "repeated"]
 
 
 @dataclass(frozen=True, slots=True)
 class QualitySettings:
-    """Which measures to compute, and how.
+    """Which measures to compute.
 
     Attributes:
-        rouge: compute ROUGE for samples with references.
-        stemmer: stem words for ROUGE.
-        likelihood: compute perplexity and log-likelihood under the target, which the offline judge needs.
+        rouge: ROUGE for samples with references.
+        likelihood: perplexity and log-likelihood under the target, which the offline judge needs.
         run_code: run generated code of samples with a test; otherwise pass@1 is absent.
-        code_s, code_memory_bytes: limits of a program.
-        batch: texts per forward pass of the target.
-
-    Raises:
-        UserError: a value out of range.
     """
 
     rouge: bool = True
-    stemmer: bool = False
     likelihood: bool = True
     run_code: bool = False
-    code_s: float = 5.0
-    code_memory_bytes: int = 1 << 30
-    batch: int = 8
-
-    def __post_init__(self) -> None:
-        at_least("batch", self.batch, 1)
-        self.limits()
-
-    def limits(self) -> SandboxLimits:
-        """Limits of generated code."""
-        return SandboxLimits(seconds=self.code_s, memory_bytes=self.code_memory_bytes)
-
-    def facts(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,68 +66,33 @@ def prepare(settings: QualitySettings, samples: Iterable[Sample]) -> dict[str, A
     for check in checks:
         check_answer(check)
     runs_code = settings.run_code and any(check.kind == "code" for check in checks)
-    return settings.facts() | {"code_network": sandbox.network() if runs_code else None}
+    return asdict(settings) | {"code_network": sandbox.network() if runs_code else None}
 
 
-def measure(
-    pair: Pair,
-    sample: Sample,
-    prompt_ids: Sequence[Sequence[int]],
-    answer_ids: Sequence[Sequence[int]],
-    texts: Sequence[str],
-    settings: QualitySettings,
-) -> dict[str, float]:
-    """All measures of one answer; see ``Answered`` and ``measure_all``."""
-    return measure_all(pair, [Answered(sample, prompt_ids, answer_ids, texts)], settings)[0]
-
-
-def measure_all(
-    pair: Pair,
-    answers: Sequence[Answered],
-    settings: QualitySettings,
-    progress: Callable[[int, int], None] = lambda done, wanted: None,
-) -> list[dict[str, float]]:
+def measure(pair: Pair, answers: Sequence[Answered], settings: QualitySettings) -> list[dict[str, float]]:
     """All measures of answers, by the names of ``metrics.METRICS``. Measures that do not apply are absent.
 
     Over several turns likelihoods are summed, ROUGE and repetition are averaged, and the last answer is checked.
-
-    Args:
-        progress: called with (answers done, answers in total).
 
     Raises:
         UserError: an answer exceeds the target's context, a package is missing, or no text can satisfy a check.
     """
     ends = set(pair.models.target.eos_ids)
-    values, size = [], 4 * settings.batch  # answers per call of the target
-    for at in range(0, len(answers), size):
-        part = answers[at : at + size]
-        scores = _likelihoods(pair, part, settings) if settings.likelihood else [{}] * len(part)
-        values += [
-            score | _of_text(answer, ends, settings) for score, answer in zip(scores, part, strict=True)
-        ]
-        progress(len(values), len(answers))
-    return values
+    scores = _likelihoods(pair, answers) if settings.likelihood else [{}] * len(answers)
+    return [score | _of_text(one, ends, settings) for score, one in zip(scores, answers, strict=True)]
 
 
-def _likelihoods(
-    pair: Pair, answers: Sequence[Answered], settings: QualitySettings
-) -> list[dict[str, float]]:
+def _likelihoods(pair: Pair, answers: Sequence[Answered]) -> list[dict[str, float]]:
     texts = [pairs for one in answers for pairs in zip(one.prompt_ids, one.answer_ids, strict=True)]
-    scored = iter(log_likelihoods(pair, texts, batch=settings.batch))
-    values = []
+    scored = iter(log_likelihoods(pair, texts))
+    values: list[dict[str, float]] = []
     for answer in answers:
         turns = [next(scored) for _ in answer.answer_ids]
         total, tokens = sum(float(turn.sum()) for turn in turns), sum(map(len, turns))
-        values.append(
-            {
-                "log_likelihood": total,
-                "scored_tokens": float(tokens),
-                "log_likelihood_per_token": total / tokens,
-                "perplexity": perplexity(total, tokens),
-            }
-            if tokens
-            else {}
-        )
+        found = {"log_likelihood": total, "scored_tokens": float(tokens)}
+        if tokens:
+            found |= {"log_likelihood_per_token": total / tokens, "perplexity": perplexity(total, tokens)}
+        values.append(found if tokens else {})
     return values
 
 
@@ -160,7 +100,7 @@ def _of_text(answer: Answered, ends: set[int], settings: QualitySettings) -> dic
     turns = [_variety([id for id in ids if id not in ends]) for ids in answer.answer_ids]
     if settings.rouge:
         referenced = zip(answer.texts, answer.sample.references, strict=False)
-        turns += [rouge(text, reference, settings.stemmer) for text, reference in referenced]
+        turns += [rouge(text, reference) for text, reference in referenced]
     names = {name: None for turn in turns for name in turn}
     means = {name: fmean(turn[name] for turn in turns if name in turn) for name in names}
     return means | _checked(answer, settings)
@@ -181,4 +121,35 @@ def _checked(answer: Answered, settings: QualitySettings) -> dict[str, float]:
         return {"exact_match": float(right(text, check))}
     if not settings.run_code:
         return {}
-    return {"pass_at_1": float(passes(sample.turns[-1], text, check, settings.limits()).passed)}
+    return {"pass_at_1": float(passes(sample.turns[-1], text, check).passed)}
+
+
+# --- diversity and repetition, from token ids ---
+def distinct(ids: Sequence[int], n: int) -> float | None:
+    """Distinct n-grams over all n-grams (Li et al. 2016, distinct-n), in (0, 1]; None: shorter than n."""
+    grams = len(ids) - n + 1
+    return None if grams < 1 else _different(ids, n) / grams
+
+
+def repeated(ids: Sequence[int], n: int = 4) -> float | None:
+    """Share of n-grams that occurred in the text before (Welleck et al. 2020, seq-rep-n), in [0, 1)."""
+    share = distinct(ids, n)
+    return None if share is None else 1 - share
+
+
+def longest_repeat(ids: Sequence[int]) -> int:
+    """Length of the longest run of tokens that occurs in the text twice, possibly overlapping; 0: no token repeats."""
+    low, high = 0, max(len(ids) - 1, 0)
+    while low < high:  # a repeated run of length n contains repeated runs of all smaller lengths
+        middle = (low + high + 1) // 2
+        if _different(ids, middle) < len(ids) - middle + 1:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _different(ids: Sequence[int], n: int) -> int:
+    """Number of different n-grams, counted by hash, so that long ones need little memory."""
+    data = memoryview(array("q", ids).tobytes())
+    return len({hash(bytes(data[8 * at : 8 * (at + n)])) for at in range(len(ids) - n + 1)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,34 +19,31 @@ CELLS = 4_000_000
 def check_rouge() -> None:
     """Raise a UserError if rouge-score is not installed."""
     if find_spec("rouge_score") is None:
-        raise UserError(f"ROUGE needs rouge-score: {install_line('bench')}, or leave ROUGE out (--no-rouge)")
+        raise UserError(
+            f"ROUGE needs rouge-score: {install_line('bench')}, or leave the measures out (--no-quality)"
+        )
 
 
-def rouge(text: str, reference: str, stemmer: bool = False) -> dict[str, float]:
+def rouge(text: str, reference: str) -> dict[str, float]:
     """F-measure, precision and recall of each of ``ROUGE``, in [0, 1].
 
-    Words are runs of a-z and 0-9, as in the original program. With a reference that has none the result is empty. With
-    ``stemmer`` words of more than three letters are stemmed (Porter).
+    Words are runs of a-z and 0-9, as in the original program. With a reference that has none the result is empty.
 
     Raises:
         UserError: rouge-score is not installed.
     """
     check_rouge()
-    words = [len(_words()(part, None)) for part in (text, reference)]
+    split = import_module("rouge_score.tokenize").tokenize
+    words = [len(split(part, None)) for part in (text, reference)]
     if not words[1]:
         return {}
     kinds = ROUGE if words[0] * words[1] <= CELLS else ROUGE[:2]
     values: dict[str, float] = {}
-    for kind, score in _scorer(kinds, stemmer).score(reference, text).items():
+    for kind, score in _scorer(kinds).score(reference, text).items():
         values |= {kind: score.fmeasure, f"{kind}_precision": score.precision, f"{kind}_recall": score.recall}
     return {name: float(value) for name, value in values.items()}
 
 
 @cache
-def _scorer(kinds: tuple[str, ...], stemmer: bool) -> Any:
-    return import_module("rouge_score.rouge_scorer").RougeScorer(list(kinds), use_stemmer=stemmer)
-
-
-def _words() -> Callable[[str, Any], list[str]]:
-    split: Callable[[str, Any], list[str]] = import_module("rouge_score.tokenize").tokenize
-    return split
+def _scorer(kinds: tuple[str, ...]) -> Any:
+    return import_module("rouge_score.rouge_scorer").RougeScorer(list(kinds))

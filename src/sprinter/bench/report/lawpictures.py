@@ -31,7 +31,7 @@ def _entropy(analysis: Analysis) -> PagePart:
     notes = [
         f"Line: mean; bands: the middle half and the middle four fifths of positions. Dashed: SVIP's 1 − √(cH), "
         f"c = {c:g}. Correlation of H and β: {number(analysis.get('entropy_overlap_correlation'))}. Runs are "
-        f"followed for up to {analysis.get('cap')} tokens.",
+        f"followed for up to {analysis.get('cap')} tokens."
     ]
     pictures = left.html("Acceptance rate against the draft's entropy") + right.html(
         "Accepted length against the draft's entropy"
@@ -117,7 +117,7 @@ def _bounds(analysis: Analysis) -> PagePart:
     notes = [
         "Means over hundredths of the positions; what is below 0 is drawn at 0. Above the truth: "
         + ", ".join(f"{name} at {percentage(found['violations'].get(key))}" for key, name, *_ in _LINES[1:])
-        + " of positions (the stand-in is no bound).",
+        + " of positions (the stand-in is no bound)."
     ]
     name = "Acceptance rate and its lower bounds at positions in the order of the truth"
     return _titled("Bounds on acceptance against the truth", picture.html(name), notes)
