@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.bench.fake_results import ARMS, CATEGORIES, FakeArm, FakeSuite, fake_results
 
-from sprinter.bench.report import headline, write_report
+from sprinter.bench.report import write_report
 
 VOID = {"meta", "link", "br", "wbr", "input", "hr", "img"}
 SOME = tuple(
@@ -308,7 +308,6 @@ def test_what_is_missing_is_left_out_with_a_line(
 
 def test_an_empty_file_makes_a_page(tmp_path: Path) -> None:
     assert "the run has no answer of any arm" in page_of({}, tmp_path).words
-    assert headline({}) == []
 
 
 def test_summaries_without_values_are_shown_as_such(changed: dict[str, Any], tmp_path: Path) -> None:
@@ -324,7 +323,6 @@ def test_summaries_without_values_are_shown_as_such(changed: dict[str, Any], tmp
     for reason in ("no arm knows both its speed and its drift", "no speed is known", "no quality was measured",
                    "no arm reported how many tokens its rounds added"):  # fmt: skip
         assert reason in page.words
-    assert all(row["speed_up"] is None for row in headline(changed))
 
 
 def test_some_values_that_are_not_numbers_hide_nothing_else(changed: dict[str, Any], tmp_path: Path) -> None:
@@ -360,24 +358,18 @@ def test_an_arm_that_failed_half_way_keeps_its_numbers(changed: dict[str, Any], 
     row = next(row for row in page.table("All arms").rows if row[0].startswith("speculative"))
     assert "failed: out of memory" in row[0] and row[1] == "–" and row[2] != "–"
     assert "speculative: out of memory" in page.words
-    assert [row["status"] for row in headline(changed) if row["arm"] == "speculative"] == ["failed"]
 
 
-def test_headline_is_sorted_and_marks_the_front(results: dict[str, Any]) -> None:
-    rows = headline(results)
-    assert [row["temperature"] for row in rows] == [0.0] * 10 + [1.0] * 10 + [None]
-    for temperature in (0.0, 1.0):
-        here = [row for row in rows if row["temperature"] == temperature]
-        speeds = [row["speed_up"][0] for row in here]
-        assert speeds == sorted(speeds, reverse=True)
-        assert here[0]["front"], "nothing is faster than the fastest"
-        drifts = [row["mean_drift"][0] for row in here if row["front"]]
+def test_the_first_table_is_sorted_and_marks_the_front(page: Page) -> None:
+    for temperature in ("0", "1"):
+        head, *rows = page.table(f"All arms at temperature {temperature}").rows
+        assert head[:4] == ["arm", "all", "spec-bench", "long"]
+        speeds = [first_number(row[1]) for row in rows if row[1] != "–"]
+        assert len(speeds) == 10 and speeds == sorted(speeds, reverse=True)
+        assert rows[-1][0] == "vllm:draftfailed: vLLM is not installed: pip install vllm"
+        assert rows[0][0].endswith("●"), "nothing is faster than the fastest"
+        drifts = [first_number(row[4]) for row in rows if "●" in row[0]]
         assert drifts == sorted(drifts, reverse=True) and drifts[-1] == 0.0
-        assert {row["suite"] for row in here} == {"all"}
-        assert set(here[0]["speed_by_suite"]) == {"all", "spec-bench", "long"}
-    assert rows[-1] | {"front": False} == rows[-1]
-    assert rows[-1]["status"] == "failed" and "vLLM" in rows[-1]["error"]
-    json.dumps(rows, allow_nan=False)
 
 
 def test_the_same_results_make_the_same_page(fewer: dict[str, Any], tmp_path: Path) -> None:

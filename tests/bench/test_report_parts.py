@@ -190,9 +190,9 @@ def test_speed_by_category_is_that_of_its_prompts() -> None:
     told = {"speed_over": {"plain": [1, 1, 1]}, "engine": "sprinter", "suite": "toy", "temperature": 1.0}
     run = digest({"rows": rows, "summary": [{"arm": name, **told} for name in ("plain", "fast")]})
     found = categories(run)["toy", 1.0]
-    assert list(found.names) == ["qa", "math"]
-    assert found.speed_up["fast"]["qa"] == pytest.approx((2.0, 2.0, 2.0))
-    assert found.speed_up["fast"]["math"][0] == pytest.approx(4.0)
+    assert list(found["fast"]) == ["qa", "math"]
+    assert found["fast"]["qa"] == pytest.approx((2.0, 2.0, 2.0))
+    assert found["fast"]["math"][0] == pytest.approx(4.0)
 
 
 def test_bases_are_those_that_took_part_in_the_order_of_the_settings() -> None:

@@ -5,7 +5,6 @@ Without matplotlib the page has its tables, and lines that say how to get the pi
 
 from __future__ import annotations
 
-from sprinter.bench.report.digest import headline
 from sprinter.bench.report.page import write_report
 
-__all__ = ["headline", "write_report"]
+__all__ = ["write_report"]

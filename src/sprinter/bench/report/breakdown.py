@@ -12,7 +12,7 @@ from sprinter.bench.report.digest import Digest, View
 from sprinter.bench.statistics import Array, BootstrapInterval, ratio_of_ratios
 from sprinter.bench.summary import Group, groups
 
-__all__ = ["LONG", "Categories", "LongForm", "categories", "longforms"]
+__all__ = ["LONG", "LongForm", "categories", "longforms"]
 
 LONG = 64
 """Minimum number of new tokens for a curve along a text."""
@@ -34,14 +34,6 @@ class LongForm:
     edges: Sequence[int]
     tokens_per_s: Mapping[str, Sequence[float | None]]
     speed_up: Mapping[str, Sequence[BootstrapInterval | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Categories:
-    """Speed-up of each arm in each category of a suite: ``speed_up[arm][category]``."""
-
-    names: Sequence[str]
-    speed_up: Mapping[str, Mapping[str, BootstrapInterval]]
 
 
 def longforms(run: Digest) -> dict[View, LongForm]:
@@ -111,23 +103,21 @@ def _up(arm: tuple[Array, Array], base: tuple[Array, Array], i: int) -> Bootstra
     return ratio_of_ratios(own, other)
 
 
-def categories(run: Digest) -> dict[View, Categories]:
-    """Speed-up relative to the base by category, for each suite with several categories."""
+def categories(run: Digest) -> dict[View, dict[str, dict[str, BootstrapInterval]]]:
+    """Speed-up relative to the base by arm and category, for each suite with several categories."""
     rows = run.results.get("rows") or []
     kinds: dict[str, list[str]] = {}
     for row in rows:
-        names = kinds.setdefault(row["suite"], [])
-        if row["category"] not in names:
-            names.append(row["category"])
-    several = {suite for suite, names in kinds.items() if len(names) > 1}
+        kinds.setdefault(row["suite"], []).append(row["category"])
+    several = {suite: [*dict.fromkeys(names)] for suite, names in kinds.items() if len({*names}) > 1}
     found = groups([row for row in rows if row["suite"] in several])
     views: dict[View, dict[str, dict[str, BootstrapInterval]]] = {}
     for (arm, suite, temperature), group in found.items():
         other = found.get((run.base or "", suite, temperature))
         if suite in several and other is not None and other.prompts == group.prompts:
-            by_name = {name: _category(group, other, name) for name in kinds[suite]}
+            by_name = {name: _category(group, other, name) for name in several[suite]}
             views.setdefault((suite, temperature), {})[arm] = by_name
-    return {view: Categories(kinds[view[0]], table) for view, table in views.items()}
+    return views
 
 
 def _category(group: Group, base: Group, name: str) -> BootstrapInterval:

@@ -11,7 +11,7 @@ from sprinter.bench.report.numbers import interval, value
 from sprinter.bench.statistics import BootstrapInterval
 from sprinter.bench.summary import ALL
 
-__all__ = ["Digest", "Summary", "View", "digest", "drift_of", "front", "headline", "plane_points", "speed_of"]
+__all__ = ["Digest", "Summary", "View", "digest", "drift_of", "front", "plane_points", "speed_of"]
 
 Summary = Mapping[str, Any]
 View = tuple[str, float]
@@ -110,76 +110,7 @@ def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return best[::-1]
 
 
-def headline(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The first table of terminal and page: each arm at each temperature over all suites, fastest first.
-
-    Returns:
-        Rows {"arm", "engine", "temperature", "suite", "lossless", "status", "error", "tokens_per_s", "base",
-        "speed_up": Interval, "speed_by_suite": {suite: Interval}, "target_calls_per_token": Interval,
-        "tokens_per_round": Interval, "mean_drift": Interval, "ttft_ms", "gap_ms": {"p50", "p95"}, "front": bool};
-        unknown values are None. ``suite`` is "all", or the only one. ``speed_up`` is relative to ``base``, the first
-        base of the run. ``front``: no other arm is both as fast and as close to the target. An arm without an answer
-        has one row at temperature None.
-    """
-    run = digest(results)
-    rows = [row for temperature in run.temperatures for row in _headlines(run, temperature)]
-    shown = {row["arm"] for row in rows}
-    for arm in run.arms:
-        if arm["name"] not in shown:
-            empty = {
-                "arm": arm["name"],
-                "engine": arm.get("engine"),
-                "suite": run.suites[0] if run.suites else ALL,
-            }
-            rows.append(_headline(run, empty | {"temperature": None}, {}, set()))
-    return rows
-
-
-def _headlines(run: Digest, temperature: float) -> list[dict[str, Any]]:
-    by_suite = {suite: run.views.get((suite, temperature), []) for suite in run.suites}
-    first = next((suite for suite, summaries in by_suite.items() if summaries), None)
-    if first is None:
-        return []
-    speeds: dict[str, dict[str, BootstrapInterval | None]] = {}
-    shown: dict[str, Summary] = {}
-    for suite, summaries in by_suite.items():
-        for summary in summaries:
-            arm = summary["arm"]
-            speeds.setdefault(arm, {})[suite] = speed_of(summary, run.base)
-            # An arm without a summary for this suite has only numbers by suite.
-            facts = {key: summary.get(key) for key in ("arm", "engine", "temperature", "lossless")}
-            shown.setdefault(arm, summary if suite == first else facts | {"suite": first})
-    on_front = set(front(plane_points(by_suite[first], run.base)))
-    rows = [_headline(run, summary, speeds[arm], on_front) for arm, summary in shown.items()]
-    return sorted(rows, key=lambda row: -(value(row["speed_up"]) or value(row["tokens_per_s"]) or 0))
-
-
 def plane_points(summaries: Sequence[Summary], base: str | None) -> dict[str, tuple[float, float]]:
     """(speed, drift) of the arms for which both are known."""
     both = {s["arm"]: (value(speed_of(s, base)), value(drift_of(s))) for s in summaries}
     return {arm: (x, y) for arm, (x, y) in both.items() if x is not None and y is not None}
-
-
-def _headline(
-    run: Digest, summary: Summary, by_suite: Mapping[str, BootstrapInterval | None], on_front: set[str]
-) -> dict[str, Any]:
-    arm = summary["arm"]
-    return {
-        "arm": arm,
-        "engine": summary.get("engine"),
-        "temperature": summary["temperature"],
-        "suite": summary["suite"],
-        "lossless": summary.get("lossless"),
-        "status": "failed" if arm in run.failed else "ok",
-        "error": run.failed.get(arm),
-        "tokens_per_s": value(summary.get("tokens_per_s")),
-        "base": run.base,
-        "speed_up": speed_of(summary, run.base) if run.base else None,
-        "speed_by_suite": dict(by_suite),
-        "target_calls_per_token": interval(summary.get("target_calls_per_token")),
-        "tokens_per_round": interval(summary.get("tokens_per_round")),
-        "mean_drift": drift_of(summary),
-        "ttft_ms": summary.get("ttft_ms"),
-        "gap_ms": summary.get("gap_ms"),
-        "front": arm in on_front,
-    }

@@ -12,8 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sprinter.bench.report.arm_style import KINDS, ArmStyle
-from sprinter.bench.report.breakdown import LONG, categories, longforms
-from sprinter.bench.report.digest import Digest, Summary, View, digest, headline
+from sprinter.bench.report.breakdown import LONG, LongForm, categories, longforms
+from sprinter.bench.report.digest import Digest, Summary, View, digest, drift_of, speed_of
 from sprinter.bench.report.drawing import PagePart
 from sprinter.bench.report.lawpictures import LAW_PICTURES
 from sprinter.bench.report.numbers import drift, duration, multiple, number, text_of
@@ -28,13 +28,13 @@ from sprinter.bench.report.tables import (
     quality_table,
     speed_table,
 )
+from sprinter.bench.statistics import BootstrapInterval
 from sprinter.files import write_atomic
 from sprinter.plots import no_plots, page_style
 
 __all__ = ["write_report"]
 
 PageParts = Sequence[PagePart | Table]
-MakeParts = Callable[[Digest, Sequence[Summary], View], PageParts]
 
 _FOLDER = Path(__file__).parent
 _DRIFTS = (0.0, 0.02, 0.1)
@@ -173,20 +173,21 @@ def _suites(run: Digest) -> list[dict[str, str]]:
 
 def _highlights(run: Digest, temperature: float) -> list[dict[str, Any]]:
     """The fastest arm for each limit of drift, each arm only once."""
-    rows = [
-        r
-        for r in headline(run.results)
-        if r["temperature"] == temperature and r["speed_up"] and r["mean_drift"]
-    ]
-    rows.sort(key=lambda row: -row["speed_up"][0])
+    rows = next(
+        (run.views[suite, temperature] for suite in run.suites if (suite, temperature) in run.views), ()
+    )
+    known = [(s, speed_of(s, run.base), drift_of(s)) for s in rows if run.base]
     found: dict[str, dict[str, Any]] = {}
     for most in _DRIFTS:
-        row = next(
-            (r for r in rows if r["mean_drift"][0] <= most and (most > 0 or r["lossless"] is True)), None
-        )
-        if row is not None:
+        fit = [
+            (speed[0], s["arm"], speed, far)
+            for s, speed, far in known
+            if speed and far and far[0] <= most and (most > 0 or s.get("lossless") is True)
+        ]
+        if fit:
+            _, arm, speed, far = max(fit, key=lambda each: each[0])
             title = f"fastest with drift up to {most:g}" if most else "fastest exact arm"
-            found.setdefault(row["arm"], {"title": title, "row": row, "style": run.styles[row["arm"]]})
+            found.setdefault(arm, {"title": title, "speed": speed, "drift": far, "style": run.styles[arm]})
     return list(found.values())
 
 
@@ -199,82 +200,44 @@ def _legend(run: Digest) -> list[tuple[str, list[ArmStyle]]]:
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
+_SECTIONS = {
+    "plane": (
+        "Speed and drift",
+        "Right is faster, down is nearer to the target. Bars through marks are 95 % intervals.",
+    ),
+    "speed": (
+        "Speed-up",
+        "Bars with 95 % bootstrap intervals over prompts; speed over other arms is under All numbers.",
+    ),
+    "dials": ("Dials", "What a method gains as its dial is turned, and what it loses."),
+    "rounds": ("Tokens a round", "How many tokens one target call yields."),
+    "acceptance": ("Acceptance by place in the draft", ""),
+    "long": ("Long texts", "Speed as the context grows."),
+    "latency": (
+        "Latency",
+        "Time to the first token and between tokens; bars go from the median to the 95th percentile.",
+    ),
+    "quality": ("Quality", ""),
+    "categories": ("By category", ""),
+    "numbers": ("All numbers", "Every arm, by suite and temperature."),
+}
+"""Sections with a block for each suite and temperature: title and lead."""
+
+
 def _sections(run: Digest) -> list[Section]:
     if not run.views:
         missing = PageBlock([PagePart(None, ["the run has no answer of any arm"])])
         return [Section("headline", "Headline", "", [missing])]
+    blocks: dict[str, list[PageBlock]] = {id: [] for id in _SECTIONS}
     long, kinds = longforms(run), categories(run)
-    by_view: list[tuple[str, str, str, MakeParts]] = [
-        (
-            "plane",
-            "Speed and drift",
-            "Right is faster, down is nearer to the target. Bars through marks are 95 % intervals.",
-            lambda run, rows, view: [_picture(plane, run, rows, view)],
-        ),
-        (
-            "speed",
-            "Speed-up",
-            "Bars with 95 % bootstrap intervals over prompts; speed over other arms is under All numbers.",
-            lambda run, rows, view: [_else(speed_table(run, rows), "no speed is known")],
-        ),
-        (
-            "dials",
-            "Dials",
-            "What a method gains as its dial is turned, and what it loses.",
-            lambda run, rows, view: [_picture(dial_pictures, run, rows, view)],
-        ),
-        (
-            "rounds",
-            "Tokens a round",
-            "How many tokens one target call yields.",
-            lambda run, rows, view: [_picture(rounds, run, rows, view)],
-        ),
-        (
-            "acceptance",
-            "Acceptance by place in the draft",
-            "",
-            lambda run, rows, view: [_picture(acceptance, run, rows, view, _positions(run, view[1]))],
-        ),
-        (
-            "long",
-            "Long texts",
-            "Speed as the context grows.",
-            lambda run, rows, view: (
-                [_picture(longform_picture, run, long[view], view), longform_table(run, long[view])]
-                if view in long
-                else _elsewhere(long, f"no answers of {LONG} tokens or more whose tokens' arrivals are known")
-            ),
-        ),
-        (
-            "latency",
-            "Latency",
-            "Time to the first token and between tokens; bars go from the median to the 95th percentile.",
-            lambda run, rows, view: [_else(latency_table(run, rows), "no arm reported when its tokens came")],
-        ),
-        (
-            "quality",
-            "Quality",
-            "",
-            lambda run, rows, view: [_else(quality_table(run, rows), "no quality was measured")],
-        ),
-        (
-            "categories",
-            "By category",
-            "",
-            lambda run, rows, view: (
-                [category_table(run, kinds[view])]
-                if view in kinds
-                else _elsewhere(kinds, "no suite has several categories and a base arm to compare with")
-            ),
-        ),
-        (
-            "numbers",
-            "All numbers",
-            "Every arm, by suite and temperature.",
-            lambda run, rows, view: [full_table(run, rows)],
-        ),
-    ]
-    sections = [Section(id, title, lead, _blocks(run, make)) for id, title, lead, make in by_view]
+    for s, suite in enumerate(run.suites):
+        for t, temperature in enumerate(run.temperatures):
+            view = suite, temperature
+            parts = _parts(run, run.views[view], view, long, kinds) if view in run.views else {}
+            unasked = [PagePart(None, [f"{suite} was not asked at temperature {temperature:g}"])]
+            for id, found in blocks.items():
+                found.append(PageBlock(parts.get(id, unasked), s, t))
+    sections = [Section(id, *_SECTIONS[id], found) for id, found in blocks.items()]
     lead = (
         "Speed of every arm over all prompts and by suite, and what it cost: drift from the target's law. "
         "A dot marks arms on the front of speed and drift."
@@ -285,17 +248,30 @@ def _sections(run: Digest) -> list[Section]:
     return sections
 
 
-def _blocks(run: Digest, make: MakeParts) -> list[PageBlock]:
-    """One block per suite and temperature."""
-    blocks = []
-    for s, suite in enumerate(run.suites):
-        for t, temperature in enumerate(run.temperatures):
-            if summaries := run.views.get((suite, temperature)):
-                parts = make(run, summaries, (suite, temperature))
-            else:
-                parts = [PagePart(None, [f"{suite} was not asked at temperature {temperature:g}"])]
-            blocks.append(PageBlock(parts, s, t))
-    return blocks
+def _parts(
+    run: Digest,
+    rows: Sequence[Summary],
+    view: View,
+    long: Mapping[View, LongForm],
+    kinds: Mapping[View, Mapping[str, Mapping[str, BootstrapInterval]]],
+) -> dict[str, PageParts]:
+    """What a suite and a temperature add to each section."""
+    no_long = f"no answers of {LONG} tokens or more whose tokens' arrivals are known"
+    no_kinds = "no suite has several categories and a base arm to compare with"
+    return {
+        "plane": [_picture(plane, run, rows, view)],
+        "speed": [_else(speed_table(run, rows), "no speed is known")],
+        "dials": [_picture(dial_pictures, run, rows, view)],
+        "rounds": [_picture(rounds, run, rows, view)],
+        "acceptance": [_picture(acceptance, run, rows, view, _positions(run, view[1]))],
+        "long": [_picture(longform_picture, run, long[view], view), longform_table(run, long[view])]
+        if view in long
+        else _elsewhere(long, no_long),
+        "latency": [_else(latency_table(run, rows), "no arm reported when its tokens came")],
+        "quality": [_else(quality_table(run, rows), "no quality was measured")],
+        "categories": [category_table(run, kinds[view])] if view in kinds else _elsewhere(kinds, no_kinds),
+        "numbers": [full_table(run, rows)],
+    }
 
 
 def _picture(make: Callable[..., PagePart], *of: Any) -> PagePart:

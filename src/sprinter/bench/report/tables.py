@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from sprinter.bench.quality.metrics import METRICS
 from sprinter.bench.report.arm_style import ArmStyle
-from sprinter.bench.report.breakdown import Categories, LongForm
-from sprinter.bench.report.digest import Digest, Summary, drift_of, headline, speed_of
+from sprinter.bench.report.breakdown import LongForm
+from sprinter.bench.report.digest import Digest, Summary, drift_of, front, plane_points, speed_of
 from sprinter.bench.report.numbers import NONE, count, drift, interval, multiple, number, percentage, value
 from sprinter.bench.statistics import BootstrapInterval, bounds
 
-__all__ = [
-    "Cell",
-    "Table",
-    "TableRow",
-    "category_table",
-    "full_table",
-    "headline_table",
-    "latency_table",
-    "longform_table",
-    "quality_table",
-    "speed_table",
-]  # fmt: skip
+__all__ = ["Table", "category_table", "full_table", "headline_table", "latency_table", "longform_table",
+           "quality_table", "speed_table"]  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -37,15 +27,17 @@ class Cell(NamedTuple):
     kind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """Cells of one arm; ``note`` is shown below its name."""
+Column = tuple[str, str, Callable[[Summary], Cell]]
+"""Title, tooltip, and the cell of an arm's summary."""
+
+
+class TableRow(NamedTuple):
+    """Cells of one arm; ``failed``: a line below its name; ``best``: it is on the front."""
 
     style: ArmStyle
     cells: Sequence[Cell]
-    note: str = ""
-    bad: bool = False
-    best: bool = False
+    failed: str
+    best: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,96 +48,38 @@ class Table:
     head: Sequence[tuple[str, str]]
     rows: Sequence[TableRow]
     bars: bool = False
-    missing: Sequence[str] = field(default=())
+    missing: Sequence[str] = ()
 
 
+def _table(
+    run: Digest, caption: str, summaries: Iterable[Summary], columns: Sequence[Column], *, best: Collection[str] = (),
+    bars: bool = False, missing: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    rows = [
+        TableRow(
+            run.styles[s["arm"]],
+            [cell(s) for _, _, cell in columns],
+            f"failed: {run.failed[s['arm']]}" if s["arm"] in run.failed else "",
+            s["arm"] in best,
+        )
+        for s in summaries
+    ]
+    return Table(caption, [(title, hint) for title, hint, _ in columns], rows, bars, missing)
+
+
+# --- cells -----------------------------------------------------------------------------------------------------------
 def _cell(of: Any, show: Callable[[Any], str] = number) -> Cell:
     found = interval(of)
     if found is None:
         return Cell(NONE)
-    title = f"{show(found[1])} to {show(found[2])}" if None not in found else ""
-    return Cell(show(found[0]), title)
+    return Cell(show(found[0]), f"{show(found[1])} to {show(found[2])}" if None not in found else "")
 
 
 def _with_interval(of: BootstrapInterval | None, show: Callable[[Any], str] = number) -> Cell:
-    if of is None:
-        return Cell(NONE)
-    if None in of:
-        return Cell(show(of[0]), "no interval")
+    if of is None or None in of:
+        return Cell(NONE) if of is None else Cell(show(of[0]), "no interval")
     ends = f"{show(of[1])} – {show(of[2])}".replace("×", "")
     return Cell(Markup("{} <small>{}</small>").format(show(of[0]), ends))
-
-
-def _exact(lossless: Any) -> Cell:
-    return Cell("exact" if lossless is True else "lossy" if lossless is False else "not known", kind="word")
-
-
-def _drift(summary: Summary) -> Cell:
-    return Cell("0", "exact") if summary.get("lossless") is True else _cell(drift_of(summary), drift)
-
-
-def _row(run: Digest, summary: Summary, cells: Sequence[Cell], best: bool = False) -> TableRow:
-    error = run.failed.get(summary["arm"])
-    return TableRow(
-        run.styles[summary["arm"]], cells, f"failed: {error}" if error else "", error is not None, best
-    )
-
-
-# --- the tables ------------------------------------------------------------------------------------------------------
-def headline_table(run: Digest, temperature: float) -> Table:
-    """Every arm at one temperature: speed over all and each suite, target calls, drift."""
-    rows = [row for row in headline(run.results) if row["temperature"] in (temperature, None)]
-    suites = [suite for suite in run.suites if any(suite in row["speed_by_suite"] for row in rows)]
-    show = multiple if run.base else number
-    what = f"speed over {run.base}" if run.base else "tokens a second"
-    head = [
-        (suite, f"{what}, {'all suites' if suite == 'all' else suite}; 95 % interval") for suite in suites
-    ]
-    head += [
-        ("drift", "mean TV(π, p): how far the law of a token is from the target's"),
-        ("calls / token", "target calls a new token"),
-        ("tokens/s", "new tokens a second, prefill included"),
-        ("law", "exact: texts follow the target's law"),
-    ]
-    shown = []
-    for row in rows:
-        speeds = [interval(row["speed_by_suite"].get(suite)) for suite in suites]
-        first = _with_interval(speeds[0], show) if speeds else Cell(NONE)
-        rest = [_cell(speed, show) for speed in speeds[1:]]
-        others = [
-            _drift(row),
-            _cell(row["target_calls_per_token"]),
-            _cell(row["tokens_per_s"]),
-            _exact(row["lossless"]),
-        ]
-        shown.append(_row(run, row, [*([first] if suites else []), *rest, *others], row["front"]))
-    return Table(f"All arms at temperature {temperature:g}: {what}", head, shown)
-
-
-def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
-    """Bars with intervals, fastest first."""
-    base = run.base
-    shown = [(summary, speed_of(summary, base)) for summary in summaries]
-    there = [(summary, speed) for summary, speed in shown if speed is not None]
-    there.sort(key=lambda item: -item[1][0])
-    most = max((bounds(speed)[1] for _, speed in there), default=1.0)
-    show, mark = (multiple, 1.0) if base else (number, None)
-    rows = [
-        _row(run, s, [_with_interval(speed, show), _bar(run.styles[s["arm"]].colour, speed, most, mark)])
-        for s, speed in there
-    ]
-    missing = [summary["arm"] for summary, speed in shown if speed is None]
-    title = f"speed over {base}" if base else "tokens a second"
-    head = ("speed-up" if base else "tokens/s", f"{title}, with its 95 % interval")
-    return Table(title, [head, ("", "")], rows, True, missing)
-
-
-def _bar(colour: str, speed: BootstrapInterval, most: float, one: float | None) -> Cell:
-    middle, low, high = (100 * max(0.0, each) / most for each in (speed[0], *bounds(speed)))
-    parts = [("fill " + colour, 0.0, middle), ("interval", low, max(0.3, high - low))]
-    if one is not None and one < most:
-        parts.append(("one", 100 * one / most, 0.0))
-    return _track(parts)
 
 
 def _track(parts: Sequence[tuple[str, float, float]]) -> Cell:
@@ -155,45 +89,28 @@ def _track(parts: Sequence[tuple[str, float, float]]) -> Cell:
     return Cell(Markup('<span class="track" aria-hidden="true">{}</span>').format(bars), kind="bar")
 
 
-def latency_table(run: Digest, summaries: Sequence[Summary]) -> Table:
-    """Median and 95th percentile of the time to the first token and between tokens."""
-    there = [s for s in summaries if any(s.get(key) for key in ("ttft_ms", "gap_ms"))]
-    most = {
-        key: max((_at(s, key, "p95") or 0.0 for s in there), default=0.0) or 1.0
-        for key in ("ttft_ms", "gap_ms")
-    }
-    rows = []
-    for summary in sorted(there, key=lambda s: _at(s, "gap_ms", "p95") or 0.0):
-        cells = []
-        for key in ("ttft_ms", "gap_ms"):
-            cells += [_cell(_at(summary, key, "p50")), _cell(_at(summary, key, "p95"))]
-            cells.append(_span(run.styles[summary["arm"]].colour, summary, key, most[key]))
-        rows.append(_row(run, summary, cells))
-    head = [
-        ("first token p50", "time to the first token, ms, median"),
-        ("p95", "time to the first token, ms, 95th percentile"),
-        ("", ""),
-        ("between p50", "time between tokens, ms, median; 0 where a round gives several tokens at once"),
-        ("p95", "time between tokens, ms, 95th percentile"),
-        ("", ""),
-    ]
-    missing = [summary["arm"] for summary in summaries if summary not in there]
-    return Table("latency in milliseconds", head, rows, missing=missing)
+def _law(summary: Summary) -> Cell:
+    lossless = summary.get("lossless")
+    return Cell("exact" if lossless is True else "lossy" if lossless is False else "not known", kind="word")
 
 
-def _at(summary: Summary, key: str, level: str) -> float | None:
-    return value((summary.get(key) or {}).get(level))
+_LAW: Column = ("law", "exact: texts follow the target's law", _law)
+_DRIFT: Column = (
+    "drift",
+    "mean TV(π, p): how far the law of a token is from the target's",
+    lambda s: Cell("0", "exact") if s.get("lossless") is True else _cell(drift_of(s), drift),
+)
 
 
-def _span(colour: str, summary: Summary, key: str, most: float) -> Cell:
-    """A bar from p50 to p95."""
-    low, high = (_at(summary, key, level) for level in ("p50", "p95"))
-    if low is None or high is None:
-        return Cell("", kind="bar")
-    left, right = 100 * low / most, 100 * high / most
-    return _track([("fill " + colour, left, max(0.8, right - left))])
+def _column(key: str, title: str, hint: str, show: Callable[[Any], str] = number) -> Column:
+    return title, hint, lambda s: _cell(s.get(key), show)
 
 
+def _measure(run: Digest) -> tuple[str, Callable[[Any], str]]:
+    return (f"speed over {run.base}", multiple) if run.base else ("tokens a second", number)
+
+
+# --- the tables ------------------------------------------------------------------------------------------------------
 _FULL: Sequence[tuple[str, str, str, Callable[[Any], str]]] = (
     ("tokens_per_s", "tokens/s", "new tokens a second, prefill included", number),
     ("target_calls_per_token", "calls / token", "target calls a new token", number),
@@ -208,59 +125,139 @@ _FULL: Sequence[tuple[str, str, str, Callable[[Any], str]]] = (
 )
 
 
+def headline_table(run: Digest, temperature: float) -> Table:
+    """Every arm at one temperature, fastest first: speed over all and each suite, target calls, drift."""
+    views = {
+        suite: {s["arm"]: s for s in found}
+        for suite in run.suites
+        if (found := run.views.get((suite, temperature)))
+    }
+    what, show = _measure(run)
+    first = next(iter(views.values()))
+
+    def row(arm: str) -> Summary:
+        """Of an arm without a summary over all suites only its numbers by suite are known."""
+        some = next((found[arm] for found in views.values() if arm in found), {})
+        return first.get(arm) or {"arm": arm, "lossless": some.get("lossless")}
+
+    def speed(suite: str) -> Column:
+        show_first = _with_interval if views[suite] is first else _cell
+        hint = f"{what}, {'all suites' if suite == 'all' else suite}; 95 % interval"
+        return suite, hint, lambda s: show_first(speed_of(views[suite].get(s["arm"], {}), run.base), show)
+
+    rows = sorted((row(arm["name"]) for arm in run.arms), key=lambda s: -(value(speed_of(s, run.base)) or 0))
+    columns = [*map(speed, views), _DRIFT, *(_column(*each) for each in (_FULL[1], _FULL[0])), _LAW]
+    best = front(plane_points(list(first.values()), run.base))
+    return _table(run, f"All arms at temperature {temperature:g}: {what}", rows, columns, best=best)
+
+
+def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
+    """Bars with intervals, fastest first."""
+    speeds = {s["arm"]: speed for s in summaries if (speed := speed_of(s, run.base)) is not None}
+    most = max((bounds(speed)[1] for speed in speeds.values()), default=1.0)
+    what, show = _measure(run)
+
+    def bar(s: Summary) -> Cell:
+        speed = speeds[s["arm"]]
+        middle, low, high = (100 * max(0.0, each) / most for each in (speed[0], *bounds(speed)))
+        parts = [
+            (f"fill {run.styles[s['arm']].colour}", 0.0, middle),
+            ("interval", low, max(0.3, high - low)),
+        ]
+        return _track([*parts, ("one", 100 / most, 0.0)] if run.base and most > 1 else parts)
+
+    title = "speed-up" if run.base else "tokens/s"
+    head = (title, f"{what}, with its 95 % interval", lambda s: _with_interval(speeds[s["arm"]], show))
+    shown = sorted((s for s in summaries if s["arm"] in speeds), key=lambda s: -speeds[s["arm"]][0])
+    missing = [s["arm"] for s in summaries if s["arm"] not in speeds]
+    return _table(run, what, shown, [head, ("", "", bar)], bars=True, missing=missing)
+
+
+def latency_table(run: Digest, summaries: Sequence[Summary]) -> Table:
+    """Median and 95th percentile of the time to the first token and between tokens, with bars between them."""
+    there = [s for s in summaries if s.get("ttft_ms") or s.get("gap_ms")]
+
+    def at(s: Summary, key: str, level: str) -> float | None:
+        return value((s.get(key) or {}).get(level))
+
+    def columns(key: str, title: str, what: str, note: str = "") -> list[Column]:
+        most = max((at(s, key, "p95") or 0.0 for s in there), default=0.0) or 1.0
+
+        def bar(s: Summary) -> Cell:
+            low, high = (at(s, key, level) for level in ("p50", "p95"))
+            if low is None or high is None:
+                return Cell("", kind="bar")
+            left, width = 100 * low / most, 100 * (high - low) / most
+            return _track([(f"fill {run.styles[s['arm']].colour}", left, max(0.8, width))])
+
+        return [
+            (f"{title} p50", f"{what}, ms, median{note}", lambda s: _cell(at(s, key, "p50"))),
+            ("p95", f"{what}, ms, 95th percentile", lambda s: _cell(at(s, key, "p95"))),
+            ("", "", bar),
+        ]
+
+    first = columns("ttft_ms", "first token", "time to the first token")
+    note = "; 0 where a round gives several tokens at once"
+    both = [*first, *columns("gap_ms", "between", "time between tokens", note)]
+    missing = [summary["arm"] for summary in summaries if summary not in there]
+    there.sort(key=lambda s: at(s, "gap_ms", "p95") or 0.0)
+    return _table(run, "latency in milliseconds", there, both, missing=missing)
+
+
 def full_table(run: Digest, summaries: Sequence[Summary]) -> Table:
     """Every number of a summary except latency and quality."""
-    head = [("law", "exact: texts follow the target's law")]
-    head += [(f"over {base}", f"speed over {base}; 95 % interval") for base in run.bases]
-    head += [("drift", "mean TV(π, p)"), *((title, hint) for _, title, hint, _ in _FULL)]
-    rows = []
-    for summary in summaries:
-        cells = [_exact(summary.get("lossless"))]
-        cells += [_with_interval(speed_of(summary, base), multiple) for base in run.bases]
-        cells += [_drift(summary), *(_cell(summary.get(key), show) for key, _, _, show in _FULL)]
-        rows.append(_row(run, summary, cells))
-    return Table("every arm", head, rows)
+
+    def over(base: str) -> Column:
+        return (
+            f"over {base}",
+            f"speed over {base}; 95 % interval",
+            lambda s: _with_interval(speed_of(s, base), multiple),
+        )
+
+    columns = [_LAW, *map(over, run.bases), _DRIFT, *(_column(*each) for each in _FULL)]
+    return _table(run, "every arm", summaries, columns)
 
 
 def quality_table(run: Digest, summaries: Sequence[Summary]) -> Table | None:
     """Main quality measures with intervals; None if nothing was measured."""
-    shown = {
-        name for s in summaries for name, of in (s.get("quality") or {}).items() if value(of) is not None
-    }
+    qualities = {s["arm"]: s.get("quality") or {} for s in summaries}
+    shown = {name for found in qualities.values() for name, of in found.items() if value(of) is not None}
     names = [name for name in METRICS if name in shown and METRICS[name].main] + sorted(
         shown - METRICS.keys()
     )
-    if not names:
-        return None
     arrows = {"higher": "\u00a0↑", "lower": "\u00a0↓"}
-    head = []
-    for name in names:
+
+    def column(name: str) -> Column:
         metric = METRICS.get(name)
-        better = arrows.get(metric.better or "", "") if metric else ""
-        head.append((f"{name.replace('_', ' ')}{better}", metric.meaning if metric else name))
-    rows = [
-        _row(run, s, [_with_interval(interval((s.get("quality") or {}).get(name))) for name in names])
-        for s in summaries
-    ]
-    return Table("quality of the answers (↑ higher is better, ↓ lower is better)", head, rows)
+        title = name.replace("_", " ") + (arrows.get(metric.better or "", "") if metric else "")
+        hint = metric.meaning if metric else name
+        return title, hint, lambda s: _with_interval(interval(qualities[s["arm"]].get(name)))
+
+    caption = "quality of the answers (↑ higher is better, ↓ lower is better)"
+    return _table(run, caption, summaries, [column(name) for name in names]) if names else None
 
 
 def longform_table(run: Digest, found: LongForm) -> Table:
     """Speed by position for every arm."""
     shown: Mapping[str, Sequence[Any]] = found.speed_up or found.tokens_per_s
-    show = multiple if found.speed_up else number
-    ends = list(zip(found.edges, found.edges[1:], strict=False))
-    head = [(f"{start:,}–{end:,}", f"tokens {start:,} to {end:,} of the context") for start, end in ends]
-    rows = [_row(run, {"arm": arm}, [_cell(of, show) for of in bins]) for arm, bins in shown.items()]
-    what = f"speed over {run.base}" if found.speed_up else "tokens a second"
-    return Table(f"{what} by position in the context", head, rows)
+    what, show = _measure(run) if found.speed_up else ("tokens a second", number)
+
+    def column(i: int) -> Column:
+        start, end = found.edges[i : i + 2]
+        hint = f"tokens {start:,} to {end:,} of the context"
+        return f"{start:,}–{end:,}", hint, lambda s: _cell(shown[s["arm"]][i], show)
+
+    columns = [column(i) for i in range(len(found.edges) - 1)]
+    return _table(run, f"{what} by position in the context", ({"arm": arm} for arm in shown), columns)
 
 
-def category_table(run: Digest, found: Categories) -> Table:
-    """Speed-up by category for every arm."""
-    head = [(name, f"speed over {run.base} on {name}") for name in found.names]
-    rows = [
-        _row(run, {"arm": arm}, [_cell(shown.get(name), multiple) for name in found.names])
-        for arm, shown in found.speed_up.items()
-    ]
-    return Table(f"speed over {run.base} by category", head, rows)
+def category_table(run: Digest, speed_up: Mapping[str, Mapping[str, BootstrapInterval]]) -> Table:
+    """Speed-up by category for every arm: ``speed_up[arm][category]``."""
+
+    def column(name: str) -> Column:
+        hint = f"speed over {run.base} on {name}"
+        return name, hint, lambda s: _cell(speed_up[s["arm"]].get(name), multiple)
+
+    names = dict.fromkeys(name for shown in speed_up.values() for name in shown)
+    caption = f"speed over {run.base} by category"
+    return _table(run, caption, ({"arm": arm} for arm in speed_up), [column(name) for name in names])
