@@ -15,8 +15,7 @@ from tests.bench.fake_results import ARMS, FakeSuite, fake_results
 from tests.bench.rows import row
 
 from sprinter.bench.report.arm_style import KINDS, MARKERS, arm_styles, read_spec
-from sprinter.bench.report.breakdown import categories, longforms
-from sprinter.bench.report.dials import allocation_line, dials, ends
+from sprinter.bench.report.breakdown import allocation_line, categories, dials, ends, longforms
 from sprinter.bench.report.digest import digest, front
 from sprinter.bench.report.drawing import Picture
 from sprinter.bench.report.numbers import (

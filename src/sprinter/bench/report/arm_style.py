@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sprinter.decode.spec import parse_method
+from sprinter.decode.spec import parse_call, parse_method
 from sprinter.errors import SprinterError
 
 __all__ = ["KINDS", "MARKERS", "ArmStyle", "arm_styles", "read_spec"]
@@ -101,14 +101,10 @@ def arm_styles(arms: Sequence[Mapping[str, Any]], lossless: Mapping[str, bool | 
 def read_spec(spec: str) -> tuple[str, dict[str, str]]:
     """("fuzzy", {"threshold": "0.3", ...}) for a preset's spec, with defaults; (spec, {}) for any other text."""
     try:
-        spec = parse_method(spec).name
+        name, parameters = parse_call(parse_method(spec).name)
     except SprinterError:
         return spec, {}
-    name, bracket, inside = spec.partition("(")
-    if not bracket or "=" in name or not inside.endswith(")"):
-        return spec, {}
-    pairs = (part.split("=", 1) for part in inside[:-1].split(",") if "=" in part)
-    return name, {key.strip(): each.strip() for key, each in pairs}
+    return (spec, {}) if "=" in name else (name, {key: str(each) for key, each in parameters.items()})
 
 
 def _spec_of(arm: Mapping[str, Any]) -> tuple[str, dict[str, str]]:

@@ -1,4 +1,5 @@
-"""Breakdowns computed from the rows: speed along a text, and speed by category."""
+"""Breakdowns of a run: speed along a text and by category, from its rows; methods with a dial (arms that differ in one
+parameter), and the baseline of assigning texts to a model at random."""
 
 from __future__ import annotations
 
@@ -8,11 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from sprinter.bench.report.digest import Digest, View
+from sprinter.bench.quality.metrics import METRICS
+from sprinter.bench.report.arm_style import ArmStyle
+from sprinter.bench.report.digest import Digest, Summary, View
+from sprinter.bench.report.numbers import value
 from sprinter.bench.statistics import Array, BootstrapInterval, ratio_of_ratios
 from sprinter.bench.summary import Group, groups
 
-__all__ = ["LONG", "LongForm", "categories", "longforms"]
+__all__ = [
+    "LONG",
+    "Dial",
+    "LongForm",
+    "allocation_line",
+    "categories",
+    "dials",
+    "ends",
+    "longforms",
+    "quality_of",
+]
 
 LONG = 64
 """Minimum number of new tokens for a curve along a text."""
@@ -123,3 +137,96 @@ def categories(run: Digest) -> dict[View, dict[str, dict[str, BootstrapInterval]
 def _category(group: Group, base: Group, name: str) -> BootstrapInterval:
     prompts = sorted({(row["suite"], row["question_id"]) for row in group.rows if row["category"] == name})
     return ratio_of_ratios(group.restrict(prompts).speed, base.restrict(prompts).speed)
+
+
+# --- dials -----------------------------------------------------------------------------------------------------------
+_QUALITIES = ("exact_match", "pass_at_1", "log_likelihood_per_token", "win_tie", "rougeL")
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """One method's curve.
+
+    Attributes:
+        name: name of the method with its fixed parameters.
+        parameter: parameter that varies.
+        style: style of its arms.
+        points: (value of the parameter, summary), ordered by value.
+    """
+
+    name: str
+    parameter: str
+    style: ArmStyle
+    points: Sequence[tuple[float, Summary]]
+
+
+def dials(run: Digest, summaries: Sequence[Summary]) -> list[Dial]:
+    """Each lossy method with at least two values of its dial among the summaries."""
+    by_method: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        style = run.styles[summary["arm"]]
+        if style.parameters and summary.get("lossless") is not True:
+            by_method.setdefault(style.method, []).append(summary)
+    return [dial for method, group in by_method.items() for dial in _dials(run, method, group)]
+
+
+def _dials(run: Digest, method: str, summaries: Sequence[Summary]) -> list[Dial]:
+    specs = {summary["arm"]: run.styles[summary["arm"]].parameters for summary in summaries}
+    values = {key: {spec.get(key) for spec in specs.values()} for key in specs[summaries[0]["arm"]]}
+    numeric = [key for key, found in values.items() if all(_float(each) is not None for each in found)]
+    if not numeric:
+        return []
+    dial = max(numeric, key=lambda key: len(values[key]))
+    curves: dict[str, dict[float, Summary]] = {}
+    for summary in summaries:
+        spec = specs[summary["arm"]]
+        others = [f"{k}={v}" for k, v in spec.items() if k != dial and len(values[k]) > 1]
+        curves.setdefault(" ".join([method, *others]), {})[_float(spec[dial]) or 0.0] = summary
+    return [
+        Dial(
+            name,
+            dial,
+            run.styles[next(iter(points.values()))["arm"]],
+            sorted(points.items(), key=lambda item: item[0]),
+        )
+        for name, points in curves.items()
+        if len(points) > 1
+    ]
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def allocation_line(
+    target: tuple[float, float], draft: tuple[float, float], steps: int = 24
+) -> list[tuple[float, float]]:
+    """(speed, y) for a growing share of texts written by the draft alone.
+
+    Fuzzy Speculative Decoding, section 5.3, draws a straight line. This curve is exact: times add up, speeds do not.
+
+    Args:
+        target, draft: (speed, y) of each alone; y (drift, or a quality) is a mean over tokens.
+    """
+    shares = [i / steps for i in range(steps + 1)]
+    speeds = [1 / ((1 - s) / target[0] + s / draft[0]) for s in shares]
+    return [(speed, (1 - s) * target[1] + s * draft[1]) for s, speed in zip(shares, speeds, strict=True)]
+
+
+def ends(run: Digest, summaries: Sequence[Summary]) -> tuple[Summary, Summary] | None:
+    """The target alone and the draft alone, if both took part."""
+    methods = {run.styles[summary["arm"]].method: summary for summary in summaries}
+    both = [methods[name] for name in ("autoregressive", "draft-only") if name in methods]
+    return (both[0], both[1]) if sum(bool(value(each.get("tokens_per_s"))) for each in both) == 2 else None
+
+
+def quality_of(summaries: Sequence[Summary]) -> tuple[str, str] | None:
+    """(name, axis label) of the quality measure in a dial's figure, preferably the share of right answers."""
+    measured = {
+        name for s in summaries for name, of in (s.get("quality") or {}).items() if value(of) is not None
+    }
+    name = next((name for name in _QUALITIES if name in measured), None)
+    return None if name is None else (name, f"{name.replace('_', ' ')}: {METRICS[name].meaning}")

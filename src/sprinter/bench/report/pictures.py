@@ -9,8 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from sprinter.bench.analysis import acceptance_by_position
-from sprinter.bench.report.breakdown import LongForm
-from sprinter.bench.report.dials import Dial, allocation_line, dials, ends, quality_of
+from sprinter.bench.report.breakdown import Dial, LongForm, allocation_line, dials, ends, quality_of
 from sprinter.bench.report.digest import Digest, Summary, View, drift_of, front, plane_points, speed_of
 from sprinter.bench.report.drawing import HALF, WIDE, XY, PagePart, Picture
 from sprinter.bench.report.numbers import drift, interval, multiple, number, percentage, value
