@@ -147,7 +147,7 @@ def fake_results(
         "pair": {"target": {"name": "builtin-target", **model}, "draft": {"name": "builtin-draft", **model},
                  "gate": {"sha256": "ab" * 32, "parameters": 257, "features": ["hidden"]}},
         "settings": {"temperatures": list(temperatures), "new_tokens": None, "repeats": 1, "seed": 0, "top_k": 0,
-                     "top_p": 1.0, "min_p": 0.0, "warmup": 1, "bases": list(BASES), "meter": "complete"},
+                     "top_p": 1.0, "min_p": 0.0, "warmup": 1, "bases": list(BASES)},
         "suites": [
             {"name": s.name, "samples": s.prompts, "new_tokens": s.new_tokens, "rule": "first 30 % of the words",
              "sources": [{"name": f"{s.name}.jsonl", "sha256": "cd" * 32}], "skipped": {"too_short": 2},

@@ -104,7 +104,6 @@ def test_a_spec_gives_an_arm_that_can_be_made_again(
             "drafts greedily with Medusa's heads",
         ),
         ("vllm:heads(head=mine, tokens=0)", "tokens=0 is out of range"),
-        ("vllm:plain(threads=0)", "threads=0 is out of range"),
         ("peers", "'peers' is a set of arms, and one is wanted here"),
         ("transformers:lookup(tokens=1", "does not end with its closing parenthesis"),
         ("as mine", "unknown arm 'as mine'"),
@@ -311,10 +310,11 @@ def _with_eos(pair: sprinter.Pair, token: int) -> Any:
 @pytest.mark.parametrize("spec", ["autoregressive", "speculative", "sprinter", "lookup", "draft-only"])
 def test_the_engine_s_answer_is_its_generation(pair: sprinter.Pair, spec: str) -> None:
     arm = started(spec, pair)
-    answer = arm.answer(ask(pair, sampling=DRAWN, meter="running"))
+    answer = arm.answer(ask(pair, sampling=DRAWN))
     made = pair.generate(
         list(ids_of(pair, PROMPTS[0])),
         method=spec,
+        meter="complete",
         max_new_tokens=24,
         temperature=0.8,
         top_k=50,

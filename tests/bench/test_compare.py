@@ -136,7 +136,6 @@ def whole(factor: float = 1.0) -> dict[str, Any]:
             "top_k": 0,
             "top_p": 1.0,
             "min_p": 0.0,
-            "meter": "complete",
         },
     }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from sprinter.decode.checks import at_least
 from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling
 
-__all__ = ["Arm", "ArmAnswer", "Ask"]
+__all__ = ["Arm", "ArmAnswer", "Ask", "LookupSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,6 @@ class Ask:
             of ``stop_token_ids``.
         sampling: temperature and truncation.
         seed: seed for arms that sample.
-        meter: "complete": an arm that can meter drift scores every trusted token, outside ``ArmAnswer.wall_s``.
         stop_token_ids: further tokens that end a text: the end of a turn in chat form.
     """
 
@@ -29,7 +29,6 @@ class Ask:
     new_tokens: int
     sampling: Sampling
     seed: int
-    meter: Literal["running", "complete"] = "complete"
     stop_token_ids: tuple[int, ...] = ()
 
 
@@ -96,3 +95,20 @@ class Arm(Protocol):
     def close(self) -> None:
         """Release all resources; may be called twice."""
         ...
+
+
+@dataclass(eq=False, kw_only=True)
+class LookupSettings:
+    """Settings of other engines' prompt lookup, with the defaults of both.
+
+    Args:
+        tokens: maximum number of tokens copied at once.
+        ngram: maximum length of the suffix that is searched for.
+    """
+
+    tokens: int = 10
+    ngram: int = 2
+
+    def __post_init__(self) -> None:
+        at_least("tokens", self.tokens, 1)
+        at_least("ngram", self.ngram, 1)

@@ -17,7 +17,7 @@ from sprinter.errors import UserError
 __all__ = ["Change", "compare", "differences"]
 
 _SUITE = ("sources", "rule", "chat", "system", "new_tokens")
-_SAMPLING = ("new_tokens", "top_k", "top_p", "min_p", "meter")
+_SAMPLING = ("new_tokens", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class Harness:
                 break
             sampling = self._settings.sampling(place.temperature)
             with _quiet():
-                answer = arm.answer(Ask(tuple(ids), limit, sampling, seed, self._settings.meter, ends))
+                answer = arm.answer(Ask(tuple(ids), limit, sampling, seed, ends))
             _check(answer, limit)
             talk.prompts.append(ids)
             talk.answers.append(answer)

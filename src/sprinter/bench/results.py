@@ -8,7 +8,7 @@
     created      UTC time, ISO 8601; ``seconds``: the run's total time; ``command``: its command line
     environment  machine, versions, commit (``sprinter.bench.environment``)
     pair         {"target" | "draft" | "gate" ...: {"name", "sha256", "parameters", "dtype"}}
-    settings     temperatures, new_tokens, repeats, seed, top_k, top_p, min_p, meter, limit, judge, ...
+    settings     temperatures, new_tokens, repeats, seed, top_k, top_p, min_p, ...
     suites       one entry per suite: ``Suite.facts()``, "asked" (prompts that fit) and "left_out" (those that did not;
                  later turns that did not, counted in every answer)
     arms         {"name", "spec", "engine", "versions", "status": "ok" | "failed", "error": line or null} in order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sprinter.decode.checks import at_least
 from sprinter.errors import UserError
@@ -24,8 +24,6 @@ class BenchSettings:
         top_k, top_p, min_p: truncation, as in ``Sampling``.
         warmup: number of prompts that each arm answers first, at each temperature, without being timed.
         bases: arms that speeds are reported relative to, if they take part.
-        meter: "complete" scores every trusted token, in forward passes that are not timed; "running" does so at the
-            next target call.
 
     Raises:
         UserError: a value out of range.
@@ -40,7 +38,6 @@ class BenchSettings:
     min_p: float = 0.0
     warmup: int = 1
     bases: tuple[str, ...] = ("autoregressive", "speculative", "transformers:plain", "transformers:assisted")
-    meter: Literal["running", "complete"] = "complete"
 
     def __post_init__(self) -> None:
         for name, least in (("repeats", 1), ("warmup", 0), ("seed", 0)):

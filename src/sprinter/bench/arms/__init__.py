@@ -5,7 +5,6 @@ The timed part is the same for all arms: from passing the token ids to receiving
 detokenisation. Settings, seeds and counts are handled before and after.
 """
 
-from sprinter.bench.arms.parse import arm_names, parse_arm, parse_arms
-from sprinter.bench.arms.registry import ARMS
+from sprinter.bench.arms.parse import ARMS, arm_names, parse_arm, parse_arms
 
 __all__ = ["ARMS", "arm_names", "parse_arm", "parse_arms"]

@@ -73,7 +73,7 @@ class EngineArm:
         began = time.perf_counter()
         stream = self._pair.stream(
             ask.ids, options, max_new_tokens=ask.new_tokens, sampling=ask.sampling, seed=ask.seed,
-            meter=ask.meter, stop_token_ids=ask.stop_token_ids,
+            meter="complete", stop_token_ids=ask.stop_token_ids,
         )  # fmt: skip
         arrivals = [time.perf_counter() - began for _ in stream]
         settle(self._pair.models.target.model.device)

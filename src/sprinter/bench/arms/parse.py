@@ -11,23 +11,25 @@ from sprinter.bench.arms.engine import AutoArm, EngineArm
 from sprinter.bench.arms.peer_llamacpp import LlamaLookup, LlamaPlain
 from sprinter.bench.arms.peer_transformers import Assisted, TransformersLookup, TransformersPlain
 from sprinter.bench.arms.peer_vllm import VllmDraft, VllmHeads, VllmNgram, VllmPlain
-from sprinter.bench.arms.registry import ARMS
-from sprinter.decode.registry import did_you_mean
+from sprinter.decode.registry import Registry, did_you_mean
 from sprinter.decode.spec import METHODS, build_rule, method_table, parse_call, parse_method
 from sprinter.engine.ahead import AUTO
 from sprinter.errors import SprinterError, UserError
 
-__all__ = ["arm_names", "parse_arm", "parse_arms"]
+__all__ = ["ARMS", "arm_names", "parse_arm", "parse_arms"]
 
-ARMS.add("transformers:plain", TransformersPlain)
-ARMS.add("transformers:assisted", Assisted)
-ARMS.add("transformers:lookup", TransformersLookup)
-ARMS.add("llamacpp:plain", LlamaPlain)
-ARMS.add("llamacpp:lookup", LlamaLookup)
-ARMS.add("vllm:plain", VllmPlain)
-ARMS.add("vllm:draft_model", VllmDraft)
-ARMS.add("vllm:heads", VllmHeads)
-ARMS.add("vllm:ngram", VllmNgram)
+ARMS = Registry("arm", "sprinter.bench_arms")
+"""Name ("transformers:assisted") → class or function with keyword parameters, all with defaults, that gives an ``Arm``.
+
+Other packages add arms through entry points of the group ``sprinter.bench_arms``. Constructing an arm must be cheap;
+slow work belongs in its ``start``.
+"""
+for _name, _make_arm in (
+    ("transformers:plain", TransformersPlain), ("transformers:assisted", Assisted),
+    ("transformers:lookup", TransformersLookup), ("llamacpp:plain", LlamaPlain), ("llamacpp:lookup", LlamaLookup),
+    ("vllm:plain", VllmPlain), ("vllm:draft_model", VllmDraft), ("vllm:heads", VllmHeads), ("vllm:ngram", VllmNgram),
+):  # fmt: skip
+    ARMS.add(_name, _make_arm)
 
 _PEERS = (
     "transformers:plain",
@@ -39,26 +41,20 @@ _PEERS = (
 _VLLM = ("vllm:plain", "vllm:draft_model", "vllm:draft_model(draft_sampling=probabilistic)", "vllm:ngram")
 
 
-_OF_THE_USER = ("vllm:heads",)
-"""Arms that need a folder of the user's."""
-
-
 def _methods() -> list[str]:
     """All methods but those that read heads on the target, which come with no pair."""
     methods = ((name, parse_method(name)) for name in METHODS.names())
     return [name for name, method in methods if not (method.accept.needs or method.drafter.by_heads)]
 
 
-_SETS: dict[str, Callable[[], list[str]]] = {
-    "methods": _methods,
-    "peers": lambda: list(_PEERS),
-    "vllm": lambda: list(_VLLM),
-    "all": lambda: [
-        name
-        for name in dict.fromkeys([*_methods(), *_PEERS, *_VLLM, *ARMS.names()])
-        if name not in _OF_THE_USER
-    ],
-}
+def _all() -> list[str]:
+    """Methods and every arm, without those that need a folder of the user's."""
+    return [n for n in dict.fromkeys([*_methods(), *_PEERS, *_VLLM, *ARMS.names()]) if n != "vllm:heads"]
+
+
+_SETS: dict[str, Callable[[], Sequence[str]]] = {
+    "methods": _methods, "peers": lambda: _PEERS, "vllm": lambda: _VLLM, "all": _all,
+}  # fmt: skip
 
 
 def parse_arm(text: str) -> Arm:

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from sprinter.bench.arm import ArmAnswer, Ask
-from sprinter.bench.arms.registry import LookupSettings
+from sprinter.bench.arm import ArmAnswer, Ask, LookupSettings
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling

@@ -22,9 +22,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from sprinter.bench.arm import ArmAnswer, Ask
+from sprinter.bench.arm import ArmAnswer, Ask, LookupSettings
 from sprinter.bench.arms.engine import settle
-from sprinter.bench.arms.registry import LookupSettings
 from sprinter.decode.checks import at_least
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.pair import Pair, load_pair

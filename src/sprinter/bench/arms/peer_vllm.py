@@ -39,19 +39,15 @@ class VllmPlain:
     Attributes:
         python: interpreter that has vllm; None: environment variable SPRINTER_VLLM_PYTHON, otherwise this one.
         dtype: dtype; None: the pair's.
-        threads: number of threads; None: as many as torch uses in this process.
         cache_gib: size of the KV cache in GiB.
         eager: compile nothing: starts faster, runs slower.
-        preload: value of LD_PRELOAD (an OpenMP library, an allocator), as vLLM's manual advises on a CPU.
     """
 
     engine = "vllm"
     python: str | None = None
     dtype: str | None = None
-    threads: int | None = None
     cache_gib: float = 1.0
     eager: bool = False
-    preload: str | None = None
     name: str = field(default="", init=False)
     spec: str = field(default="", init=False)
     _worker: JsonProcess | None = field(default=None, init=False, repr=False)
@@ -61,8 +57,6 @@ class VllmPlain:
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in _DTYPES:
             raise did_you_mean("dtype", str(self.dtype), list(_DTYPES))
-        if self.threads is not None:
-            at_least("threads", self.threads, 1)
         if not isinstance(self.cache_gib, int | float) or not self.cache_gib > 0:
             raise UserError(f"cache_gib={self.cache_gib} is out of range: give a number above 0")
         if not isinstance(self.eager, bool):
@@ -166,9 +160,9 @@ class VllmPlain:
         # One process: vLLM's default of three costs a small model more than it saves with one request at a time.
         ours = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
-            "OMP_NUM_THREADS": str(self.threads or torch.get_num_threads()),
+            "OMP_NUM_THREADS": str(torch.get_num_threads()),
         }  # fmt: skip
-        return os.environ | ours | ({} if self.preload is None else {"LD_PRELOAD": self.preload})
+        return os.environ | ours
 
 
 @dataclass(eq=False, kw_only=True)
