@@ -192,15 +192,15 @@ def _changes(
         yield change("mean drift", _over(*then), _over(*now), _difference(now, then), 1, 0.0)
 
 
-Ratio = tuple[NDArray[np.float64], NDArray[np.float64]]
+SumPair = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def _over(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> float:
     return float(top.sum() / bottom.sum())
 
 
-def _difference(now: Ratio, then: Ratio) -> BootstrapInterval:
-    def mean(of: Ratio, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+def _difference(now: SumPair, then: SumPair) -> BootstrapInterval:
+    def mean(of: SumPair, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.asarray(of[0][rows].sum(-1) / np.maximum(of[1][rows].sum(-1), 1))
 
     return bootstrap(lambda rows: mean(now, rows) - mean(then, rows), len(now[0]))

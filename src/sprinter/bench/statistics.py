@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "BootstrapInterval",
-    "Sums",
+    "PromptSums",
     "bootstrap",
     "bounds",
     "product_of_ratios",
@@ -54,16 +54,18 @@ def bounds(of: BootstrapInterval) -> tuple[float, float]:
     return value if low is None else low, value if high is None else high
 
 
-Sums = Sequence[float] | Array
+PromptSums = Sequence[float] | Array
 """A number for each prompt, ``[prompts]``, summed over the prompts that are drawn."""
 
 
-def ratio_of_sums(top: Sums, bottom: Sums) -> BootstrapInterval:
+def ratio_of_sums(top: PromptSums, bottom: PromptSums) -> BootstrapInterval:
     """Σ top / Σ bottom over prompts, for example target calls per token."""
     return product_of_ratios((top, bottom))
 
 
-def ratio_of_ratios(top: tuple[Sums, Sums], bottom: tuple[Sums, Sums]) -> BootstrapInterval:
+def ratio_of_ratios(
+    top: tuple[PromptSums, PromptSums], bottom: tuple[PromptSums, PromptSums]
+) -> BootstrapInterval:
     """(Σa/Σb) / (Σc/Σd) for ``top`` = (a, b) and ``bottom`` = (c, d), paired by prompt.
 
     For speeds: a, c = tokens and b, d = seconds.
@@ -71,7 +73,7 @@ def ratio_of_ratios(top: tuple[Sums, Sums], bottom: tuple[Sums, Sums]) -> Bootst
     return product_of_ratios(top, bottom[::-1])
 
 
-def product_of_ratios(*ratios: tuple[Sums, Sums]) -> BootstrapInterval:
+def product_of_ratios(*ratios: tuple[PromptSums, PromptSums]) -> BootstrapInterval:
     """Π (Σa/Σb) over the pairs (a, b), paired by prompt."""
     tops, bottoms = ([np.asarray(each, dtype=float) for each in side] for side in zip(*ratios, strict=True))
 

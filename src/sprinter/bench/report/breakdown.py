@@ -11,7 +11,7 @@ import numpy as np
 
 from sprinter.bench.quality.metrics import METRICS
 from sprinter.bench.report.arm_style import ArmStyle
-from sprinter.bench.report.digest import Digest, Summary, View
+from sprinter.bench.report.digest import Digest, SuiteView, Summary
 from sprinter.bench.report.numbers import value
 from sprinter.bench.statistics import Array, BootstrapInterval, ratio_of_ratios
 from sprinter.bench.summary import Group, groups
@@ -50,7 +50,7 @@ class LongForm:
     speed_up: Mapping[str, Sequence[BootstrapInterval | None]]
 
 
-def longforms(run: Digest) -> dict[View, LongForm]:
+def longforms(run: Digest) -> dict[SuiteView, LongForm]:
     """A curve for each suite and temperature with texts of at least ``LONG`` new tokens and known arrival times."""
     rows = run.results.get("rows") or []
     long = {
@@ -59,7 +59,7 @@ def longforms(run: Digest) -> dict[View, LongForm]:
         if any(len(times) >= LONG for times in row.get("arrivals_ms") or [])
     }
     found = groups([row for row in rows if (row["suite"], row["temperature"]) in long])
-    views: dict[View, dict[str, Group]] = {}
+    views: dict[SuiteView, dict[str, Group]] = {}
     for (arm, suite, temperature), group in found.items():
         if (suite, temperature) in long:
             views.setdefault((suite, temperature), {})[arm] = group
@@ -117,7 +117,7 @@ def _up(arm: tuple[Array, Array], base: tuple[Array, Array], i: int) -> Bootstra
     return ratio_of_ratios(own, other)
 
 
-def categories(run: Digest) -> dict[View, dict[str, dict[str, BootstrapInterval]]]:
+def categories(run: Digest) -> dict[SuiteView, dict[str, dict[str, BootstrapInterval]]]:
     """Speed-up relative to the base by arm and category, for each suite with several categories."""
     rows = run.results.get("rows") or []
     kinds: dict[str, list[str]] = {}
@@ -125,7 +125,7 @@ def categories(run: Digest) -> dict[View, dict[str, dict[str, BootstrapInterval]
         kinds.setdefault(row["suite"], []).append(row["category"])
     several = {suite: [*dict.fromkeys(names)] for suite, names in kinds.items() if len({*names}) > 1}
     found = groups([row for row in rows if row["suite"] in several])
-    views: dict[View, dict[str, dict[str, BootstrapInterval]]] = {}
+    views: dict[SuiteView, dict[str, dict[str, BootstrapInterval]]] = {}
     for (arm, suite, temperature), group in found.items():
         other = found.get((run.base or "", suite, temperature))
         if suite in several and other is not None and other.prompts == group.prompts:

@@ -11,10 +11,10 @@ from sprinter.bench.report.numbers import interval, value
 from sprinter.bench.statistics import BootstrapInterval
 from sprinter.bench.summary import ALL
 
-__all__ = ["Digest", "Summary", "View", "digest", "drift_of", "front", "plane_points", "speed_of"]
+__all__ = ["Digest", "SuiteView", "Summary", "digest", "drift_of", "front", "plane_points", "speed_of"]
 
 Summary = Mapping[str, Any]
-View = tuple[str, float]
+SuiteView = tuple[str, float]
 """Suite and temperature."""
 
 
@@ -40,7 +40,7 @@ class Digest:
     suites: Sequence[str]
     temperatures: Sequence[float]
     bases: Sequence[str]
-    views: Mapping[View, Sequence[Summary]]
+    views: Mapping[SuiteView, Sequence[Summary]]
 
     @property
     def base(self) -> str | None:
@@ -59,7 +59,7 @@ def digest(results: Mapping[str, Any]) -> Digest:
         if name not in known
     ]
     order = {arm["name"]: i for i, arm in enumerate(arms)}
-    views: dict[View, list[Summary]] = {}
+    views: dict[SuiteView, list[Summary]] = {}
     for summary in sorted(summaries, key=lambda s: order[s["arm"]]):
         views.setdefault((summary["suite"], float(summary["temperature"])), []).append(summary)
     suites = [str(suite["name"]) for suite in results.get("suites") or []]

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from sprinter.bench.report.arm_style import KINDS, ArmStyle
 from sprinter.bench.report.breakdown import LONG, LongForm, categories, longforms
-from sprinter.bench.report.digest import Digest, Summary, View, digest, drift_of, speed_of
+from sprinter.bench.report.digest import Digest, SuiteView, Summary, digest, drift_of, speed_of
 from sprinter.bench.report.drawing import PagePart
 from sprinter.bench.report.lawpictures import LAW_PICTURES
 from sprinter.bench.report.numbers import drift, duration, multiple, number, text_of
@@ -251,9 +251,9 @@ def _sections(run: Digest) -> list[Section]:
 def _parts(
     run: Digest,
     rows: Sequence[Summary],
-    view: View,
-    long: Mapping[View, LongForm],
-    kinds: Mapping[View, Mapping[str, Mapping[str, BootstrapInterval]]],
+    view: SuiteView,
+    long: Mapping[SuiteView, LongForm],
+    kinds: Mapping[SuiteView, Mapping[str, Mapping[str, BootstrapInterval]]],
 ) -> dict[str, PageParts]:
     """What a suite and a temperature add to each section."""
     no_long = f"no answers of {LONG} tokens or more whose tokens' arrivals are known"
@@ -284,7 +284,7 @@ def _else(table: Table | None, reason: str) -> PagePart | Table:
     return table if table is not None and table.rows else PagePart(None, [reason])
 
 
-def _elsewhere(found: Iterable[View], nowhere: str) -> PageParts:
+def _elsewhere(found: Iterable[SuiteView], nowhere: str) -> PageParts:
     """Why a view lacks a part that only some suites have."""
     suites = ", ".join(dict.fromkeys(suite for suite, _ in found))
     return [PagePart(None, [f"shown for {suites} only (choose it above)" if suites else nowhere])]

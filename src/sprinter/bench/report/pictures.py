@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from sprinter.bench.analysis import acceptance_by_position
 from sprinter.bench.report.breakdown import Dial, LongForm, allocation_line, dials, ends, quality_of
-from sprinter.bench.report.digest import Digest, Summary, View, drift_of, front, plane_points, speed_of
+from sprinter.bench.report.digest import Digest, SuiteView, Summary, drift_of, front, plane_points, speed_of
 from sprinter.bench.report.drawing import HALF, WIDE, XY, PagePart, Picture
 from sprinter.bench.report.numbers import drift, interval, multiple, number, percentage, value
 from sprinter.bench.statistics import BootstrapInterval, bounds
@@ -53,12 +53,12 @@ def _speed_label(base: str | None) -> str:
     return f"speed, in multiples of {base}" if base else "tokens a second"
 
 
-def _name(what: str, view: View) -> str:
+def _name(what: str, view: SuiteView) -> str:
     return f"{what}; {view[0]}, temperature {view[1]:g}"
 
 
 # --- speed and drift -------------------------------------------------------------------------------------------------
-def plane(run: Digest, summaries: Sequence[Summary], view: View) -> PagePart:
+def plane(run: Digest, summaries: Sequence[Summary], view: SuiteView) -> PagePart:
     """Speed (horizontal) against drift (vertical) with the front, and below it the exact arms, a row each."""
     points = plane_points(summaries, run.base)
     shown = [summary for summary in summaries if summary["arm"] in points]
@@ -107,7 +107,7 @@ def _steps(points: Sequence[XY]) -> Iterator[XY]:
 Measure = Callable[[Summary], BootstrapInterval | None]
 
 
-def dial_pictures(run: Digest, summaries: Sequence[Summary], view: View) -> PagePart:
+def dial_pictures(run: Digest, summaries: Sequence[Summary], view: SuiteView) -> PagePart:
     """Drift, and a quality, against speed for several values of each dial."""
     found = dials(run, summaries)
     if not found:
@@ -160,7 +160,7 @@ def _dial_picture(
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
-def rounds(run: Digest, summaries: Sequence[Summary], view: View) -> PagePart:
+def rounds(run: Digest, summaries: Sequence[Summary], view: SuiteView) -> PagePart:
     """A histogram of tokens per round for each arm, all over one horizontal axis."""
     shown = [
         s for s in summaries if sum((s.get("round_histogram") or [])[1:]) and len(s["round_histogram"]) > 2
@@ -194,7 +194,7 @@ def rounds(run: Digest, summaries: Sequence[Summary], view: View) -> PagePart:
 
 
 def acceptance(
-    run: Digest, summaries: Sequence[Summary], view: View, laws: Mapping[str, Any] | None
+    run: Digest, summaries: Sequence[Summary], view: SuiteView, laws: Mapping[str, Any] | None
 ) -> PagePart:
     """Acceptance rate of draft tokens by position in the draft, for the fastest arm of each method."""
     best: dict[str, tuple[Summary, list[float]]] = {}
@@ -239,7 +239,7 @@ def _whole(most: int) -> list[int]:
 
 
 # --- long texts ------------------------------------------------------------------------------------------------------
-def longform_picture(run: Digest, found: LongForm, view: View) -> PagePart:
+def longform_picture(run: Digest, found: LongForm, view: SuiteView) -> PagePart:
     """Speed against the position in the context, for the fastest arm of each kind and the base."""
     over = bool(found.speed_up)
     shown: Mapping[str, Sequence[Any]] = found.speed_up if over else found.tokens_per_s
