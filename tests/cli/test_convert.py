@@ -211,7 +211,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("none", (), "none.gguf does not exist: check the path"),
         ("target", ("--draft", "words"), "vocabularies differ"),
         ("target", ("-n", "127"), "exceed the context of the target"),
-        ("target", ("--compile",), "target.gguf cannot be compiled: llama.cpp runs it; use --no-compile"),
+        ("target", ("--compile",), "target.gguf cannot be compiled: llamacpp runs it; use --no-compile"),
         ("target", ("--draft", "draft", "-m", "sprinter"), "needs a gate"),
     ],
 )

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, cast, overload
 
-from transformers import PreTrainedModel
-
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.registry import did_you_mean
@@ -34,18 +32,19 @@ from sprinter.models.bars import bars_on_terminals
 from sprinter.models.convert import for_runner
 from sprinter.models.cut import check_cut, keeping, kept_tokens, some_rows
 from sprinter.models.devices import choose_threads
-from sprinter.models.gguf.load import GgufModel
+from sprinter.models.interface import ServedModel
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.quantised.quantise import quantise_linears
+from sprinter.models.source import Source
 
 __all__ = ["Pair", "Stream", "load_pair"]
 
 
 @bars_on_terminals()
 def load_pair(
-    target: str | Path | PreTrainedModel | None = None,
-    draft: str | Path | PreTrainedModel | None = None,
+    target: Source | None = None,
+    draft: Source | None = None,
     *,
     gate: str | Path | Head | None = None,
     heads: Sequence[str | Path | Head | TokenHeads] = (),
@@ -194,7 +193,7 @@ class Pair:
         if self.drafting is not None:
             raise UserError("two sets of heads that draft were given: a pair has one")
         target = self.models.target
-        if isinstance(target.model, GgufModel):
+        if isinstance(target.model, ServedModel):
             raise UserError(
                 f"heads that draft read the target's hidden states, which llama.cpp does not give: load '{target.id}' "
                 "with runner='torch' (--runner torch)"

@@ -20,7 +20,7 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.sequence import common_prefix
 from sprinter.errors import UserError
 from sprinter.models.capture.marks import Watch
-from sprinter.models.gguf.load import GgufModel
+from sprinter.models.interface import ServedModel
 from sprinter.models.quantised.in_place import check_unchanged
 from sprinter.models.quantised.whole import is_joined
 
@@ -144,7 +144,7 @@ class Changes:
         steady: whether a token is the same in every forward pass of the model.
     """
 
-    def __init__(self, model: nn.Module | GgufModel) -> None:
+    def __init__(self, model: nn.Module | ServedModel) -> None:
         self._model = model if isinstance(model, nn.Module) else None  # the weights of a file do not change
         self.steady = self._model is not None and is_joined(self._model)
         self._watch, self._lock, self._count = Watch(rotary=False), RLock(), 0

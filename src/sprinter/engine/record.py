@@ -16,7 +16,7 @@ from sprinter.fingerprint import ids_name
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.models.choose import exactness, runner_kind
-from sprinter.models.gguf.load import GgufModel
+from sprinter.models.interface import ServedModel
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.runners.masks import ORDERED
@@ -110,7 +110,7 @@ def _model(model: LoadedModel) -> dict[str, Any]:
     }
 
 
-def _loading(model: PreTrainedModel | GgufModel) -> dict[str, Any]:
+def _loading(model: PreTrainedModel | ServedModel) -> dict[str, Any]:
     """Keywords of ``load_pair`` that change the law, as stored by transformers; None and False for a GGUF file."""
     config: Any = model.config
     quantization = getattr(config, "quantization_config", None)

@@ -30,7 +30,7 @@ from sprinter.engine.spans import SpanReader
 from sprinter.engine.tokens import check_text
 from sprinter.errors import UserError
 from sprinter.models.choose import pads_rows, reads_trees, runner_kind
-from sprinter.models.gguf.load import GgufModel
+from sprinter.models.interface import ServedModel
 from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
 from sprinter.random import AddressedDraws, drawn_seed
@@ -424,9 +424,10 @@ def _spelled(word: str | tuple[int, ...], parts: Parts) -> list[tuple[int, ...]]
 
 def _check_states(method: Method, target: LoadedModel, layers: Sequence[int]) -> None:
     """Refuse layers that the target does not have, and runners that hand out no hidden states."""
-    if isinstance(target.model, GgufModel):
+    if isinstance(target.model, ServedModel):
         raise UserError(
-            f"method {method.name} reads the target's hidden states, which llama.cpp does not hand out"
+            f"method {method.name} reads the target's hidden states, which its runner ({target.model.runner}) does not "
+            "hand out"
         )
     try:
         count = len(decoder_layers(target.model))

@@ -21,10 +21,7 @@ from sprinter.errors import UserError
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.checks import check_causal, check_config, distance, rounding_bound
-from sprinter.models.gguf.load import GgufModel
-from sprinter.models.gguf.runner import LlamaCppRunner
-from sprinter.models.gguf.sequences import MOST
-from sprinter.models.interface import Runner
+from sprinter.models.interface import Runner, ServedModel
 from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.fused_trial import forget_trial, fused
 from sprinter.models.quantised.in_place import renew_layers, run_in_place
@@ -91,7 +88,7 @@ class _RunnerChoice:
 _choices: WeakKeyDictionary[PreTrainedModel, _RunnerChoice] = WeakKeyDictionary()
 
 
-def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
+def runner_kind(model: PreTrainedModel | ServedModel) -> tuple[str, str]:
     """The kind of runner for a model ("row", "crop" or "llamacpp") and the reason in words.
 
     "crop" holds one row, the others any number.
@@ -99,10 +96,8 @@ def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     Raises:
         UserError: no runner can serve the model; says why.
     """
-    if isinstance(model, GgufModel):
-        where = "its layers on a GPU" if model.on_gpu else "on the CPU"
-        stored = "" if model.repacking.on else ", its weights as stored"
-        return "llamacpp", f"a GGUF file, {model.weights}, which llama.cpp runs {where}{stored}"
+    if isinstance(model, ServedModel):
+        return model.runner, model.reason
     choice = _choose(model)
     if choice.switch is None:
         return choice.kind, choice.reason
@@ -110,49 +105,49 @@ def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     return choice.kind, f"{choice.reason}; {ends}"
 
 
-def exactness(model: PreTrainedModel | GgufModel) -> str:
+def exactness(model: PreTrainedModel | ServedModel) -> str:
     """How far exact methods keep the target's law: "to the bit", or "up to rounding" where a pass over more tokens or
     rows rounds otherwise, so that a greedy text may differ from plain decoding's in a near tie.
 
     "to the bit": our kernels give a token the same law in every pass. Passes of transformers in float32 and float64 are
     called so too, and may differ by their last bits.
     """
-    if isinstance(model, GgufModel):
-        return "up to rounding"
+    if isinstance(model, ServedModel):
+        return model.exactness
     exact = is_joined(model) or model.dtype in (torch.float32, torch.float64)
     return "to the bit" if exact else "up to rounding"
 
 
-def longest_text(model: PreTrainedModel | GgufModel) -> int | None:
+def longest_text(model: PreTrainedModel | ServedModel) -> int | None:
     """Maximum text length at which the model's runner gives the right laws; None: only the context limits it.
 
     Raises:
         UserError: no runner can serve the model.
     """
-    return None if isinstance(model, GgufModel) else _choose(model).switch
+    return None if isinstance(model, ServedModel) else _choose(model).switch
 
 
-def pads_rows(model: PreTrainedModel | GgufModel) -> bool:
+def pads_rows(model: PreTrainedModel | ServedModel) -> bool:
     """Whether a forward pass over rows of different lengths costs what the longest one does in each row."""
     return isinstance(model, PreTrainedModel) and not is_joined(model)
 
 
-def reads_trees(model: PreTrainedModel | GgufModel) -> bool:
+def reads_trees(model: PreTrainedModel | ServedModel) -> bool:
     """Whether the model's runner reads trees that branch."""
-    return isinstance(model, GgufModel) or _choose(model).kind == "row"
+    return isinstance(model, ServedModel) or _choose(model).kind == "row"
 
 
-def tree_leaves(model: PreTrainedModel | GgufModel, rows: int) -> int | None:
+def tree_leaves(model: PreTrainedModel | ServedModel, rows: int) -> int | None:
     """Largest number of leaves of a tree in each of so many rows; None: any number. Here a chain has one."""
-    return max(1, MOST // rows) if isinstance(model, GgufModel) else None
+    return model.most_leaves(rows) if isinstance(model, ServedModel) else None
 
 
 def holds_leaves(runner: Runner, leaves: int) -> bool:
     """Whether a runner takes trees of so many leaves in each row."""
-    return not isinstance(runner, LlamaCppRunner) or runner.leaves >= leaves
+    return runner.leaves is None or runner.leaves >= leaves
 
 
-def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
+def capture_kind(model: PreTrainedModel | ServedModel) -> tuple[str, str]:
     """How this model's short forward passes are made fast, and the reason in words.
 
     "kernels" or "graphs"; "none": nothing does.
@@ -160,8 +155,8 @@ def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     Raises:
         UserError: no runner can serve the model.
     """
-    if isinstance(model, GgufModel):
-        return "none", "llama.cpp runs it"
+    if isinstance(model, ServedModel):
+        return "none", f"{model.runner} runs it"
     choice = _choose(model)
     if choice.kind != "row":
         return "none", f"the crop runner serves it: {choice.reason}"
@@ -182,7 +177,7 @@ def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     return "none", _KNOWN if family in TYPES else f"our kernels do not know {family}"
 
 
-def compile_model(model: PreTrainedModel | GgufModel) -> None:
+def compile_model(model: PreTrainedModel | ServedModel) -> None:
     """Do what ``compile=True`` asks for: on a CPU our kernels run the model's layers from then on; graphs are captured
     when they are first used.
 
@@ -198,14 +193,14 @@ def compile_model(model: PreTrainedModel | GgufModel) -> None:
         raise UserError(f"{_name(model)} cannot be compiled: {why}; use compile=False")
 
 
-def renew(model: PreTrainedModel | GgufModel) -> None:
+def renew(model: PreTrainedModel | ServedModel) -> None:
     """Take a model as it is now, after a change: forget what was found out about it and captured of it, and have our
     kernels run the layers that they know.
 
     Raises:
         UserError: no runner can serve it any more.
     """
-    if isinstance(model, GgufModel):
+    if isinstance(model, ServedModel):
         return
     _choices.pop(model, None)
     forget_trial(model)
@@ -214,7 +209,7 @@ def renew(model: PreTrainedModel | GgufModel) -> None:
 
 
 def make_runner(
-    model: PreTrainedModel | GgufModel,
+    model: PreTrainedModel | ServedModel,
     *,
     batch: int = 1,
     max_len: int,
@@ -229,13 +224,13 @@ def make_runner(
         max_len: maximum number of tokens in a row.
         compile: None: short forward passes are captured as CUDA graphs on NVIDIA; True: and where one cannot be, that
             is an error; False: no capture. Whether our kernels run a model's layers is the model's matter.
-        leaves: largest number of leaves of a tree in a row; only llama.cpp's runner must know it before.
+        leaves: largest number of leaves of a tree in a row; llama.cpp's runner must know it before.
 
     Raises:
         UserError: the model cannot be served, or not as asked.
     """
-    if isinstance(model, GgufModel):
-        return LlamaCppRunner(model, batch, max_len, leaves)
+    if isinstance(model, ServedModel):
+        return model.make_runner(batch, max_len, leaves)
     choice = _choose(model)
     text = max_len - leaves + 1  # the slots of further leaves are no deeper
     if choice.switch is not None and text > choice.switch:
@@ -362,5 +357,5 @@ def _why_wrong(make: Any, model: PreTrainedModel) -> str | None:
     )
 
 
-def _name(model: PreTrainedModel | GgufModel) -> str:
-    return model.path.name if isinstance(model, GgufModel) else type(model).__name__
+def _name(model: PreTrainedModel | ServedModel) -> str:
+    return model.name if isinstance(model, ServedModel) else type(model).__name__

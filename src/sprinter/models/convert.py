@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
@@ -156,7 +155,7 @@ def _kept_gguf(origin: Provenance, stored: str) -> Path:
     """
     if origin.gguf is not None:
         return origin.gguf
-    if isinstance(origin.at, PreTrainedModel):
+    if not isinstance(origin.at, Path):
         raise UserError(
             f"runner llamacpp needs a directory, a hub id or a GGUF file, and {origin.name} is a model in memory: "
             "save it with its tokenizer and give the directory"

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
-__all__ = ["ModelOutput", "Runner"]
+__all__ = ["ModelOutput", "Runner", "ServedModel"]
 
 
 class ModelOutput(NamedTuple):
@@ -52,6 +53,7 @@ class Runner(ABC):
         hidden_size: d, last axis of the hidden states.
         device: the device on which ``tokens`` are expected.
         branches: whether ``extend`` accepts parents that branch. All runners accept chains.
+        leaves: largest number of leaves of a tree in a row; None: any number.
         soiled: whether NaN may be left in memory that belongs to no row, until all rows are empty.
     """
 
@@ -62,6 +64,7 @@ class Runner(ABC):
     hidden_size: int
     device: torch.device
     branches = False
+    leaves: int | None = None
     soiled = False
 
     @property
@@ -165,4 +168,52 @@ class Runner(ABC):
 
         Raises:
             ValueError: the row does not exist.
+        """
+
+
+class ServedModel(ABC):
+    """A model that something else than transformers runs: what the engine must know of it, and rows to run it in.
+
+    A new backend is a subclass of this and a ``Runner``, in one file; ``load_pair`` takes such a model as it takes a
+    transformers model in memory.
+
+    Attributes:
+        name: for messages. runner: kind of its runner, "llamacpp". reason: how it runs, in words.
+        config: its sizes under transformers' names, for FLOPs.
+        vocab_size, hidden_size: last axes of its logits and hidden states. context: longest text in tokens.
+        eos_ids: token ids that end a text.
+        device, dtype: of its runners' inputs and outputs. on_gpu: whether it is computed on a GPU.
+        weights: storage type of its weights, for records. size: number of parameters.
+        token_bytes: of one token's keys and values in all layers.
+        fingerprint: of its weights, by which gates and heads know it.
+        exactness: as ``choose.exactness``.
+    """
+
+    name: str
+    runner: str
+    reason: str
+    config: PreTrainedConfig
+    vocab_size: int
+    hidden_size: int
+    context: int
+    eos_ids: tuple[int, ...]
+    device = torch.device("cpu")
+    dtype = torch.float32
+    on_gpu = False
+    weights: str
+    size: int
+    token_bytes: int
+    fingerprint: str
+    exactness = "up to rounding"
+
+    def most_leaves(self, rows: int) -> int | None:
+        """Largest number of leaves of a tree in each of so many rows; None: any number. A chain has one."""
+        return None
+
+    @abstractmethod
+    def make_runner(self, batch: int, max_len: int, leaves: int) -> Runner:
+        """A runner of ``batch`` rows of ``max_len`` tokens, for trees of up to so many leaves in each.
+
+        Raises:
+            UserError: it cannot serve as many.
         """

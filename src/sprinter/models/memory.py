@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from sprinter.errors import RowsError, UserError
-from sprinter.models.gguf.load import GgufModel
+from sprinter.models.interface import ServedModel
 from sprinter.models.runners.forward import call_model
 
 __all__ = ["cache_bytes", "check_memory", "free_bytes", "largest_batch", "token_bytes"]
@@ -23,9 +23,9 @@ _SHARE = 0.9
 _token_bytes: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
-def token_bytes(model: PreTrainedModel | GgufModel) -> int:
+def token_bytes(model: PreTrainedModel | ServedModel) -> int:
     """Bytes of one token's keys and values in all layers; measured by a forward pass for transformers models."""
-    if isinstance(model, GgufModel):
+    if isinstance(model, ServedModel):
         return model.token_bytes
     if model not in _token_bytes:
         _token_bytes[model] = _measured(model)
@@ -41,7 +41,7 @@ def _measured(model: PreTrainedModel) -> int:
     return sum(part.numel() * part.element_size() for part in states)
 
 
-def cache_bytes(model: PreTrainedModel | GgufModel, max_len: int) -> int:
+def cache_bytes(model: PreTrainedModel | ServedModel, max_len: int) -> int:
     """Bytes of keys and values of one row of ``max_len`` tokens and its spare slot."""
     return token_bytes(model) * (max_len + 1)
 
@@ -66,7 +66,7 @@ def _available() -> int | None:
         return None
 
 
-_AnyModel = PreTrainedModel | GgufModel
+_AnyModel = PreTrainedModel | ServedModel
 
 
 def largest_batch(models: list[_AnyModel], max_len: int | Sequence[int], budget_bytes: int) -> int:

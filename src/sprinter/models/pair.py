@@ -23,6 +23,7 @@ from sprinter.models.ends import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.output_head import forget_heads
+from sprinter.models.interface import ServedModel
 from sprinter.models.options import LoadOptions, check_options, load_options
 from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.in_place import run_in_place
@@ -50,7 +51,7 @@ class LoadedModel:
     """One model, ready to run.
 
     Attributes:
-        model: a transformers model in evaluation mode, or a GGUF file that llama.cpp runs.
+        model: a transformers model in evaluation mode, or one that something else runs, such as a GGUF file.
         id: directory, file or hub id that it was loaded from.
         revision: commit on the hub; None for other sources.
         context: maximum number of tokens that it can hold, prompt included.
@@ -63,7 +64,7 @@ class LoadedModel:
         load_s: seconds that loading took; None for models in memory.
     """
 
-    model: PreTrainedModel | GgufModel = field(repr=False)  # the repr of a large model fills a page
+    model: PreTrainedModel | ServedModel = field(repr=False)  # the repr of a large model fills a page
     id: str
     revision: str | None
     context: int
@@ -84,16 +85,15 @@ class LoadedModel:
         Raises:
             UserError: the model is a GGUF file.
         """
-        if isinstance(self.model, GgufModel):
-            raise UserError(
-                f"{who} needs transformers models, and {self.id} is a GGUF file: give its directory"
-            )
+        if isinstance(self.model, ServedModel):
+            what = "is a GGUF file: give its directory" if isinstance(self.model, GgufModel) else "is not one"
+            raise UserError(f"{who} needs transformers models, and {self.id} {what}")
         return self.model
 
     @property
     def size(self) -> int:
         """Number of parameters."""
-        if isinstance(self.model, GgufModel):
+        if isinstance(self.model, ServedModel):
             return self.model.size
         return parameter_count(self.model)
 
@@ -103,13 +103,15 @@ class LoadedModel:
         "bfloat16 (from Q8_0)" if PyTorch runs it."""
         if isinstance(self.model, GgufModel):
             return f"{self.model.weights} (GGUF)"
+        if isinstance(self.model, ServedModel):
+            return self.model.weights
         name = self.quantised or str(self.model.dtype).removeprefix("torch.")
         return name if self.stored is None else f"{name} (from {self.stored})"
 
     @property
     def words(self) -> str | None:
         """Number and hash, "NUMBER:HASH", of the tokens that its output layer knows; None: all of them."""
-        return None if isinstance(self.model, GgufModel) else known_words(self.model)
+        return None if isinstance(self.model, ServedModel) else known_words(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +261,7 @@ def _load(
 ) -> LoadedModel:
     begun, stored, ends = time.perf_counter(), None, None
     cut = None if which == "target" or options.vocabulary is None else keeping(options.vocabulary, words)
-    if cut is not None and (
-        isinstance(origin.at, PreTrainedModel) or (origin.gguf and not options.dequantise)
-    ):
+    if cut is not None and (not isinstance(origin.at, Path) or (origin.gguf and not options.dequantise)):
         where = (
             "in memory already" if origin.gguf is None else "run by llama.cpp: give dtype=gguf or int8 too"
         )
@@ -273,6 +273,8 @@ def _load(
         assert cut is not None
         cut_output(model, cut(head_sizes(model)[0], eos_ids_of(model, speaker)))
 
+    if isinstance(origin.at, ServedModel):
+        return _served_model(origin.at, origin, which, options, words, None)
     if isinstance(origin.at, PreTrainedModel):
         model = origin.at
     elif origin.gguf is None:
@@ -334,12 +336,23 @@ def _load_gguf(
     origin: Provenance, path: Path, which: str, options: LoadOptions, words: Vocabulary
 ) -> LoadedModel:
     begun, model = time.perf_counter(), GgufModel(path, options.device_name)
+    return _served_model(model, origin, which, options, words, time.perf_counter() - begun)
+
+
+def _served_model(
+    model: ServedModel,
+    origin: Provenance,
+    which: str,
+    options: LoadOptions,
+    words: Vocabulary,
+    load_s: float | None,
+) -> LoadedModel:
     check_rows(words, model.vocab_size, which)
     if options.compile:
         compile_model(model)
     return LoadedModel(
         model, origin.name, origin.revision, model.context, model.vocab_size, model.hidden_size, model.eos_ids,
-        load_s=time.perf_counter() - begun,
+        load_s=load_s,
     )  # fmt: skip
 
 

@@ -21,10 +21,11 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sprinter.errors import UserError, first_line
+from sprinter.models.interface import ServedModel
 
 __all__ = ["Provenance", "Source", "find", "load_error", "models_folder"]
 
-Source = str | Path | PreTrainedModel
+Source = str | Path | PreTrainedModel | ServedModel
 """A model: directory, hub id, GGUF file (local, or as org/name/file.gguf in the models folder or on the hub), or a
 loaded model."""
 
@@ -63,7 +64,7 @@ class Provenance:
         revision: commit on the hub; None for other sources.
     """
 
-    at: Path | PreTrainedModel
+    at: Path | PreTrainedModel | ServedModel
     name: str
     revision: str | None = None
 
@@ -75,6 +76,8 @@ class Provenance:
     @property
     def tokenizer_dir(self) -> Path | None:
         """Directory of its tokenizer, None if it has none (transformers would create an empty one)."""
+        if isinstance(self.at, ServedModel):
+            return None
         at = _folder_of(self.at) if isinstance(self.at, PreTrainedModel) else self.at
         return at if any((at / name).is_file() for name in _TOKENIZER_FILES) else None
 
@@ -84,7 +87,7 @@ class Provenance:
         Args:
             trust: run code that comes with a checkpoint.
         """
-        if isinstance(self.at, PreTrainedModel):
+        if isinstance(self.at, PreTrainedModel | ServedModel):
             return self.at.config
         if self.gguf is not None:
             return None
@@ -118,6 +121,8 @@ def find(source: Source, which: str, revision: str | None = None) -> Provenance:
         )
     if isinstance(source, PreTrainedModel):
         return Provenance(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
+    if isinstance(source, ServedModel):
+        return Provenance(source, source.name, revision)
     if not isinstance(source, str | Path):
         raise UserError(
             f"the {which} ({type(source).__name__}) is no model: give a directory, a hub id, a GGUF file or a loaded "

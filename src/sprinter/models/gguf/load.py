@@ -17,6 +17,9 @@ from sprinter.errors import UserError
 from sprinter.models.gguf.library import gguf_package, installed, last_words, library, loading
 from sprinter.models.gguf.output_head import check_whole, gguf_head
 from sprinter.models.gguf.repack import Repacking, repacking
+from sprinter.models.gguf.runner import LlamaCppRunner
+from sprinter.models.gguf.sequences import MOST
+from sprinter.models.interface import Runner, ServedModel
 
 __all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel", "content_fingerprint", "file_fingerprint"]
 
@@ -30,22 +33,16 @@ _TYPES = {"gptneox": "gpt_neox", "phi2": "phi", "codeshell": "gpt_bigcode"}
 """Architecture in GGUF → model type in transformers, for types whose FLOPs depend on it."""
 
 
-class GgufModel:
-    """A causal language model in a GGUF file.
+class GgufModel(ServedModel):
+    """A causal language model in a GGUF file; see ``ServedModel``.
 
     Attributes:
         path: the file.
-        config: its sizes under transformers' names.
-        vocab_size, hidden_size: last axes of its logits and hidden states.
         context: number of tokens that it was trained on.
-        eos_ids: token ids that end a text.
-        device: device of its runners' inputs and outputs; the CPU, even if llama.cpp computes on a GPU.
-        on_gpu: whether llama.cpp computes on a GPU.
+        device: the CPU, even if llama.cpp computes on a GPU.
         repacking: whether its weights are repacked for this CPU, and why.
-        dtype: dtype of logits and hidden states.
         weights: storage type of its weights, e.g. "F16", "Q8_0".
         cache_dtype: dtype of its runners' keys and values: float16, or float32 if the weights are float32.
-        size: number of parameters.
         fingerprint: for files of ``sprinter convert gguf`` that of the original checkpoint (see
             ``weights_fingerprint``), so that its gates fit; for other files a hash of the file.
 
@@ -58,6 +55,8 @@ class GgufModel:
             on this machine.
     """
 
+    runner = "llamacpp"
+
     def __init__(self, path: Path, device: str = "auto") -> None:
         self.path = path
         self.repacking = _repacking(path)  # before any of llama.cpp's code runs in this process
@@ -67,7 +66,6 @@ class GgufModel:
         weakref.finalize(self, llama.llama_model_free, self.handle)
         self._vocab = llama.llama_model_get_vocab(self.handle)
         self._check_kind()
-        self.device, self.dtype = torch.device("cpu"), torch.float32
         name = llama.llama_ftype_name(llama.llama_model_ftype(self.handle)) or b"unknown"
         self.weights = name.decode().replace("mostly ", "").replace("all ", "")
         self.cache_dtype = torch.float32 if self.weights == "F32" else torch.float16
@@ -79,10 +77,29 @@ class GgufModel:
         self.config = self._config()
         self.eos_ids = self._eos_ids()
         self.fingerprint = self._metadata(FINGERPRINT_KEY) or file_fingerprint(path)
+        self.token_bytes = self._token_bytes()
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
+    def name(self) -> str:  # type: ignore[override]
+        """Name of the file."""
+        return self.path.name
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        """How llama.cpp runs it."""
+        where = "its layers on a GPU" if self.on_gpu else "on the CPU"
+        stored = "" if self.repacking.on else ", its weights as stored"
+        return f"a GGUF file, {self.weights}, which llama.cpp runs {where}{stored}"
+
+    def most_leaves(self, rows: int) -> int | None:
+        """Each leaf is a sequence of llama.cpp."""
+        return max(1, MOST // rows)
+
+    def make_runner(self, batch: int, max_len: int, leaves: int) -> Runner:
+        """See ``ServedModel``."""
+        return LlamaCppRunner(self, batch, max_len, leaves)
+
+    def _token_bytes(self) -> int:
         config: Any = self.config
         kv_size = int(config.num_key_value_heads) * int(
             config.head_dim or config.hidden_size // config.num_attention_heads

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.models.gguf.library import last_words, library
-from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.sequences import MOST, TreeSequences
 from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.forward import CHUNK, BaseRunner
@@ -25,6 +25,21 @@ __all__ = ["LlamaCppRunner"]
 _F32, _F16 = 0, 1  # GGML_TYPE_F32, GGML_TYPE_F16
 _POOLING_NONE = 0
 _FLASH_AUTO, _FLASH_OFF = -1, 0
+
+
+class LoadedFile(Protocol):
+    """What a runner needs of a GGUF file that llama.cpp has loaded."""
+
+    path: Path
+    handle: Any
+    vocab_size: int
+    hidden_size: int
+    device: torch.device
+    on_gpu: bool
+    cache_dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int: ...
 
 
 class LlamaCppRunner(BaseRunner):
@@ -47,7 +62,7 @@ class LlamaCppRunner(BaseRunner):
 
     name = "llamacpp"
 
-    def __init__(self, model: GgufModel, batch: int, max_len: int, leaves: int = 1) -> None:
+    def __init__(self, model: LoadedFile, batch: int, max_len: int, leaves: int = 1) -> None:
         super().__init__(batch, max_len)
         if batch > MOST:
             raise RowsError(f"llama.cpp holds at most {MOST} rows at a time, not {batch}: use fewer")
@@ -63,7 +78,8 @@ class LlamaCppRunner(BaseRunner):
                     else "smaller trees"
                 )
             )
-        self.leaves, self.branches = leaves, leaves > 1
+        self.leaves: int = leaves
+        self.branches = leaves > 1
         sequences = batch * leaves
         self._context = self._make_context(sequences)
         weakref.finalize(self, _free, self._llama, self._context, model)
@@ -343,6 +359,6 @@ def _placed(values: Tensor, shape: tuple[int, int], kept: Tensor | None) -> Tens
     return whole
 
 
-def _free(llama: Any, context: Any, model: GgufModel) -> None:
+def _free(llama: Any, context: Any, model: LoadedFile) -> None:
     """Free a context. ``model`` is an argument only so that it outlives the context."""
     llama.llama_free(context)
