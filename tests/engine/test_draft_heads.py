@@ -18,7 +18,7 @@ from sprinter.decode import parse_method
 from sprinter.decode import row as row_module
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.lookup import Lookup
-from sprinter.decode.sequence import View
+from sprinter.decode.sequence import ReadState
 from sprinter.engine.run import RequestRun
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
@@ -136,7 +136,7 @@ def test_states_of_refused_nodes_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     """Those of the first nodes of the tree, in place of those of the path that stayed."""
     real = RequestRun._leave_tree
 
-    def first_nodes(self: RequestRun, view: View, rows: Any) -> None:
+    def first_nodes(self: RequestRun, view: ReadState, rows: Any) -> None:
         first, states, had = view.base + len(view.kept), dict(view.states), view.nodes_read
         real(self, view, rows)
         if had:

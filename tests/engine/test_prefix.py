@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
 from sprinter.decode import Fixed, Method
-from sprinter.decode.sequence import View, common_prefix
+from sprinter.decode.sequence import ReadState, common_prefix
 from sprinter.engine import pool, prefix
 from sprinter.engine.prefix import DEFAULT, OFF, HeldText, PrefixCache
 from sprinter.engine.rows import CacheRows
@@ -391,7 +391,7 @@ def test_disturbed_requests_with_common_prefixes(monkeypatch: pytest.MonkeyPatch
     reused = []
     begin = CacheRows.begin_text
 
-    def noting(rows: CacheRows, view: View, prefix: Sequence[int]) -> None:
+    def noting(rows: CacheRows, view: ReadState, prefix: Sequence[int]) -> None:
         begin(rows, view, prefix)
         reused.append(view.read)
 

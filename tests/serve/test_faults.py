@@ -18,6 +18,7 @@ from tests.engine.test_failures import hooked, nan_at
 from tests.serve.server import Running, running, serving, until
 
 import sprinter
+from sprinter.engine.executor import Executor
 from sprinter.errors import SprinterError, UserError
 from sprinter.serve import run as runs
 from sprinter.serve import service as services
@@ -181,16 +182,15 @@ def test_no_memory_is_503(tiny: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) 
             answer = server.post(TEXT, body())
             assert answer.status_code == 503 and answer.json()["error"]["code"] == "no_memory"
             assert answer.headers["retry-after"] == "5"
-        engine = server.service.engine._engine
-        real, calls = engine.step, [0]
+        real, calls = Executor.run, [0]
 
-        def step() -> Any:
+        def full(models: Executor, inputs: Any) -> Any:
             calls[0] += 1
-            if calls[0] == 2:
+            if calls[0] == 3:
                 raise MemoryError
-            return real()
+            return real(models, inputs)
 
-        engine.step = step  # type: ignore[method-assign]
+        monkeypatch.setattr(Executor, "run", full)
         answer = server.post(TEXT, body(40))
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "no_memory"
         assert server.post(TEXT, body()).status_code == 200

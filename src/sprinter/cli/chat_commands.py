@@ -143,7 +143,7 @@ class Commands:
         before = self.chat.turns
         out = ask(self._page.add)
         self._page.finish(out)
-        if cancelled := out.finish_reason == "cancelled":
+        if cancelled := out.stopped:
             dropped = "there was no text, and the message is dropped"
             self.note(f"stopped: {'the text so far is kept' if out.tokens else dropped}")
         self.note("" if self.chat.turns is before else self.chat.turns[-1].meter)

@@ -100,7 +100,7 @@ class Session:
             except KeyboardInterrupt:
                 stream.close()
             out = stream.generation
-        if out.tokens or out.finish_reason != "cancelled":
+        if out.tokens or not out.stopped:
             prompt = f"prompt {out.prompt_tokens} tokens ({out.stats.cached_tokens} reused)"
             meter = f"{out.stats.summary}; {prompt}, prefill {out.stats.prefill_s:.2f} s"
             record = out.to_dict()

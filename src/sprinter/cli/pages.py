@@ -61,7 +61,7 @@ class Page:
     def end(self, out: Generation) -> None:
         """Show the rest of the text and the statistics line."""
         self.finish(out)
-        start = "stopped early: " if out.finish_reason == "cancelled" else ""
+        start = "stopped early: " if out.stopped else ""
         print(start + out.stats.summary, file=sys.stderr, flush=True)
 
     def finish(self, out: Generation) -> None:

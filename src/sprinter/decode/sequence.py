@@ -8,13 +8,13 @@ from typing import Any
 
 from sprinter.decode.tree import Tree
 
-__all__ = ["TokenSequence", "View", "common_prefix"]
+__all__ = ["ReadState", "TokenSequence", "common_prefix"]
 
 _BLOCK = 128  # tokens that are compared at once
 
 
 @dataclass(slots=True)
-class View:
+class ReadState:
     """What one model has read of a sequence: its first tokens and, until they are judged, nodes of a tree behind them.
 
     Attributes:
@@ -89,8 +89,8 @@ class TokenSequence:
     scored: int
     round: int = 0
     tree: Tree = field(default_factory=Tree)
-    target: View = field(default_factory=View)
-    draft: View = field(default_factory=View)
+    target: ReadState = field(default_factory=ReadState)
+    draft: ReadState = field(default_factory=ReadState)
 
     @classmethod
     def begin(cls, prompt: Sequence[int]) -> TokenSequence:

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.captured import captured_steps
-from sprinter.engine.executor import Executor, Input
+from sprinter.engine.executor import Executor, RowInput
 from sprinter.engine.host import host_costs
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.record import cpu_name
@@ -245,7 +245,7 @@ def _measure(pair: LoadedPair) -> PassCosts:
     ids = read_prompts(models, context, min(longest, room - context))
     long = min(run_interleaved(models, {1: target_input(ids, context, 1)}, 2)[1]) > _LONG
     jobs: dict[
-        tuple[str, int], Input
+        tuple[str, int], RowInput
     ] = {}  # short ones first: what follows a long pass is slower than it is in a text
     for n in sorted({*_TARGET, *_DRAFT}):
         if pair.draft and n in _DRAFT and context + n < room and not (long and n > _LONG_DRAFT):
@@ -281,7 +281,7 @@ def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
         check_memory([one.model for one in loaded], rows, sizes, None)
         models = borrow(pair, tokens, rows)
         ids = read_prompts(models, tokens - 1, 1, rows)
-        jobs: dict[str, Sequence[Input]] = {
+        jobs: dict[str, Sequence[RowInput]] = {
             "target": [target_input(ids, tokens - 1, 1, row=row) for row in range(rows)]
         }
         if pair.draft is not None:
@@ -292,7 +292,7 @@ def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
     return tuple(found)
 
 
-def _least(models: Executor, jobs: Mapping[Any, Input | Sequence[Input]]) -> dict[Any, float]:
+def _least(models: Executor, jobs: Mapping[Any, RowInput | Sequence[RowInput]]) -> dict[Any, float]:
     """The least time of each job in interleaved repeats, which go on while it falls."""
     began = time.perf_counter()
     least, steady = dict.fromkeys(jobs, math.inf), False
@@ -330,7 +330,7 @@ def draft_input(
 
 def run_interleaved(
     models: Executor,
-    jobs: Mapping[Any, Input | Sequence[Input]],
+    jobs: Mapping[Any, RowInput | Sequence[RowInput]],
     repeats: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Any, list[float]]:
@@ -359,7 +359,7 @@ def run_interleaved(
     return times
 
 
-def _reads_one(given: Input) -> bool:
+def _reads_one(given: RowInput) -> bool:
     """Whether an input reads one token of its row."""
     if isinstance(given, TargetRow):
         return len(given.feed.tokens) == 1

@@ -26,7 +26,8 @@ class Generation:
         tokens: every new token, including those without text, with id, text, origin, round and drift. Their texts join
             to ``text``.
         stats: counts, drift, times, FLOPs.
-        method: the method's full name; ``finish_reason``: "eos", "stop", "length", or "cancelled".
+        method: the method's full name.
+        finish_reason: "eos", "stop", "length", "error", "cancelled" or "interrupted".
         accept_lengths: number of tokens that each round added.
         rules: state of the method's rules at the end, from which another text can continue.
         request: the options, with the method and ``max_new_tokens`` as they were used: ``pair.generate(prompt_ids,
@@ -52,6 +53,11 @@ class Generation:
     models: Mapping[str, Any] = field(default_factory=dict)
     messages: list[dict[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text was stopped before its end, by its caller or an interrupt."""
+        return self.finish_reason in ("cancelled", "interrupted")
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."

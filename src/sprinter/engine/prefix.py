@@ -112,7 +112,7 @@ class HeldText:
         self.checked = len(self.tokens)
 
     def end(self, tokens: list[int], chained: int | None) -> None:
-        """Record the whole text that the row holds, of finite keys and values; ``chained``: as in ``View``."""
+        """Record the whole text that the row holds, of finite keys and values; ``chained``: as in ``ReadState``."""
         self.tokens = tokens
         self.checked = len(tokens)
         if self._steady:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.decode.sequence import TokenSequence, View
+from sprinter.decode.sequence import ReadState, TokenSequence
 from sprinter.engine.prefix import HeldRows, up_to_boundary
 from sprinter.errors import SprinterError
 from sprinter.models.checks import find_fault
@@ -19,11 +19,11 @@ __all__ = ["FINAL", "After", "CacheRows", "Feed", "ForwardResult"]
 FINAL = -1
 """In place of a decoder layer's number: the hidden states after the final norm."""
 After = tuple[Tensor, Tensor]
-"""Output of a model after a text: logits ``[V]`` and hidden state ``[d]``."""
+"""RowOutput of a model after a text: logits ``[V]`` and hidden state ``[d]``."""
 
 
 class Feed(NamedTuple):
-    """Input of a row: ``tokens``, at least one, after the first ``start`` that it holds; later ones are discarded.
+    """RowInput of a row: ``tokens``, at least one, after the first ``start`` that it holds; later ones are discarded.
 
     ``parents``: for tokens that branch, the slot in the row of each one's
     parent; None: each token follows the previous one.
@@ -80,7 +80,7 @@ class CacheRows:
         if wanted != present:
             self.runner.rewind(wanted)
 
-    def begin_text(self, view: View, prefix: Sequence[int]) -> None:
+    def begin_text(self, view: ReadState, prefix: Sequence[int]) -> None:
         """Begin a text in its row: keep, or copy from another row, the longest beginning of ``prefix`` that a row holds
         of a text of the same owner. ``view.read`` is its number of tokens; the row holds no others.
 
@@ -117,7 +117,9 @@ class CacheRows:
             return max(free, key=lambda row: shared[row])
         return next((row for row in free if not held.texts[row].tokens), free[0])
 
-    def end_text(self, row: int, sequence: TokenSequence | None = None, view: View | None = None) -> None:
+    def end_text(
+        self, row: int, sequence: TokenSequence | None = None, view: ReadState | None = None
+    ) -> None:
         """End the text of a row: only what another text may reuse stays; nothing after a failure or an interrupt.
 
         Of draft tokens that the last round rejected nothing stays either: with them the row would not be taken for the

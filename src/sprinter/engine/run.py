@@ -18,11 +18,11 @@ from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Scores, St
 from sprinter.decode.draft_heads import DraftHeads, HeadDrafts
 from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.row import Answer, Asking, LoopRequest
-from sprinter.decode.sequence import TokenSequence, View
+from sprinter.decode.sequence import ReadState, TokenSequence
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
 from sprinter.engine.ahead import Ahead
-from sprinter.engine.executor import Executor, Input, Output, PromptRead, PromptRow
+from sprinter.engine.executor import Executor, PromptRead, PromptRow, RowInput, RowOutput
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.rows import FINAL, CacheRows, Feed
 from sprinter.engine.steps import Drafted, DraftPlan, DraftRow, Scored, TargetRow
@@ -94,7 +94,7 @@ class RequestRun:
         if missing := sorted(method.heads - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
         self.row, self.sequence = row, sequence
-        self.input: Input | None = None
+        self.input: RowInput | None = None
         self.over = False
         self.error: BaseException | None = None
         self._models, self._loop, self._answered = models, loop, answered
@@ -144,7 +144,7 @@ class RequestRun:
         """Find the first input."""
         self._resume(None)
 
-    def take(self, done: Output) -> None:
+    def take(self, done: RowOutput) -> None:
         """Take what the models made of ``input``, or the error of this request's row."""
         if isinstance(done, Exception):
             self.fail(done)
@@ -192,7 +192,7 @@ class RequestRun:
                 self._answered()
 
     # --- from requests of the loop to inputs of the models ---
-    def _find(self, ask: LoopRequest) -> Input | Draft | Tips:
+    def _find(self, ask: LoopRequest) -> RowInput | Draft | Tips:
         """What the models must do next for a request; its answer, if nothing."""
         target, draft, models = self.sequence.target, self.sequence.draft, self._models
         if isinstance(ask, AskScore):
@@ -209,7 +209,7 @@ class RequestRun:
         left = self._prompt_left(draft, models.draft)
         return left or (self._draft_row(ask) if isinstance(ask, AskDraft) else self._tree_row(ask))
 
-    def _prompt_left(self, view: View, rows: CacheRows | None) -> PromptRow | None:
+    def _prompt_left(self, view: ReadState, rows: CacheRows | None) -> PromptRow | None:
         """The next chunk of the prompt, but for its last token, that a model has not read."""
         assert rows is not None, "the method asks a model that was not given"
         end, tokens = self.sequence.prompt - 1, self.sequence.tokens
@@ -264,7 +264,7 @@ class RequestRun:
         layers = (*self._layers, FINAL) if self._judging else self._layers
         return TargetRow(feed, self._sampling, self._raw, layers, adjust)
 
-    def _leave_tree(self, view: View, rows: CacheRows | None) -> None:
+    def _leave_tree(self, view: ReadState, rows: CacheRows | None) -> None:
         """Move the path of a tree that stays next to the text, before anything else is read."""
         if not view.nodes:
             return
@@ -276,7 +276,7 @@ class RequestRun:
                 view.states[layer] = states[[*range(base), *path]]
         view.end_tree()
 
-    def _feed(self, view: View, end: int) -> Feed:
+    def _feed(self, view: ReadState, end: int) -> Feed:
         """The tokens up to ``end``, and the nodes behind them, that a model has not read."""
         tokens = view.unread(self.sequence.tokens, end)
         if not view.nodes:
@@ -336,7 +336,7 @@ class RequestRun:
         return answer if self._needs_raw else answer._replace(raws=())
 
     # --- from what the models made to answers ---
-    def _answer(self, given: Input | None, done: Output) -> Answer | None:
+    def _answer(self, given: RowInput | None, done: RowOutput) -> Answer | None:
         """The answer for the loop; None: its request needs more."""
         ask = self._ask
         if isinstance(given, PromptRow) and isinstance(done, PromptRead):
@@ -411,7 +411,7 @@ class RequestRun:
         return answer
 
     def _was_read(
-        self, view: View, feed: Feed, layers: Sequence[int] = (), states: Sequence[Tensor] = ()
+        self, view: ReadState, feed: Feed, layers: Sequence[int] = (), states: Sequence[Tensor] = ()
     ) -> None:
         """Record a pass over a feed; ``states``: hidden states ``[n, d]`` of each of ``layers``."""
         for layer, new in zip(layers, states, strict=True):
@@ -435,7 +435,7 @@ class RequestRun:
         stats.flops_passes += scored
         stats.flops_tokens += scored
 
-    def _count_prefill(self, view: View, reused: int, seconds: float) -> None:
+    def _count_prefill(self, view: ReadState, reused: int, seconds: float) -> None:
         stats = self._stats
         if view is self.sequence.target:
             stats.cached_tokens += reused

@@ -16,7 +16,7 @@ from typing import Any
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
 from sprinter.decode.switch import Tracker
-from sprinter.engine.executor import Input, PromptRow
+from sprinter.engine.executor import PromptRow, RowInput
 from sprinter.engine.generation import Generation
 from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
@@ -63,7 +63,7 @@ class _Live:
     began: float
     passed_over: int = 0
 
-    def asks(self, kind: type[Input], model: str | None = None) -> bool:
+    def asks(self, kind: type[RowInput], model: str | None = None) -> bool:
         """Whether its next input is of a kind, and for a model."""
         given = self.task.run.input
         return isinstance(given, kind) and (model is None or getattr(given, "model", None) == model)
@@ -250,7 +250,7 @@ class Scheduler:
         models = self._models.models
         return models[0].best_row(oldest_first, task.prefix, task.owner) if models else oldest_first[0]
 
-    def _asking(self, kind: type[Input], model: str | None = None) -> list[_Live]:
+    def _asking(self, kind: type[RowInput], model: str | None = None) -> list[_Live]:
         """Requests whose next input is of a kind, in the order of their rows."""
         asking = [one for one in self._live.values() if one.asks(kind, model)]
         return sorted(asking, key=lambda one: one.task.run.row)
