@@ -69,6 +69,24 @@ def written(folder: Path, results: dict[str, Any]) -> Path:
     return folder
 
 
+def test_the_table_that_the_readme_showed_is_a_mixture(records: Any) -> None:
+    """Its script kept the last row of an arm and suite: 16 arms of a run at T = 0.7, and one of a greedy run."""
+    lines = (Path(__file__).parent / "readme_before.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    shown = {(row["model_id"], row["suite"]): row for row in rows}
+    speeds = {
+        arm: (shown[arm, "humaneval"]["tokens_per_s"], shown[arm, "gsm8k"]["tokens_per_s"])
+        for arm, _ in shown
+    }
+    assert speeds["speculative(gamma=5)"] == (17.8, 14.7) and speeds["sprinter"] == (38.7, 42.5)
+    with pytest.raises(
+        records.MixedRecordsError, match=r"2 values of run .*2 values of temperature \(0\.0, 0\.7\)"
+    ):
+        records.one_run(shown.values(), "temperature")
+    for temperature in (0.0, 0.7):
+        records.one_run([row for row in rows if row["temperature"] == temperature], "temperature")
+
+
 def test_a_run_is_published_and_its_tables_are_made_of_its_records(
     records: Any, results: dict[str, Any], tmp_path: Path
 ) -> None:
