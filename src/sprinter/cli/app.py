@@ -31,6 +31,7 @@ from sprinter.cli.generate import generate
 from sprinter.cli.help import CommandGroup, ListedCommand, group, listed
 from sprinter.cli.methods import methods
 from sprinter.cli.serve import serve
+from sprinter.cli.signature import option
 from sprinter.cli.tune import tune
 
 __all__ = ["app"]
@@ -89,7 +90,7 @@ def _version(asked: bool) -> None:
 def _before(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+        bool, option("Print the version and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

@@ -19,6 +19,7 @@ from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import JsonOption, RestartOption, RunCodeOption
 from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
+from sprinter.cli.signature import option
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
@@ -26,7 +27,7 @@ from sprinter.errors import UserError
 __all__ = ["run"]
 
 Words = list[str] | None
-_judging = partial(typer.Option, rich_help_panel="Judging")
+_judging = partial(option, panel="Judging")
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -56,107 +57,91 @@ def run(
     context: typer.Context,
     suite: Annotated[
         Words,
-        typer.Option(
+        option(
+            "A suite ('bench list' names them) or a .txt/.jsonl file; LIMIT: number of prompts. May be repeated.",
             "--suite",
             "-s",
+            default=False,
             metavar="NAME[:LIMIT]",
-            show_default=False,
-            help="A suite ('bench list' names them) or a .txt/.jsonl file; LIMIT: number of prompts. May be repeated.",
         ),
     ] = None,
     arm: Annotated[
         Words,
-        typer.Option(
+        option(
+            "A method, another engine (transformers:plain, ...), or a set (methods, peers, all); may be repeated.",
             "--arm",
             "-a",
+            default="the best known methods, and transformers plain and assisted (GGUF files: llama.cpp's own)",
             metavar="SPEC",
-            show_default="the best known methods, and transformers plain and assisted (GGUF files: llama.cpp's own)",
-            help="A method, another engine (transformers:plain, ...), or a set (methods, peers, all); may be repeated.",
         ),
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="Directory with the suites' files.", show_default="by name from the hub"),
+        Path | None, option("Directory with the suites' files.", default="by name from the hub")
     ] = None,
     rule: Annotated[
         str | None,
-        typer.Option(
-            help="How to make prompts from running text: share=0.5,words=200,min_words=60, long=64 (with -n 0), whole.",
-            show_default="first 30 % of the words",
+        option(
+            "How to make prompts from running text: share=0.5,words=200,min_words=60, long=64 (with -n 0), whole.",
+            default="first 30 % of the words",
         ),
     ] = None,
     field: Annotated[
-        str | None,
-        typer.Option(help="Field of a file's records that holds the text.", show_default="the first known"),
+        str | None, option("Field of a file's records that holds the text.", default="the first known")
     ] = None,
     chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat", help="Ask in chat form: gsm8k, humaneval, ... through the pair's chat template."
-        ),
+        bool, option("Ask in chat form: gsm8k, humaneval, ... through the pair's chat template.", "--chat")
     ] = False,
-    system: Annotated[
-        str | None, typer.Option(help="System message of prompts in chat form.", show_default=False)
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for results.")] = Path("bench-results"),
+    system: Annotated[str | None, option("System message of prompts in chat form.", default=False)] = None,
+    out: Annotated[Path, option("Directory for results.", "--out", "-o")] = Path("bench-results"),
     config: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "TOML file of these options, by their long names; those of the command line take their place.",
+            default=False,
             is_eager=True,
             callback=_read_config,
-            show_default=False,
-            help="TOML file of these options, by their long names; those of the command line take their place.",
         ),
     ] = None,
     loading: Loading = Loading(),
     temperature: Annotated[
-        list[float] | None,
-        typer.Option("--temperature", "-t", help="0 is greedy; may be repeated.", show_default="1"),
+        list[float] | None, option("0 is greedy; may be repeated.", "--temperature", "-t", default="1")
     ] = None,
     new_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "-n",
-            help="Tokens per turn; 0: up to the context limit.",
-            show_default="by suite",
-        ),
+        option("Tokens per turn; 0: up to the context limit.", "--max-new-tokens", "-n", default="by suite"),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Number of runs of each prompt.")] = 1,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    repeats: Annotated[int, option("Number of runs of each prompt.")] = 1,
+    seed: Annotated[int, option("Random seed.")] = 0,
     options: GenerationKeywords = AT_DEFAULTS,
-    warmup: Annotated[int, typer.Option(help="Prompts that each arm runs first, not measured.")] = 1,
+    warmup: Annotated[int, option("Prompts that each arm runs first, not measured.")] = 1,
     base: Annotated[
-        Words,
-        typer.Option(help="Arm that speeds are relative to; may be repeated.", show_default="the plain ones"),
+        Words, option("Arm that speeds are relative to; may be repeated.", default="the plain ones")
     ] = None,
-    quality: Annotated[bool, _judging(help="ROUGE, perplexity under the target, exact match, ...")] = True,
+    quality: Annotated[bool, _judging("ROUGE, perplexity under the target, exact match, ...")] = True,
     likelihood: Annotated[
         bool,
-        _judging(
-            help="Score the answers under the target, which takes a forward pass each: perplexity, judge."
-        ),
+        _judging("Score the answers under the target, which takes a forward pass each: perplexity, judge."),
     ] = True,
     run_code: RunCodeOption = False,
     judge: Annotated[
         str | None,
         _judging(
+            "OpenAI-compatible endpoint that judges the texts.",
+            default="target log-likelihood",
             metavar="URL",
-            help="OpenAI-compatible endpoint that judges the texts.",
-            show_default="target log-likelihood",
         ),
     ] = None,
-    judge_model: Annotated[str | None, _judging(help="Name of the model at --judge.")] = None,
+    judge_model: Annotated[str | None, _judging("Name of the model at --judge.")] = None,
     judge_price: Annotated[
         tuple[float, float] | None,
         _judging(
+            "Price of a million input and output tokens, to report the cost of judging.",
+            default=False,
             metavar="IN OUT",
-            help="Price of a million input and output tokens, to report the cost of judging.",
-            show_default=False,
         ),
     ] = None,
     analysis: Annotated[
-        bool, _judging(help="Compute both models' laws along texts, for the report's figures.")
+        bool, _judging("Compute both models' laws along texts, for the report's figures.")
     ] = True,
     restart: RestartOption = False,
     json: JsonOption = False,

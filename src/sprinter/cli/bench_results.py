@@ -11,6 +11,7 @@ import typer
 from sprinter.cli.bench_pages import print_changes, print_written
 from sprinter.cli.options import JsonOption
 from sprinter.cli.pages import print_json, print_table
+from sprinter.cli.signature import option
 from sprinter.errors import UserError
 
 __all__ = ["compare", "names", "report"]
@@ -20,15 +21,13 @@ def compare(
     before: Annotated[Path, typer.Argument(metavar="A", help="results.json, or the directory of a run.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="The same for the later run.")],
     base: Annotated[
-        str | None, typer.Option(help="Speeds are judged relative to this arm.", show_default="a plain one")
+        str | None, option("Speeds are judged relative to this arm.", default="a plain one")
     ] = None,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Relative change to accept in addition to chance.")
-    ] = 0.0,
+    tolerance: Annotated[float, option("Relative change to accept in addition to chance.", min=0.0)] = 0.0,
     across: Annotated[
-        bool, typer.Option("--across", help="Compare runs even if models, prompts or settings differ.")
+        bool, option("Compare runs even if models, prompts or settings differ.", "--across")
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show unchanged numbers too.")] = False,
+    everything: Annotated[bool, option("Show unchanged numbers too.", "--all")] = False,
     json: JsonOption = False,
 ) -> int:
     """Compare two runs; exit status 1 if anything became worse by more than chance explains (95 % intervals)."""
@@ -51,8 +50,7 @@ def compare(
 def report(
     results: Annotated[Path, typer.Argument(help="results.json, or the directory of a run.")],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="HTML file.", show_default="report.html in the same directory"),
+        Path | None, option("HTML file.", "--out", "-o", default="report.html in the same directory")
     ] = None,
 ) -> None:
     """Write the report of a run as one self-contained HTML file."""
@@ -68,9 +66,7 @@ def report(
     print_written(path)
 
 
-def names(
-    json: JsonOption = False,
-) -> None:
+def names(json: JsonOption = False) -> None:
     """List the names of the suites and arms."""
     from sprinter.bench.arms import arm_names
     from sprinter.bench.suites import suite_names

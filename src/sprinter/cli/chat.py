@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from sprinter.cli.chat_commands import COMMANDS, Commands
 from sprinter.cli.chat_session import Session
 from sprinter.cli.completion import complete_method
@@ -18,6 +16,7 @@ from sprinter.cli.loading import Loading, check_models, load, loads
 from sprinter.cli.options import JsonOption
 from sprinter.cli.pages import print_json
 from sprinter.cli.prompts import read_text
+from sprinter.cli.signature import option
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
 
@@ -32,17 +31,14 @@ _QUOTES = '"""'
 def chat(
     options: GenerationKeywords = AT_DEFAULTS,
     loading: Loading = Loading(),
-    system: Annotated[
-        str | None, typer.Option(help="System prompt.", show_default="the template's own")
-    ] = None,
+    system: Annotated[str | None, option("System prompt.", default="the template's own")] = None,
     template: Annotated[
-        Path | None,
-        typer.Option(help="File with a chat template (Jinja).", show_default="the tokenizer's own"),
+        Path | None, option("File with a chat template (Jinja).", default="the tokenizer's own")
     ] = None,
     prefix_reuse: Annotated[
         Literal["exact", "all"],
-        typer.Option(
-            help="What a turn reuses of earlier turns. all: everything that was read. exact: what leaves texts the "
+        option(
+            "What a turn reuses of earlier turns. all: everything that was read. exact: what leaves texts the "
             "same to the bit: whole blocks of prompts; on a CPU with --dtype gguf, int8 or int4 all but trees' nodes."
         ),
     ] = "all",

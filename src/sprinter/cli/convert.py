@@ -11,6 +11,7 @@ from sprinter.cli.loading import quiet_libraries
 from sprinter.cli.options import JsonOption
 from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
+from sprinter.cli.signature import option
 
 __all__ = ["gguf"]
 
@@ -19,7 +20,7 @@ def gguf(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Directory or hub id.", show_default=False)],
     out: Annotated[str, typer.Argument(metavar="OUT", help="The new file, *.gguf.", show_default=False)],
     dtype: Annotated[
-        Literal["f32", "f16", "q8_0"], typer.Option(help="How the matrices are stored; norms stay f32.")
+        Literal["f32", "f16", "q8_0"], option("How the matrices are stored; norms stay f32.")
     ] = "f16",
     json: JsonOption = False,
 ) -> int:

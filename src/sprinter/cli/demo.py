@@ -7,11 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import JsonOption
 from sprinter.cli.pages import console, legend, painted, print_json, print_table
+from sprinter.cli.signature import option
 
 if TYPE_CHECKING:
     from sprinter.engine.generation import Generation
@@ -36,11 +35,9 @@ def demo(
     loading: Loading = Loading(),
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--max-new-tokens", "-n", min=1, help="Maximum tokens per text.", show_default="64, fewer if slow"
-        ),
+        option("Maximum tokens per text.", "--max-new-tokens", "-n", default="64, fewer if slow", min=1),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same texts.")] = 0,
+    seed: Annotated[int, option("The same seed gives the same texts.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Compare plain decoding, an exact method and a lossy one with drift of at most 0.1 (well under a minute)."""

@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from sprinter.cli.doctor_probe import run_probe, show_probe
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import JsonOption, refuse_unused
 from sprinter.cli.pages import console, print_json
+from sprinter.cli.signature import option
 from sprinter.errors import first_line
 
 if TYPE_CHECKING:
@@ -44,19 +43,17 @@ def doctor(
     loading: Loading = Loading(),
     probe: Annotated[
         Path | None,
-        typer.Option(
-            help="Your texts instead of the checks: how far the draft agrees, what passes cost, which methods can pay. "
+        option(
+            "Your texts instead of the checks: how far the draft agrees, what passes cost, which methods can pay. "
             "One text a line (.txt), or .jsonl with prompt and answer, or messages.",
-            show_default=False,
+            default=False,
         ),
     ] = None,
     max_drift: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="With --probe: maximum drift of lossy methods.")
+        float, option("With --probe: maximum drift of lossy methods.", min=0.0, max=1.0)
     ] = 0.1,
-    probe_tokens: Annotated[int, typer.Option(min=1, help="With --probe: number of tokens to probe.")] = 800,
-    temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="With --probe: 0 is greedy.")
-    ] = 1.0,
+    probe_tokens: Annotated[int, option("With --probe: number of tokens to probe.", min=1)] = 800,
+    temperature: Annotated[float, option("With --probe: 0 is greedy.", "--temperature", "-t")] = 1.0,
     json: JsonOption = False,
 ) -> int:
     """Check the installation: versions, devices, models, runners, and a short generation; or probe your own texts."""

@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sprinter.cli.draft_common import load_target, on_texts, on_training
 from sprinter.cli.loading import Loading, loads
 from sprinter.cli.options import (
@@ -20,7 +18,7 @@ from sprinter.cli.options import (
     TrainingOptions,
 )
 from sprinter.cli.pages import console, print_json, print_table
-from sprinter.cli.signature import takes
+from sprinter.cli.signature import option, takes
 
 __all__ = ["command"]
 
@@ -30,29 +28,28 @@ __all__ = ["command"]
 @takes("training", TrainingOptions, loss="0.1*ce+0.9*tv", warm_up=0.5)
 def command(
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Folder of the draft.", show_default=False)],
+    out: Annotated[Path, option("Folder of the draft.", default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
-    layers: Annotated[int, typer.Option(help="Decoder layers.")] = 2,
+    layers: Annotated[int, option("Decoder layers.")] = 2,
     width: Annotated[
-        int | None,
-        typer.Option(help="Hidden size; a smaller one projects the embeddings.", show_default="the target's"),
+        int | None, option("Hidden size; a smaller one projects the embeddings.", default="the target's")
     ] = None,
     vocabulary: Annotated[
         int | None,
-        typer.Option(
-            help="Tokens that the output layer knows; others are never drafted. Only Sprinter loads such a draft.",
-            show_default="all",
+        option(
+            "Tokens that the output layer knows; others are never drafted. Only Sprinter loads such a draft.",
+            default="all",
         ),
     ] = None,
     training: TrainingOptions = TrainingOptions(),
     freeze_embeddings: Annotated[
-        bool, typer.Option("--freeze-embeddings", help="Keep the target's embeddings as they are.")
+        bool, option("Keep the target's embeddings as they are.", "--freeze-embeddings")
     ] = False,
     on_policy: Annotated[
-        float, typer.Option(help="Share of the steps, the last ones, that also see the draft's own drafts.")
+        float, option("Share of the steps, the last ones, that also see the draft's own drafts.")
     ] = 0.0,
-    gamma: Annotated[int, typer.Option(help="Length of those drafts.")] = 5,
+    gamma: Annotated[int, option("Length of those drafts.")] = 5,
     texts: TextOptions = TextOptions(),
     restart: RestartOption = False,
     json: JsonOption = False,

@@ -7,13 +7,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from sprinter.cli.draft_common import load_target, on_texts, on_training
 from sprinter.cli.loading import Loading, loads
 from sprinter.cli.options import ON_TARGET, DataOption, JsonOption, MoreOption, SteppingOptions, TextOptions
 from sprinter.cli.pages import console, print_json, print_table
-from sprinter.cli.signature import takes
+from sprinter.cli.signature import option, takes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,23 +27,19 @@ __all__ = ["command"]
 @takes("stepping", SteppingOptions)
 def command(
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Folder for texts and checkpoints.", show_default=False)],
+    out: Annotated[Path, option("Folder for texts and checkpoints.", default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
     shape: Annotated[
         list[str] | None,
-        typer.Option(
-            help="LAYERS, LAYERSxWIDTH or LAYERS/VOCABULARY; may be repeated.",
-            show_default="1, 2 and 4 layers",
-        ),
+        option("LAYERS, LAYERSxWIDTH or LAYERS/VOCABULARY; may be repeated.", default="1, 2 and 4 layers"),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of each short training.")] = 200,
+    steps: Annotated[int, option("Steps of each short training.")] = 200,
     positions: Annotated[
-        float, typer.Option(help="Positions that the full training is to see, for the expected β.")
+        float, option("Positions that the full training is to see, for the expected β.")
     ] = 1e6,
     draft_dtype: Annotated[
-        str | None,
-        typer.Option(help="dtype of the draft when its steps are timed.", show_default="the target's"),
+        str | None, option("dtype of the draft when its steps are timed.", default="the target's")
     ] = None,
     stepping: SteppingOptions = SteppingOptions(),
     texts: TextOptions = TextOptions(),

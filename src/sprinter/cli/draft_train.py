@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from sprinter.cli.draft_common import load_target, on_states, on_texts, on_training
 from sprinter.cli.loading import Loading, loads
 from sprinter.cli.options import (
@@ -21,7 +19,7 @@ from sprinter.cli.options import (
     TrainingOptions,
 )  # fmt: skip
 from sprinter.cli.pages import console, print_json, print_table
-from sprinter.cli.signature import takes
+from sprinter.cli.signature import option, takes
 
 __all__ = ["command"]
 
@@ -32,42 +30,36 @@ __all__ = ["command"]
 @takes("placing", PlacingOptions)
 def command(
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Folder of the heads.", show_default=False)],
+    out: Annotated[Path, option("Folder of the heads.", default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
     kind: Annotated[
         Literal["medusa", "eagle", "eagle3", "glide"],
-        typer.Option(help="What is trained; 'eagle' is the head of EAGLE and EAGLE-2."),
+        option("What is trained; 'eagle' is the head of EAGLE and EAGLE-2."),
     ] = "medusa",
     heads: Annotated[
         int | None,
-        typer.Option(
-            help="Medusa's heads, tokens ahead that are drafted; the others: steps of training.",
-            show_default="4; eagle: 1",
+        option(
+            "Medusa's heads, tokens ahead that are drafted; the others: steps of training.",
+            default="4; eagle: 1",
         ),
     ] = None,
-    blocks: Annotated[int, typer.Option(help="Residual blocks of each of Medusa's heads.")] = 1,
+    blocks: Annotated[int, option("Residual blocks of each of Medusa's heads.")] = 1,
     share_output: Annotated[
         bool,
-        typer.Option(
-            "--share-output",
-            help="All of Medusa's heads end in the target's output layer: far fewer parameters.",
+        option(
+            "All of Medusa's heads end in the target's output layer: far fewer parameters.", "--share-output"
         ),
     ] = False,
-    discount: Annotated[
-        float, typer.Option(help="Weight of each further head's loss, relative to the last.")
-    ] = 0.8,
+    discount: Annotated[float, option("Weight of each further head's loss, relative to the last.")] = 0.8,
     regression: Annotated[
-        float, typer.Option(help="Weight of EAGLE's loss of states, relative to that of laws.")
+        float, option("Weight of EAGLE's loss of states, relative to that of laws.")
     ] = 10.0,
     vocabulary: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens that EAGLE-3 can draft, the most frequent of the texts.", show_default="all"
-        ),
+        int | None, option("Tokens that EAGLE-3 can draft, the most frequent of the texts.", default="all")
     ] = None,
     keep_states: Annotated[
-        bool, typer.Option(help="Keep the target's states on disk; else compute them in every epoch.")
+        bool, option("Keep the target's states on disk; else compute them in every epoch.")
     ] = True,
     placing: PlacingOptions = PlacingOptions(),
     training: TrainingOptions = TrainingOptions(),

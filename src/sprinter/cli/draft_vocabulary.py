@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import ON_TARGET, DataOption, JsonOption, MoreOption, ReadingOptions
 from sprinter.cli.pages import console, print_json, print_table
-from sprinter.cli.signature import takes
+from sprinter.cli.signature import option, takes
 
 __all__ = ["command"]
 
@@ -19,10 +17,10 @@ __all__ = ["command"]
 @takes("reading", ReadingOptions, without=("chat", "system"))
 def command(
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="File to write.", show_default=False)],
+    out: Annotated[Path, option("File to write.", default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
-    size: Annotated[int, typer.Option(help="Number of tokens.")] = 32768,
+    size: Annotated[int, option("Number of tokens.")] = 32768,
     reading: ReadingOptions = ReadingOptions(),
     json: JsonOption = False,
 ) -> None:

@@ -7,8 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.messages import in_options
 from sprinter.cli.options import (
@@ -21,7 +19,7 @@ from sprinter.cli.options import (
 )
 from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
-from sprinter.cli.signature import takes
+from sprinter.cli.signature import option, takes
 
 if TYPE_CHECKING:
     from sprinter.training.label_run import LabelProgress, LabelReport
@@ -34,41 +32,39 @@ __all__ = ["command"]
 @takes("placing", PlacingOptions)
 def command(
     data: DataOption,
-    out: Annotated[str, typer.Option(help="Directory for the labels.", show_default=False)],
+    out: Annotated[str, option("Directory for the labels.", default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
     reading: ReadingOptions = ReadingOptions(),
     classes: Annotated[
         str | None,
-        typer.Option(
-            help="Prefix classes to label: original, draft, target, interleaved. target,draft: only answers that the "
+        option(
+            "Prefix classes to label: original, draft, target, interleaved. target,draft: only answers that the "
             "models write themselves.",
-            show_default="all four",
+            default="all four",
         ),
     ] = None,
-    prompt_share: Annotated[
-        float, typer.Option(help="Share of a running text's words used as prompt.")
-    ] = 0.3,
+    prompt_share: Annotated[float, option("Share of a running text's words used as prompt.")] = 0.3,
     prompt_tokens: Annotated[
         int,
-        typer.Option(
-            help="Maximum prompt length of running text; longer ones are truncated. 0: none, too long ones are "
+        option(
+            "Maximum prompt length of running text; longer ones are truncated. 0: none, too long ones are "
             "skipped."
         ),
     ] = 128,
-    new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Labelled positions per text.")] = 20,
+    new_tokens: Annotated[int, option("Labelled positions per text.", "--max-new-tokens")] = 20,
     classes_per_prompt: Annotated[
-        int, typer.Option(help="Prefix classes per prompt: 1: the next one of them; 4: all of them.")
+        int, option("Prefix classes per prompt: 1: the next one of them; 4: all of them.")
     ] = 1,
     temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="Of the completions; labels have their own.")
+        float, option("Of the completions; labels have their own.", "--temperature", "-t")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
+    seed: Annotated[int, option("The same seed gives the same records.")] = 0,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            help="Texts per step; each step is a shard, and an interrupted run loses one step.",
-            show_default="that of the labels in --out, else 16, on a GPU 128",
+        option(
+            "Texts per step; each step is a shard, and an interrupted run loses one step.",
+            default="that of the labels in --out, else 16, on a GPU 128",
         ),
     ] = None,
     placing: PlacingOptions = PlacingOptions(),

@@ -7,13 +7,11 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import JsonOption, ReadingOptions
 from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
-from sprinter.cli.signature import takes
+from sprinter.cli.signature import option, takes
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,27 +25,25 @@ __all__ = ["command"]
 def command(
     data: Annotated[
         list[str],
-        typer.Option(
-            help="Prompts whose answers can be compared: records with a prompt, question or messages; may be repeated.",
-            show_default=False,
+        option(
+            "Prompts whose answers can be compared: records with a prompt, question or messages; may be repeated.",
+            default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Directory for the mined tokens.", show_default=False)],
+    out: Annotated[Path, option("Directory for the mined tokens.", default=False)],
     loading: Loading = Loading(),
     compare: Annotated[
         Literal["number", "choice"],
-        typer.Option(
-            help="What of two answers must agree: the final number (as in GSM8K), or the chosen letter."
-        ),
+        option("What of two answers must agree: the final number (as in GSM8K), or the chosen letter."),
     ] = "number",
     reading: ReadingOptions = ReadingOptions(),
-    new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Maximum length of an answer.")] = 256,
+    new_tokens: Annotated[int, option("Maximum length of an answer.", "--max-new-tokens")] = 256,
     method: Annotated[
-        str, typer.Option("--method", "-m", help="Lossless method that writes the answers.")
+        str, option("Lossless method that writes the answers.", "--method", "-m")
     ] = "autoregressive",
-    rows: Annotated[int, typer.Option(help="Prompts at a time; each group of them is a file.")] = 16,
-    share: Annotated[float, typer.Option(help="Share of the tokens that differ which is tried.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the share.")] = 0,
+    rows: Annotated[int, option("Prompts at a time; each group of them is a file.")] = 16,
+    share: Annotated[float, option("Share of the tokens that differ which is tried.")] = 1.0,
+    seed: Annotated[int, option("Of the share.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Put the draft's token where it differs from the target's greedy answer, and see whether the answer stays.

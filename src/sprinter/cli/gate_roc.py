@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sprinter.cli.gate_train import print_areas
 from sprinter.cli.options import JsonOption, LabelsOption, MoreLabelsOption, RepeatsOption
 from sprinter.cli.pages import console, print_json, write_json
+from sprinter.cli.signature import option
 from sprinter.errors import UserError
 
 __all__ = ["command"]
@@ -17,16 +16,13 @@ __all__ = ["command"]
 
 def command(
     labels: LabelsOption,
-    gate: Annotated[
-        str, typer.Option(help="Directory or hub id of the gate or other head.", show_default=False)
-    ],
+    gate: Annotated[str, option("Directory or hub id of the gate or other head.", default=False)],
     more: MoreLabelsOption = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Directory for report.json and three PNG files.", show_default="numbers alone"),
+        Path | None, option("Directory for report.json and three PNG files.", default="numbers alone")
     ] = None,
     repeats: RepeatsOption = 500,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the bootstrap.")] = 0,
+    seed: Annotated[int, option("Seed of the bootstrap.", min=0, max=2**63 - 1)] = 0,
     json: JsonOption = False,
 ) -> None:
     """Evaluate a head: ROC, precision-recall, calibration, rates over tau. Its training prompts are left out."""

@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sprinter.cli.options import JsonOption, LabelsOption, MoreLabelsOption, RepeatsOption
 from sprinter.cli.pages import console, print_json, print_table
+from sprinter.cli.signature import option
 from sprinter.errors import UserError
 from sprinter.kinds import HEAD_KINDS
 
@@ -25,91 +24,69 @@ __all__ = ["command", "print_areas"]
 
 def command(
     labels: LabelsOption,
-    out: Annotated[Path, typer.Option(help="Directory for the head.", show_default=False)],
+    out: Annotated[Path, option("Directory for the head.", default=False)],
     more: MoreLabelsOption = None,
     head: Annotated[
         str,
-        typer.Option(
-            help="linear, mlp, resnet: gates; disco, specdec++: stop rules; judge, diversed: accept rules, "
+        option(
+            "linear, mlp, resnet: gates; disco, specdec++: stop rules; judge, diversed: accept rules, "
             "from tokens that 'sprinter gate mine' found. The paper's gate: --head linear "
             "--label 'ratio(lambda=1.2)' --tau 0.5."
         ),
     ] = "linear",
     label: Annotated[
         str | None,
-        typer.Option(
-            help="What to estimate: overlap, overlap(temperature=0.7), overlap(temperature=own), ratio(lambda=1.2), "
+        option(
+            "What to estimate: overlap, overlap(temperature=0.7), overlap(temperature=own), ratio(lambda=1.2), "
             "ratio(lambda=1.2, at=greedy), expected-ratio(lambda=1.2), agreement, accept, "
             "fuzzy(divergence=js, threshold=0.3).",
-            show_default="overlap; accept(at=text) for specdec++",
+            default="overlap; accept(at=text) for specdec++",
         ),
     ] = None,
     features: Annotated[
         str | None,
-        typer.Option(
-            help="Features, separated by commas: hidden, entropy, max_q, top_q(k=10), position, temperature; for "
+        option(
+            "Features, separated by commas: hidden, entropy, max_q, top_q(k=10), position, temperature; for "
             "specdec++ also hidden_x, log_q.",
-            show_default="by head",
+            default="by head",
         ),
     ] = None,
     weight: Annotated[
         str | None,
-        typer.Option(
-            help="Weight of rejections in the loss: a number, or balanced.", show_default="1; 6 for specdec++"
-        ),
+        option("Weight of rejections in the loss: a number, or balanced.", default="1; 6 for specdec++"),
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(
-            help="Calibration: none, temperature or isotonic.", show_default="temperature; none for specdec++"
-        ),
+        option("Calibration: none, temperature or isotonic.", default="temperature; none for specdec++"),
     ] = None,
     drift: Annotated[
-        float | None,
-        typer.Option(
-            help="Choose a gate's tau for this mean drift, on held-out prompts.", show_default="0.1"
-        ),
+        float | None, option("Choose a gate's tau for this mean drift, on held-out prompts.", default="0.1")
     ] = None,
-    tau: Annotated[
-        float | None, typer.Option(help="The tau itself, instead of --drift.", show_default="by --drift")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most.", show_default="20")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.", show_default="0.0005")] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Positions per step.", show_default="about 400 steps per epoch")
-    ] = None,
+    tau: Annotated[float | None, option("The tau itself, instead of --drift.", default="by --drift")] = None,
+    epochs: Annotated[int | None, option("At most.", default="20")] = None,
+    lr: Annotated[float | None, option("Learning rate of Adam.", default="0.0005")] = None,
+    batch: Annotated[int | None, option("Positions per step.", default="about 400 steps per epoch")] = None,
     patience: Annotated[
-        int | None,
-        typer.Option(help="Stop after this many epochs without a better validation loss.", show_default="3"),
+        int | None, option("Stop after this many epochs without a better validation loss.", default="3")
     ] = None,
-    width: Annotated[
-        int | None, typer.Option(help="Hidden units of mlp and disco.", show_default="by head")
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option(help="Hidden layers or residual blocks.", show_default="by head")
-    ] = None,
+    width: Annotated[int | None, option("Hidden units of mlp and disco.", default="by head")] = None,
+    layers: Annotated[int | None, option("Hidden layers or residual blocks.", default="by head")] = None,
     mix: Annotated[
         float | None,
-        typer.Option(
-            help="Share of target tokens in the context, for heads that see the token.", show_default="0.15"
-        ),
+        option("Share of target tokens in the context, for heads that see the token.", default="0.15"),
     ] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="Prefix classes to train on, separated by commas.", show_default="all that fit"),
+        str | None, option("Prefix classes to train on, separated by commas.", default="all that fit")
     ] = None,
     seed: Annotated[
-        int,
-        typer.Option(min=0, max=2**63 - 1, help="Seed of the split by prompt, the weights and the batches."),
+        int, option("Seed of the split by prompt, the weights and the batches.", min=0, max=2**63 - 1)
     ] = 0,
     recall: Annotated[
         float | None,
-        typer.Option(
-            help="For judge: the threshold keeps this share of the harmful tokens out.", show_default="0.9"
-        ),
+        option("For judge: the threshold keeps this share of the harmful tokens out.", default="0.9"),
     ] = None,
     repeats: RepeatsOption = 500,
-    force: Annotated[bool, typer.Option("--force", help="Replace a head in --out.")] = False,
+    force: Annotated[bool, option("Replace a head in --out.", "--force")] = False,
     json: JsonOption = False,
 ) -> None:
     """Train a gate or a learned stop rule on labels, evaluate it on held-out prompts, and save it."""

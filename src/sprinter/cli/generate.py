@@ -15,6 +15,7 @@ from sprinter.cli.loading import Loading, check_models, load, loads
 from sprinter.cli.options import JsonOption, RestartOption
 from sprinter.cli.pages import JsonPage, Page, TerminalPage
 from sprinter.cli.prompts import read_messages, read_prompt
+from sprinter.cli.signature import option
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
 
@@ -33,45 +34,38 @@ def generate(
     options: GenerationKeywords = AT_DEFAULTS,
     loading: Loading = Loading(),
     chat: Annotated[
-        bool,
-        typer.Option("--chat", help="The prompt is a message of a user; the chat template is applied."),
+        bool, option("The prompt is a message of a user; the chat template is applied.", "--chat")
     ] = False,
-    system: Annotated[
-        str | None,
-        typer.Option(help="System message before a chat.", show_default=False),
-    ] = None,
+    system: Annotated[str | None, option("System message before a chat.", default=False)] = None,
     messages: Annotated[
         Path | None,
-        typer.Option(
-            help='JSON file with a conversation, [{"role": ..., "content": ...}, ...], as the prompt.',
-            show_default=False,
+        option(
+            'JSON file with a conversation, [{"role": ..., "content": ...}, ...], as the prompt.',
+            default=False,
         ),
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="File of prompts: .txt, one per line, or .jsonl (also with messages). "
+        option(
+            "File of prompts: .txt, one per line, or .jsonl (also with messages). "
             "Prints one JSON object per line."
         ),
     ] = None,
     field: Annotated[
         str | None,
-        typer.Option(
-            help="Field of a .jsonl file that holds the prompt.",
-            show_default="text, prompt, question, turns or content",
+        option(
+            "Field of a .jsonl file that holds the prompt.",
+            default="text, prompt, question, turns or content",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Append the lines to this file; the same command again continues an interrupted run.",
-            show_default="standard output",
+        option(
+            "Append the lines to this file; the same command again continues an interrupted run.",
+            default="standard output",
         ),
     ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(min=1, help="Texts generated at the same time.", show_default=str(ROWS)),
-    ] = None,
+    rows: Annotated[int | None, option("Texts generated at the same time.", default=str(ROWS), min=1)] = None,
     restart: RestartOption = False,
     json: JsonOption = False,
 ) -> int:

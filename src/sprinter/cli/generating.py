@@ -9,11 +9,9 @@ import json
 from dataclasses import Field, fields
 from typing import Annotated, Any, Literal, cast
 
-import typer
-
 from sprinter.cli.completion import complete_method
 from sprinter.cli.prompts import check_utf8
-from sprinter.cli.signature import Decorator, in_place_of, option
+from sprinter.cli.signature import Decorator, in_place_of, option, parameter
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.errors import UserError
 
@@ -26,19 +24,19 @@ _OFFERED = [one for one in fields(GenerationOptions) if one.metadata["help"] is 
 _MORE: dict[str, dict[str, Any]] = {
     "method": {
         "kind": str | None, "flags": ("--method", "-m"), "autocompletion": complete_method,
-        "show_default": "exact: auto, or autoregressive without a draft",
+        "default": "exact: auto, or autoregressive without a draft",
     },
     "max_new_tokens": {"flags": ("--max-new-tokens", "-n")},
     "temperature": {"flags": ("--temperature", "-t")},
-    "stop": {"kind": list[str] | None, "show_default": False},
-    "stop_token_ids": {"kind": list[int] | None, "flags": ("--stop-token-id",), "show_default": False},
-    "logit_bias": {"kind": list[str] | None, "show_default": False, "metavar": "ID=NUMBER"},
-    "bad_words": {"kind": list[str] | None, "flags": ("--bad-word",), "show_default": False},
+    "stop": {"kind": list[str] | None, "default": False},
+    "stop_token_ids": {"kind": list[int] | None, "flags": ("--stop-token-id",), "default": False},
+    "logit_bias": {"kind": list[str] | None, "default": False, "metavar": "ID=NUMBER"},
+    "bad_words": {"kind": list[str] | None, "flags": ("--bad-word",), "default": False},
     "logprobs": {"kind": int | None},
     "require_lossless": {"flags": ("--require-lossless",)},
-    "budget": {"kind": float | None, "show_default": "what the method says"},
-    "never_slower": {"kind": bool | None, "show_default": "without a method, and with auto"},
-    "chat_template_kwargs": {"kind": str | None, "show_default": False, "metavar": "JSON"},
+    "budget": {"kind": float | None, "default": "what the method says"},
+    "never_slower": {"kind": bool | None, "default": "without a method, and with auto"},
+    "chat_template_kwargs": {"kind": str | None, "default": False, "metavar": "JSON"},
 }  # fmt: skip
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -71,10 +69,8 @@ def generates(*only: str, **defaults: Any) -> Decorator:
         return cast(GenerationKeywords, values)
 
     shown = [
-        option(
-            one.name,
-            _annotation(one),
-            None if one.name in lists else defaults.get(one.name, one.default),
+        parameter(
+            one.name, _annotation(one), None if one.name in lists else defaults.get(one.name, one.default)
         )
         for one in offered
     ]
@@ -127,4 +123,4 @@ def _annotation(one: Field[Any]) -> Any:
     if choices := one.metadata["choices"]:
         kind = Literal[choices]
     panel = "Sampling" if one.name in _SAMPLING else "Generation"
-    return Annotated[kind, typer.Option(*flags, help=one.metadata["help"], rich_help_panel=panel, **more)]
+    return Annotated[kind, option(one.metadata["help"], *flags, panel=panel, **more)]

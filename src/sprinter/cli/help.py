@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from sprinter.cli.signature import option
+from sprinter.cli.signature import option, parameter
 
 __all__ = ["CommandGroup", "ListedCommand", "group", "listed"]
 
@@ -45,10 +45,7 @@ def _shown(context: typer.Context, asked: bool) -> None:
         raise typer.Exit
 
 
-_HelpAll = Annotated[
-    bool,
-    typer.Option("--help-all", is_eager=True, callback=_shown, help="Show all options and exit."),
-]
+_HelpAll = Annotated[bool, option("Show all options and exit.", "--help-all", is_eager=True, callback=_shown)]
 
 
 def listed(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +58,7 @@ def listed(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         return command(**{name: value for name, value in given.items() if name != _ALL})
 
-    parameters = [*signature.parameters.values(), option(_ALL, _HelpAll, False)]
+    parameters = [*signature.parameters.values(), parameter(_ALL, _HelpAll, False)]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run

@@ -8,10 +8,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from sprinter.cli.debug import debugging
-from sprinter.cli.signature import Decorator, takes
+from sprinter.cli.signature import Decorator, option, takes
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,8 +22,8 @@ MaybeText = str | None
 RunnerName = Literal["auto", "torch", "llamacpp"]
 
 
-_model = partial(typer.Option, rich_help_panel="Models")
-_run = partial(typer.Option, rich_help_panel="How models run")
+_model = partial(option, panel="Models")
+_run = partial(option, panel="How models run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,71 +35,69 @@ class Loading:
     """
 
     target: Annotated[
-        MaybeText, _model(help="Directory, hub id or GGUF file of the target.", show_default="built-in pair")
+        MaybeText, _model("Directory, hub id or GGUF file of the target.", default="built-in pair")
     ] = None
-    draft: Annotated[MaybeText, _model(help="Directory, hub id or GGUF file of the draft.")] = None
-    gate: Annotated[MaybeText, _model(help="Directory or hub id of a gate made for this draft.")] = None
+    draft: Annotated[MaybeText, _model("Directory, hub id or GGUF file of the draft.")] = None
+    gate: Annotated[MaybeText, _model("Directory or hub id of a gate made for this draft.")] = None
     head: Annotated[
         list[str] | None,
         _model(
-            help="Directory or hub id of a head for specdec++, disco, judge or diversed, or of heads that draft; may "
+            "Directory or hub id of a head for specdec++, disco, judge or diversed, or of heads that draft; may "
             "be repeated.",
-            show_default=False,
+            default=False,
         ),
     ] = None
-    tokenizer: Annotated[MaybeText, _model(help="Tokenizer, if not the target's own.")] = None
-    revision: Annotated[MaybeText, _model(help="Branch, tag or commit of the target on the hub.")] = None
-    draft_revision: Annotated[MaybeText, _model(help="Branch, tag or commit of the draft on the hub.")] = None
+    tokenizer: Annotated[MaybeText, _model("Tokenizer, if not the target's own.")] = None
+    revision: Annotated[MaybeText, _model("Branch, tag or commit of the target on the hub.")] = None
+    draft_revision: Annotated[MaybeText, _model("Branch, tag or commit of the draft on the hub.")] = None
     draft_vocabulary: Annotated[
         MaybeText,
         _model(
-            help="Tokens that the draft, or heads, may write: a number, or a file by 'sprinter draft vocabulary'.",
-            show_default="all",
+            "Tokens that the draft, or heads, may write: a number, or a file by 'sprinter draft vocabulary'.",
+            default="all",
         ),
     ] = None
     trust_remote_code: Annotated[
-        bool, _model("--trust-remote-code", help="Run model code that comes with a checkpoint.")
+        bool, _model("Run model code that comes with a checkpoint.", "--trust-remote-code")
     ] = False
-    device: Annotated[MaybeText, _run(help="cpu, cuda, mps, ...", show_default="the best there is")] = None
+    device: Annotated[MaybeText, _run("cpu, cuda, mps, ...", default="the best there is")] = None
     device_map: Annotated[
         MaybeText,
-        _run(help="auto, balanced, ...: spread large models over devices (accelerate), instead of --device."),
+        _run("auto, balanced, ...: spread large models over devices (accelerate), instead of --device."),
     ] = None
     dtype: Annotated[
         MaybeText,
         _run(
-            help="float32, bfloat16, ...; int8; on a CPU int4 or gguf; with --runner llamacpp float32, float16 or "
+            "float32, bfloat16, ...; int8; on a CPU int4 or gguf; with --runner llamacpp float32, float16 or "
             "q8_0.",
-            show_default="by device",
+            default="by device",
         ),
     ] = None
-    draft_dtype: Annotated[
-        MaybeText, _run(help="Of the draft, where it is to differ.", show_default="as --dtype")
-    ] = None
+    draft_dtype: Annotated[MaybeText, _run("Of the draft, where it is to differ.", default="as --dtype")] = (
+        None
+    )
     runner: Annotated[
         RunnerName,
         _run(
-            help="auto: for GGUF files what 'doctor --probe' found to be fastest here, else our kernels on a CPU, else "
+            "auto: for GGUF files what 'doctor --probe' found to be fastest here, else our kernels on a CPU, else "
             "llama.cpp. torch: PyTorch, GGUF files are dequantised. llamacpp: other models are converted once, and "
             "cached."
         ),
     ] = "auto"
     draft_runner: Annotated[
-        RunnerName | None, _run(help="Of the draft, where it is to differ.", show_default="as --runner")
+        RunnerName | None, _run("Of the draft, where it is to differ.", default="as --runner")
     ] = None
     compile: Annotated[
         bool | None,
         _run(
+            "Have our kernels run forward passes on a CPU (seconds to compile, once), CUDA graphs on a GPU.",
             "--compile/--no-compile",
-            help="Have our kernels run forward passes on a CPU (seconds to compile, once), CUDA graphs on a GPU.",
-            show_default="where it is free",
+            default="where it is free",
         ),
     ] = None
     profile: Annotated[
         MaybeText,
-        _model(
-            help="Profile of this pair by 'sprinter tune': the fastest setting within --budget, or exact."
-        ),
+        _model("Profile of this pair by 'sprinter tune': the fastest setting within --budget, or exact."),
     ] = None
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sprinter.cli.loading import Loading, MaybeText
+from sprinter.cli.signature import option
 from sprinter.errors import UserError
 
 __all__ = [
@@ -25,21 +26,21 @@ ON_TARGET = (
 )  # fmt: skip
 """Options of ``Loading`` that a command which makes a draft for a target does not have."""
 
-_texts = partial(typer.Option, rich_help_panel="Texts")
-_training = partial(typer.Option, rich_help_panel="Training")
-_ray = partial(typer.Option, rich_help_panel="Ray")
+_texts = partial(option, panel="Texts")
+_training = partial(option, panel="Training")
+_ray = partial(option, panel="Ray")
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-RestartOption = Annotated[bool, typer.Option("--restart", help="Start again: delete earlier results first.")]
-RunCodeOption = Annotated[bool, typer.Option(help="Run generated code, in a subprocess with limits.")]
-FiguresOption = Annotated[bool, typer.Option(help="Draw PNG files beside the numbers.")]
-RepeatsOption = Annotated[int, typer.Option(min=20, help="Bootstrap samples for the intervals.")]
+JsonOption = Annotated[bool, option("Print one JSON object.", "--json")]
+RestartOption = Annotated[bool, option("Start again: delete earlier results first.", "--restart")]
+RunCodeOption = Annotated[bool, option("Run generated code, in a subprocess with limits.")]
+FiguresOption = Annotated[bool, option("Draw PNG files beside the numbers.")]
+RepeatsOption = Annotated[int, option("Bootstrap samples for the intervals.", min=20)]
 DataOption = Annotated[
     list[str],
-    typer.Option(
-        help="Texts: .txt (one per line, see --split), .jsonl (both also .gz), .parquet, or a data set's name; records "
+    option(
+        "Texts: .txt (one per line, see --split), .jsonl (both also .gz), .parquet, or a data set's name; records "
         "also with messages, or with a prompt or question and its answer; may be repeated.",
-        show_default=False,
+        default=False,
     ),
 ]
 MoreOption = Annotated[
@@ -47,8 +48,7 @@ MoreOption = Annotated[
     typer.Argument(metavar="[FILE]...", help="More data, as in --data *.gz.", show_default=False),
 ]
 LabelsOption = Annotated[
-    list[Path],
-    typer.Option(help="Directory made by 'sprinter gate label'; may be repeated.", show_default=False),
+    list[Path], option("Directory made by 'sprinter gate label'; may be repeated.", default=False)
 ]
 MoreLabelsOption = Annotated[
     list[Path] | None,
@@ -60,75 +60,66 @@ MoreLabelsOption = Annotated[
 class ReadingOptions:
     """How texts are read from files."""
 
-    limit: Annotated[int | None, _texts(help="Maximum number of texts.", show_default="all")] = None
+    limit: Annotated[int | None, _texts("Maximum number of texts.", default="all")] = None
     field: Annotated[
         MaybeText,
         _texts(
-            help="Field of a record that holds its text; dots separate nested fields.",
-            show_default="text, prompt, question, turns or content",
+            "Field of a record that holds its text; dots separate nested fields.",
+            default="text, prompt, question, turns or content",
         ),
     ] = None
     split: Annotated[
         Literal["lines", "blank-lines", "file"],
-        _texts(help="What one text of a .txt file is: a line, a block between blank lines, the file."),
+        _texts("What one text of a .txt file is: a line, a block between blank lines, the file."),
     ] = "lines"
     chat: Annotated[
-        bool,
-        _texts("--chat", help="Every text is a prompt of a user; prompts go through the chat template."),
+        bool, _texts("Every text is a prompt of a user; prompts go through the chat template.", "--chat")
     ] = False
-    system: Annotated[
-        MaybeText, _texts(help="System message before all prompts, with --chat.", show_default=False)
-    ] = None
+    system: Annotated[MaybeText, _texts("System message before all prompts, with --chat.", default=False)] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions(ReadingOptions):
     """Texts that a target writes for a draft."""
 
-    new_tokens: Annotated[int, _texts("--max-new-tokens", help="Maximum length of the target's answers.")] = (
-        256
-    )
-    prompt_tokens: Annotated[int, _texts(help="Maximum prompt length.")] = 512
+    new_tokens: Annotated[int, _texts("Maximum length of the target's answers.", "--max-new-tokens")] = 256
+    prompt_tokens: Annotated[int, _texts("Maximum prompt length.")] = 512
     temperature: Annotated[
-        float, _texts("--temperature", "-t", help="The target writes at it: that of later use.")
+        float, _texts("The target writes at it: that of later use.", "--temperature", "-t")
     ] = 1.0
-    held_out: Annotated[float, _texts(help="Share of the prompts that the draft is evaluated on.")] = 0.05
+    held_out: Annotated[float, _texts("Share of the prompts that the draft is evaluated on.")] = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class SteppingOptions:
     """The steps of a training."""
 
-    tokens: Annotated[int, _training(help="Tokens per step, prompts included.")] = 2048
-    lr: Annotated[float, _training(help="Peak learning rate of AdamW.")] = 1e-3
-    seed: Annotated[int, _training(help="Seed of texts, weights and batches.")] = 0
-    threads: Annotated[int | None, _training(help="CPU threads for training.", show_default="torch's")] = None
+    tokens: Annotated[int, _training("Tokens per step, prompts included.")] = 2048
+    lr: Annotated[float, _training("Peak learning rate of AdamW.")] = 1e-3
+    seed: Annotated[int, _training("Seed of texts, weights and batches.")] = 0
+    threads: Annotated[int | None, _training("CPU threads for training.", default="torch's")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions(SteppingOptions):
     """The training of a draft."""
 
-    loss: Annotated[str, _training(help="ce, kl, reverse-kl, tv, or a mix such as 0.1*ce+0.9*tv.")] = "ce+kl"
-    warm_up: Annotated[float, _training(help="Share of the steps that minimise ce+kl first.")] = 0.0
-    epochs: Annotated[float, _training(help="Passes over the texts.")] = 4.0
-    steps: Annotated[
-        int | None, _training(help="Steps, instead of --epochs.", show_default="by --epochs")
-    ] = None
+    loss: Annotated[str, _training("ce, kl, reverse-kl, tv, or a mix such as 0.1*ce+0.9*tv.")] = "ce+kl"
+    warm_up: Annotated[float, _training("Share of the steps that minimise ce+kl first.")] = 0.0
+    epochs: Annotated[float, _training("Passes over the texts.")] = 4.0
+    steps: Annotated[int | None, _training("Steps, instead of --epochs.", default="by --epochs")] = None
     minutes: Annotated[
-        float | None,
-        _training(help="Maximum time of training; the schedule ends with it.", show_default="no limit"),
+        float | None, _training("Maximum time of training; the schedule ends with it.", default="no limit")
     ] = None
     loss_temperature: Annotated[
-        float | None,
-        _training(help="Temperature of the laws in the loss.", show_default="that of the texts"),
+        float | None, _training("Temperature of the laws in the loss.", default="that of the texts")
     ] = None
-    checkpoint: Annotated[int, _training(help="Steps between checkpoints.")] = 100
+    checkpoint: Annotated[int, _training("Steps between checkpoints.")] = 100
     precision: Annotated[
         Literal["float32", "bfloat16"],
-        _training(
-            help="Dtype of matrix products in training; bfloat16 is faster where the processor has it."
-        ),
+        _training("Dtype of matrix products in training; bfloat16 is faster where the processor has it."),
     ] = "float32"
 
     def settings(self) -> dict[str, Any]:
@@ -143,12 +134,10 @@ class PlacingOptions:
     """Where something is computed that workers of Ray can compute too."""
 
     engine: Annotated[
-        Literal["local", "ray"], _ray(help="Where it is computed: in this process, or on a Ray cluster.")
+        Literal["local", "ray"], _ray("Where it is computed: in this process, or on a Ray cluster.")
     ] = "local"
-    workers: Annotated[int | None, _ray(help="Workers of the ray engine.", show_default="2")] = None
-    ray_address: Annotated[
-        MaybeText, _ray(help="Address of a Ray cluster.", show_default="one on this machine")
-    ] = None
+    workers: Annotated[int | None, _ray("Workers of the ray engine.", default="2")] = None
+    ray_address: Annotated[MaybeText, _ray("Address of a Ray cluster.", default="one on this machine")] = None
 
     def check(self, loading: Loading) -> None:
         """Raise a UserError for options of loading that workers would not know."""
@@ -162,13 +151,13 @@ class PlacingOptions:
 class ProbingOptions:
     """A probe of a pair: texts of both models for the same prompts."""
 
-    prompts: Annotated[
-        Path | None, _texts(help="Text file, one prompt a line.", show_default="12 built-in ones")
-    ] = None
-    texts: Annotated[int, _texts(min=2, help="Texts by each model.")] = 24
-    max_new_tokens: Annotated[int, _texts("--max-new-tokens", "-n", min=1, help="Tokens per text.")] = 64
-    temperature: Annotated[float, _texts("--temperature", "-t", help="0 is greedy.")] = 1.0
-    seed: Annotated[int, _texts(help="The same seed gives the same result.")] = 0
+    prompts: Annotated[Path | None, _texts("Text file, one prompt a line.", default="12 built-in ones")] = (
+        None
+    )
+    texts: Annotated[int, _texts("Texts by each model.", min=2)] = 24
+    max_new_tokens: Annotated[int, _texts("Tokens per text.", "--max-new-tokens", "-n", min=1)] = 64
+    temperature: Annotated[float, _texts("0 is greedy.", "--temperature", "-t")] = 1.0
+    seed: Annotated[int, _texts("The same seed gives the same result.")] = 0
 
 
 def refuse_unused(command: Callable[..., Any], given: Mapping[str, Any], why: str) -> None:

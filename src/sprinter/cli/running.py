@@ -50,10 +50,7 @@ def run(args: Sequence[str]) -> int:
             return _fail(usage, 2)
         ours = isinstance(error, SprinterError)
         what = in_options(str(error)) if ours else f"{type(error).__name__}: {error}"
-        return _fail(
-            f"{_one_line(what)} (SPRINTER_DEBUG=1 shows the traceback)",
-            1,
-        )
+        return _fail(f"{_one_line(what)} (SPRINTER_DEBUG=1 shows the traceback)", 1)
 
 
 def _dispatch(args: Sequence[str]) -> int:

@@ -6,82 +6,71 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.signature import option
 from sprinter.errors import UserError, first_line, install_line
 
 __all__ = ["serve"]
 
 _MIB = 2**20
-_limit = partial(typer.Option, min=1, rich_help_panel="Limits")
-_access = partial(typer.Option, rich_help_panel="Access")
+_limit = partial(option, min=1, panel="Limits")
+_access = partial(option, panel="Access")
 
 
 @loads()
 def serve(
     loading: Loading = Loading(),
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
+    host: Annotated[str, option("Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, option("0: any free port.", min=0, max=65535)] = 8000,
     model_name: Annotated[
-        str | None, typer.Option(help="Name of the model in requests.", show_default="the target's")
+        str | None, option("Name of the model in requests.", default="the target's")
     ] = None,
     method: Annotated[
-        str | None,
-        typer.Option("--method", "-m", help="Method of requests that name none.", show_default="exact"),
+        str | None, option("Method of requests that name none.", "--method", "-m", default="exact")
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "With --method or --profile: maximum mean drift a token of requests that name none.",
+            default="what the method says",
             min=0.0,
             max=1.0,
-            help="With --method or --profile: maximum mean drift a token of requests that name none.",
-            show_default="what the method says",
         ),
     ] = None,
-    require_lossless: Annotated[
-        bool, typer.Option("--require-lossless", help="Refuse lossy methods.")
-    ] = False,
+    require_lossless: Annotated[bool, option("Refuse lossy methods.", "--require-lossless")] = False,
     never_slower: Annotated[
-        bool, typer.Option(help="Stop drafting while it does not pay, in requests without a method.")
+        bool, option("Stop drafting while it does not pay, in requests without a method.")
     ] = True,
-    rows: Annotated[int, _limit(help="Texts generated at the same time.")] = 8,
+    rows: Annotated[int, _limit("Texts generated at the same time.")] = 8,
     max_len: Annotated[
-        int | None,
-        _limit(help="Tokens of a row, prompt included.", show_default="the context, at most 2048"),
+        int | None, _limit("Tokens of a row, prompt included.", default="the context, at most 2048")
     ] = None,
     memory_mib: Annotated[
-        int | None, _limit(help="Maximum size of the KV caches.", show_default="90 % of the free memory")
+        int | None, _limit("Maximum size of the KV caches.", default="90 % of the free memory")
     ] = None,
-    max_waiting: Annotated[int, _limit(min=0, help="Texts that wait for a row.")] = 64,
-    max_prompt_tokens: Annotated[int | None, _limit(help="Longest prompt.", show_default="the row")] = None,
-    max_new_tokens: Annotated[int | None, _limit(help="Longest text.", show_default="the row")] = None,
-    max_draft: Annotated[
-        int, _limit(help="Largest γ, and other counts, of a method that a request names.")
-    ] = 64,
-    max_body_mib: Annotated[int, _limit(help="Largest request.")] = 4,
-    queue_timeout: Annotated[float, _limit(min=None, help="Seconds that a request waits for a row.")] = 60.0,
-    request_timeout: Annotated[float, _limit(min=None, help="Seconds that a request takes.")] = 600.0,
-    drain_timeout: Annotated[float, _limit(min=None, help="Seconds for open requests after SIGTERM.")] = 30.0,
-    rate_limit: Annotated[int | None, _limit(help="Texts per minute of a key.", show_default="none")] = None,
-    token_limit: Annotated[
-        int | None, _limit(help="Tokens per minute of a key.", show_default="none")
-    ] = None,
+    max_waiting: Annotated[int, _limit("Texts that wait for a row.", min=0)] = 64,
+    max_prompt_tokens: Annotated[int | None, _limit("Longest prompt.", default="the row")] = None,
+    max_new_tokens: Annotated[int | None, _limit("Longest text.", default="the row")] = None,
+    max_draft: Annotated[int, _limit("Largest γ, and other counts, of a method that a request names.")] = 64,
+    max_body_mib: Annotated[int, _limit("Largest request.")] = 4,
+    queue_timeout: Annotated[float, _limit("Seconds that a request waits for a row.", min=None)] = 60.0,
+    request_timeout: Annotated[float, _limit("Seconds that a request takes.", min=None)] = 600.0,
+    drain_timeout: Annotated[float, _limit("Seconds for open requests after SIGTERM.", min=None)] = 30.0,
+    rate_limit: Annotated[int | None, _limit("Texts per minute of a key.", default="none")] = None,
+    token_limit: Annotated[int | None, _limit("Tokens per minute of a key.", default="none")] = None,
     api_keys: Annotated[
-        Path | None, _access(help="File of keys, one per line; read again when it changes.")
+        Path | None, _access("File of keys, one per line; read again when it changes.")
     ] = None,
     allow_anonymous: Annotated[
-        bool, _access("--allow-anonymous", help="Let other machines in without a key.")
+        bool, _access("Let other machines in without a key.", "--allow-anonymous")
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
-        _access(help="Further name of this server in the header Host; may be repeated.", show_default=False),
+        _access("Further name of this server in the header Host; may be repeated.", default=False),
     ] = None,
-    tls_cert: Annotated[Path | None, _access(help="Certificate (PEM).")] = None,
-    tls_key: Annotated[Path | None, _access(help="Key of the certificate (PEM).")] = None,
-    log_prompts: Annotated[
-        bool, _access("--log-prompts", help="Write prompts and answers to the log.")
-    ] = False,
+    tls_cert: Annotated[Path | None, _access("Certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, _access("Key of the certificate (PEM).")] = None,
+    log_prompts: Annotated[bool, _access("Write prompts and answers to the log.", "--log-prompts")] = False,
 ) -> int:
     """Serve the pair over HTTP, with OpenAI's interface: completions, chat completions, models.
 

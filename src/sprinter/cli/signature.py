@@ -7,12 +7,26 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-__all__ = ["Decorator", "in_place_of", "option", "takes"]
+import typer
+
+__all__ = ["Decorator", "in_place_of", "option", "parameter", "takes"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def option(about: str, *flags: str, default: str | bool = True, panel: str | None = None, **more: Any) -> Any:
+    """An option of the command line: ``typer.Option`` with its help first.
+
+    Args:
+        flags: in place of the one that the parameter's name gives.
+        default: what the help shows as the default; False: nothing.
+        panel: group of options in the help.
+        more: for ``typer.Option``.
+    """
+    return typer.Option(*flags, help=about, show_default=default, rich_help_panel=panel, **more)
+
+
+def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """A keyword parameter that typer reads as an option."""
     return inspect.Parameter(
         name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
@@ -28,7 +42,7 @@ def takes(name: str, kind: type, without: Collection[str] = (), **defaults: Any)
     """
     hints = get_type_hints(kind, include_extras=True)
     shown = [
-        option(one.name, hints[one.name], defaults.get(one.name, one.default))
+        parameter(one.name, hints[one.name], defaults.get(one.name, one.default))
         for one in fields(kind)
         if one.name not in without
     ]

@@ -12,6 +12,7 @@ from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import JsonOption, refuse_unused
 from sprinter.cli.pages import print_json, print_table
 from sprinter.cli.progress import Progress
+from sprinter.cli.signature import option
 from sprinter.cli.theory_common import read_prompts, record
 from sprinter.errors import UserError
 
@@ -28,23 +29,22 @@ def command(
             show_default="the paper's",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to count.")] = 20,
+    tokens: Annotated[int, option("Tokens to count.", min=1)] = 20,
     context: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of tokens attended to.", show_default="the model's full context"),
+        int | None, option("Number of tokens attended to.", default="the model's full context", min=1)
     ] = None,
     loading: Loading = Loading(),
-    gamma: Annotated[int, typer.Option(min=1, help="Draft tokens per round.")] = 5,
+    gamma: Annotated[int, option("Draft tokens per round.", min=1)] = 5,
     method: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Count this method both ways, by a short probe; may be repeated.",
             "--method",
             "-m",
-            help="Count this method both ways, by a short probe; may be repeated.",
             autocompletion=complete_method,
         ),
     ] = None,
-    texts: Annotated[int, typer.Option(min=2, help="Texts of the probe.")] = 12,
+    texts: Annotated[int, option("Texts of the probe.", min=2)] = 12,
     json: JsonOption = False,
 ) -> None:
     """Count forward FLOPs of models, of a round or of methods, as Hoffmann et al. (2022, Appendix F).

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import FiguresOption, JsonOption, ProbingOptions
 from sprinter.cli.pages import console, print_json, print_table, write_file, write_json
 from sprinter.cli.progress import Progress
-from sprinter.cli.signature import takes
+from sprinter.cli.signature import option, takes
 from sprinter.cli.theory_common import check_out, read_prompts, record
 
 __all__ = ["command"]
@@ -23,8 +21,7 @@ def command(
     loading: Loading = Loading(),
     probing: ProbingOptions = ProbingOptions(),
     out: Annotated[
-        Path | None,
-        typer.Option(help="Directory for pareto.json and pareto.png.", show_default="numbers alone"),
+        Path | None, option("Directory for pareto.json and pareto.png.", default="numbers alone")
     ] = None,
     figures: FiguresOption = True,
     json: JsonOption = False,

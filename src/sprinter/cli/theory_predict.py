@@ -6,15 +6,13 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from sprinter.cli.completion import complete_method
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import JsonOption, ProbingOptions, refuse_unused
 from sprinter.cli.pages import console, print_json, print_table
 from sprinter.cli.progress import Progress
-from sprinter.cli.signature import takes
+from sprinter.cli.signature import option, takes
 from sprinter.cli.theory_common import read_prompts, record
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
@@ -34,29 +32,23 @@ _METHODS = ("autoregressive", "speculative", "sprinter")
 def command(
     method: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Any method; may be repeated.",
             "--method",
             "-m",
-            help="Any method; may be repeated.",
-            show_default=", ".join(_METHODS),
+            default=", ".join(_METHODS),
             autocompletion=complete_method,
         ),
     ] = None,
-    best: Annotated[bool, typer.Option(help="Search the best gamma, h, lambda, tau and T.")] = True,
-    max_drift: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Maximum drift of the best lossy methods.")
-    ] = 0.1,
+    best: Annotated[bool, option("Search the best gamma, h, lambda, tau and T.")] = True,
+    max_drift: Annotated[float, option("Maximum drift of the best lossy methods.", min=0.0, max=1.0)] = 0.1,
     cost_ratio: Annotated[
         float | None,
-        typer.Option(
-            help="Time of a draft step divided by that of a target forward pass.",
-            show_default="measured here",
-        ),
+        option("Time of a draft step divided by that of a target forward pass.", default="measured here"),
     ] = None,
     loading: Loading = Loading(),
     labels: Annotated[
-        Path | None,
-        typer.Option(help="Labels made by 'sprinter gate label' instead of a probe.", show_default=False),
+        Path | None, option("Labels made by 'sprinter gate label' instead of a probe.", default=False)
     ] = None,
     probing: ProbingOptions = ProbingOptions(),
     options: GenerationKeywords = AT_DEFAULTS,

@@ -6,33 +6,29 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from sprinter.cli.options import FiguresOption, JsonOption
 from sprinter.cli.pages import console, print_json, print_table, write_file, write_json
 from sprinter.cli.progress import Progress
+from sprinter.cli.signature import option
 from sprinter.cli.theory_common import check_out
 
 __all__ = ["command"]
 
 
 def command(
-    states: Annotated[int, typer.Option(help="States of the Markov chains.")] = 7,
-    horizon: Annotated[int, typer.Option(help="Tokens per text.")] = 50,
+    states: Annotated[int, option("States of the Markov chains.")] = 7,
+    horizon: Annotated[int, option("Tokens per text.")] = 50,
     drafts: Annotated[
         list[int] | None,
-        typer.Option(
-            "--drafts", "-m", help="Drafts M of a batch, 2 to 8; may be repeated.", show_default="4, 5"
-        ),
+        option("Drafts M of a batch, 2 to 8; may be repeated.", "--drafts", "-m", default="4, 5"),
     ] = None,
-    runs: Annotated[int, typer.Option(help="Texts per curve.")] = 500,
+    runs: Annotated[int, option("Texts per curve.")] = 500,
     long: Annotated[
-        int, typer.Option(help="Horizon of a longer simulation with a quarter of the texts; 0: none.")
+        int, option("Horizon of a longer simulation with a quarter of the texts; 0: none.")
     ] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of chains and draws.")] = 10,
+    seed: Annotated[int, option("Seed of chains and draws.")] = 10,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Directory for simulate.json and the figures.", show_default="numbers alone"),
+        Path | None, option("Directory for simulate.json and the figures.", default="numbers alone")
     ] = None,
     figures: FiguresOption = True,
     json: JsonOption = False,

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import FiguresOption, JsonOption, RestartOption, RunCodeOption
 from sprinter.cli.pages import console, print_json, print_table, write_file
 from sprinter.cli.progress import Progress
+from sprinter.cli.signature import option
 from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
 
@@ -28,56 +27,52 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def tune(
     data: Annotated[
         str,
-        typer.Option(
-            "--data",
-            help="Your prompts: .txt, one per line, or .jsonl (prompt and answer, question, messages); or a suite of "
+        option(
+            "Your prompts: .txt, one per line, or .jsonl (prompt and answer, question, messages); or a suite of "
             "'sprinter bench list'.",
-            show_default=False,
+            "--data",
+            default=False,
         ),
     ],
     budget: Annotated[
         list[float] | None,
-        typer.Option(
-            help="Limit of a lossy setting, in --coin; may be repeated; 0: exact methods alone.",
-            show_default="0.05; none with --quality",
+        option(
+            "Limit of a lossy setting, in --coin; may be repeated; 0: exact methods alone.",
+            default="0.05; none with --quality",
         ),
     ] = None,
     coin: Annotated[
         Literal["drift", "changed", "kl"],
-        typer.Option(
-            help="drift: mean TV a token. changed: expected changed tokens a text. kl: KL(p‖π) a token, nats."
-        ),
+        option("drift: mean TV a token. changed: expected changed tokens a text. kl: KL(p‖π) a token, nats."),
     ] = "drift",
     quality: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME>=RATIO",
-            help="A measure that a lossy setting must keep, relative to the target's own and at 95 %: "
+        option(
+            "A measure that a lossy setting must keep, relative to the target's own and at 95 %: "
             "'exact_match>=0.98'; may be repeated.",
-            show_default=False,
+            default=False,
+            metavar="NAME>=RATIO",
         ),
     ] = None,
-    time: Annotated[str, typer.Option(help="When to stop: 90s, 10m, 1h; none: no limit.")] = "10m",
-    out: Annotated[Path, typer.Option("--out", "-o", help="The profile.")] = Path("profile.json"),
+    time: Annotated[str, option("When to stop: 90s, 10m, 1h; none: no limit.")] = "10m",
+    out: Annotated[Path, option("The profile.", "--out", "-o")] = Path("profile.json"),
     loading: Loading = Loading(),
-    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, at most.")] = 64,
+    prompts: Annotated[int, option("Number of prompts, at most.", min=1)] = 64,
     new_tokens: Annotated[
-        int | None,
-        typer.Option("--max-new-tokens", "-n", min=1, help="Tokens per text.", show_default="by data"),
+        int | None, option("Tokens per text.", "--max-new-tokens", "-n", default="by data", min=1)
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
+    temperature: Annotated[float, option("0 is greedy.", "--temperature", "-t")] = 1.0,
     options: GenerationKeywords = AT_DEFAULTS,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    seed: Annotated[int, option("Random seed.")] = 0,
     rule: Annotated[
         str | None,
-        typer.Option(
-            help="How to make prompts from running text, as in 'sprinter bench'.",
-            show_default="lines of a .txt file as they are",
+        option(
+            "How to make prompts from running text, as in 'sprinter bench'.",
+            default="lines of a .txt file as they are",
         ),
     ] = None,
     field: Annotated[
-        str | None,
-        typer.Option(help="Field of a .jsonl file that holds the prompt.", show_default="the first known"),
+        str | None, option("Field of a .jsonl file that holds the prompt.", default="the first known")
     ] = None,
     run_code: RunCodeOption = False,
     figures: FiguresOption = True,
