@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from sprinter.cli.doctor_probe import run_probe, show_probe
 from sprinter.cli.loading import Loading, load, loads
@@ -29,12 +29,15 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _PROMPT, _TOKENS = "The river rises in the hills north of the town and", 16
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+Status = Literal["ok", "warn", "fail"]
+Found = tuple[Status, str]
+
+
+class Finding(NamedTuple):
     """One line of the report."""
 
     name: str
-    status: Literal["ok", "warn", "fail"]
+    status: Status
     detail: str
 
 
@@ -75,7 +78,7 @@ def doctor(
             console().print(_line(check))
     failed = any(check.status == "fail" for check in checks)
     if json:
-        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
+        print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
     return 1 if failed else 0
 
 
@@ -92,17 +95,17 @@ def _line(check: Finding) -> Table:
 
 def _checks(loading: Loading) -> Iterator[Finding]:
     """Run all checks in order; an exception makes a check fail and does not end the command."""
-    for name, check in (("versions", _versions), ("devices", _devices), ("threads", _threads), ("cpu", _cpu)):
-        yield _safely(name, check)
-    yield _safely("cache", _cache)
-    try:
-        pair = _loaded(loading)
+    for check in (_versions, _devices, _threads, _cpu, _cache):
+        yield _safely(check.__name__[1:], check)
+    as_stored = loading.runner == "auto" and (loading.target or "").endswith(".gguf")
+    try:  # float32 where no dtype was asked for; GGUF files as runner="auto" has them
+        pair = load(loading, **({} if as_stored else {"dtype": "float32"}))
     except Exception as error:
         yield Finding("pair", "fail", first_line(error))
         return
     yield _safely("pair", lambda: _sizes(pair, builtin=loading.target is None))
-    for which in ("target", "draft"):
-        yield _safely(which, lambda which=which: _runner(pair, which))  # type: ignore[misc]
+    yield _safely("target", lambda: _runner(pair.models.target))
+    yield _safely("draft", lambda: _runner(pair.models.draft))
     if any(_repackings(pair)):
         yield _safely("llama.cpp", lambda: _llamacpp(pair))
     yield _safely("passes", lambda: _passes(pair))
@@ -111,21 +114,11 @@ def _checks(loading: Loading) -> Iterator[Finding]:
     yield _safely("self-test", lambda: _self_test(pair))
 
 
-def _loaded(loading: Loading) -> Pair:
-    """The pair in float32 where no dtype was asked for; GGUF files as ``runner="auto"`` has them."""
-    as_stored = loading.runner == "auto" and (loading.target or "").endswith(".gguf")
-    return load(loading, **({} if as_stored else {"dtype": "float32"}))
-
-
-Found = tuple[Literal["ok", "warn", "fail"], str]
-
-
 def _safely(name: str, check: Callable[[], Found]) -> Finding:
     try:
-        status, detail = check()
+        return Finding(name, *check())
     except Exception as error:
         return Finding(name, "fail", first_line(error))
-    return Finding(name, status, detail)
 
 
 def _versions() -> Found:
@@ -184,34 +177,29 @@ def _cache() -> Found:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        return (
-            "warn",
-            f"{cache} cannot be written ({error.strerror}): set HF_HOME before loading models from the hub",
-        )
+        way_out = "set HF_HOME before loading models from the hub"
+        return "warn", f"{cache} cannot be written ({error.strerror}): {way_out}"
     return "ok", f"{cache} can be written"
 
 
+def _models(pair: Pair) -> dict[str, LoadedModel]:
+    both = {"target": pair.models.target, "draft": pair.models.draft}
+    return {which: model for which, model in both.items() if model is not None}
+
+
 def _sizes(pair: Pair, *, builtin: bool) -> Found:
-    models = [("target", pair.models.target), ("draft", pair.models.draft)]
-    parts = []
-    for which, model in models:
-        if model is None:
-            parts.append(f"no {which}")
-            continue
-        parts.append(f"{which} {_short(model.size)} parameters{_on_disk(Path(model.id))}")
+    parts = [
+        f"{which} {_short(model.size)} parameters{_on_disk(Path(model.id))}"
+        for which, model in _models(pair).items()
+    ] + ["no draft"] * (pair.models.draft is None)
     name = "built-in" if builtin else pair.models.target.id
     context = f"vocabulary {pair.models.vocab_size:,}, context {pair.models.context:,}"
     return "ok", f"{name}: {', '.join(parts)}; {context}"
 
 
 def _short(count: int) -> str:
-    return (
-        f"{count / 1e9:.1f} G"
-        if count >= 1e9
-        else f"{count / 1e6:.1f} M"
-        if count >= 1e6
-        else f"{count / 1e3:.0f} k"
-    )
+    size, unit = next(((size, unit) for size, unit in ((1e9, "G"), (1e6, "M")) if count >= size), (1e3, "k"))
+    return f"{count / size:.{int(unit != 'k')}f} {unit}"
 
 
 def _on_disk(directory: Path) -> str:
@@ -220,10 +208,9 @@ def _on_disk(directory: Path) -> str:
     return f" ({sum(sizes) / 2**20:.1f} MiB)" if sizes else ""
 
 
-def _runner(pair: Pair, which: str) -> Found:
+def _runner(model: LoadedModel | None) -> Found:
     from sprinter.models.choose import exactness, runner_kind
 
-    model = pair.models.target if which == "target" else pair.models.draft
     if model is None:
         return "warn", "no draft: only autoregressive decoding is possible"
     kind, reason = runner_kind(model.model)
@@ -241,12 +228,7 @@ def _dequantised(model: LoadedModel) -> str:
 
 def _passes(pair: Pair) -> Found:
     """How the short forward passes of both models run, and why."""
-    found = {
-        which: _pass_kind(model.model)
-        for which, model in (("target", pair.models.target), ("draft", pair.models.draft))
-        if model is not None
-    }
-    return "ok", _joined(found)
+    return "ok", _joined({which: _pass_kind(model.model) for which, model in _models(pair).items()})
 
 
 def _joined(found: Mapping[str, str]) -> str:
@@ -259,11 +241,10 @@ def _repackings(pair: Pair) -> dict[str, Repacking]:
     """Repacking verdicts of the models that llama.cpp runs, by name."""
     from sprinter.models.gguf.load import GgufModel
 
-    models = [("target", pair.models.target), ("draft", pair.models.draft)]
     return {
         which: loaded.model.repacking
-        for which, loaded in models
-        if loaded is not None and isinstance(loaded.model, GgufModel)
+        for which, loaded in _models(pair).items()
+        if isinstance(loaded.model, GgufModel)
     }
 
 
@@ -303,11 +284,10 @@ def _gate(pair: Pair) -> Found:
     if pair.gate is None:
         return "warn", "no gate: sprinter methods need one, all others work"
     config = pair.gate.config
-    return (
-        "ok",
+    detail = (
         f"made for {config.draft_id}, label {config.label}, {pair.gate.size} parameters, tau {config.tau:g}"
-        + ("" if config.drift is None else f", where it expects drift {config.drift:.3f}"),
     )
+    return "ok", detail + ("" if config.drift is None else f", where it expects drift {config.drift:.3f}")
 
 
 def _self_test(pair: Pair) -> Found:
@@ -319,10 +299,7 @@ def _self_test(pair: Pair) -> Found:
     exact = pair.generate(_PROMPT, method=method, temperature=0.0, max_new_tokens=_TOKENS)
     ours, theirs = ([token.id for token in out.tokens] for out in (exact, plain))
     if ours != theirs:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-            min(len(ours), len(theirs)),
-        )
+        at = next(i for i, (a, b) in enumerate(zip_longest(ours, theirs)) if a != b)
         return "fail", f"greedy speculative decoding differs from the target's own text at token {at + 1}"
     speed = exact.stats.tokens_per_s
     return "ok", f"{len(ours)} greedy tokens, speculative equals autoregressive ({speed:.0f} tokens/s)"

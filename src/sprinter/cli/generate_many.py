@@ -6,7 +6,7 @@ import hashlib
 import json as json_module
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.files import read_json_lines, write_atomic
 
 if TYPE_CHECKING:
-    from sprinter.engine.generation import Generation
     from sprinter.engine.options import GenerationKeywords, GenerationOptions
     from sprinter.engine.pair import Pair
 
@@ -45,11 +44,9 @@ class PromptLine:
 
     def facts(self) -> dict[str, Any]:
         """The prompt as part of a JSON object; a text is without its token ids."""
-        if self.prompt is None:
-            return {}
-        return (
-            {"prompt": {"text": self.prompt}} if isinstance(self.prompt, str) else {"messages": self.prompt}
-        )
+        if isinstance(self.prompt, str):
+            return {"prompt": {"text": self.prompt}}
+        return {} if self.prompt is None else {"messages": self.prompt}
 
 
 def read_prompts(
@@ -205,24 +202,27 @@ def generate_many(
         results: file for the lines; None: standard output.
         json: print one JSON object at the end.
     """
+    from sprinter.engine.record import fingerprints, versions
     from sprinter.random import drawn_seed
 
     options = options.replace(seed=drawn_seed(options.seed))
-    chat = any(prompt.prompt is not None and not isinstance(prompt.prompt, str) for prompt in prompts)
-    if results is not None:
-        results.made_with(_made_with(pair))
+    if results is not None:  # paths and names do not identify models
+        numbers = {f"{name}_version": number for name, number in versions().items()}
+        results.made_with({**fingerprints(pair.models, pair.heads, pair.drafting), **numbers})
         pair._parts.use_measured(results.costs)
+    texts = all(isinstance(prompt.prompt, str | None) for prompt in prompts)
     pair.stream(
-        [{"role": "user", "content": "a"}] if chat else "a", options
+        "a" if texts else [{"role": "user", "content": "a"}], options
     ).close()  # errors of all requests
     if results is not None:
-        default = pair.method_for(options).name if options.method is None else None
-        results.made_with({"default_method": default})
+        results.made_with(
+            {"default_method": pair.method_for(options).name if options.method is None else None}
+        )
     resumed = len(results.rows) if results is not None else 0
     failed = sum("error" in row for row in results.rows) if results is not None else 0
     with Progress(shown=results is not None or not sys.stdout.isatty()) as progress:
-        for chunk in _chunks(prompts[resumed:], rows):
-            found = _generate(pair, chunk, options, rows)
+        for first in range(resumed, len(prompts), rows):
+            found = _generate(pair, prompts[first : first + rows], options, rows)
             failed += sum("error" in row for row in found)
             if results is not None:
                 results.keep_costs(pair._parts.measured)
@@ -230,7 +230,7 @@ def generate_many(
             else:
                 for row in found:
                     print_json(row)
-            progress(f"{failed} failed" if failed else "generating", chunk[-1].index + 1, len(prompts))
+            progress(f"{failed} failed" if failed else "generating", first + len(found), len(prompts))
     if results is not None and resumed == len(prompts):
         print(f"all {resumed} prompts have their lines in '{results.file}' already", file=sys.stderr)
     if json:
@@ -242,56 +242,29 @@ def generate_many(
     return 1 if failed else 0
 
 
-def _made_with(pair: Pair) -> dict[str, Any]:
-    """What the results depend on besides the settings, as JSON values: paths and names do not identify models."""
-    from sprinter.engine.record import fingerprints, versions
-
-    held = fingerprints(pair.models, pair.heads, pair.drafting)
-    numbers = {f"{name}_version": number for name, number in versions().items()}
-    return {**held, **numbers}
-
-
-def _chunks(prompts: Sequence[PromptLine], rows: int) -> Iterator[Sequence[PromptLine]]:
-    for first in range(0, len(prompts), rows):
-        yield prompts[first : first + rows]
-
-
 def _generate(
     pair: Pair, chunk: Sequence[PromptLine], options: GenerationOptions, rows: int
 ) -> list[dict[str, Any]]:
     """One object per prompt. Texts do not depend on each other: if a batch fails, each prompt is run by itself."""
-    good = [prompt for prompt in chunk if prompt.error is None]
+    from sprinter.random import following_seed
+
+    seeds = {prompt: following_seed(options.seed, prompt.index) for prompt in chunk}
+    shown: dict[PromptLine, dict[str, Any]] = {one: {"error": one.error} for one in chunk}
+    good = {prompt: prompt.prompt for prompt in chunk if prompt.prompt is not None}
     try:
-        done = dict(zip(good, _batch(pair, good, options, rows), strict=True))
-        errors = {prompt: prompt.error for prompt in chunk if prompt.error is not None}
+        each = [options.replace(seed=seeds[prompt]) for prompt in good]
+        outs = pair.generate_batch([*good.values()], each, rows=rows)
+        shown |= {prompt: out.to_dict() for prompt, out in zip(good, outs, strict=True)}
     except RowsError as error:  # caused by --rows, not by a prompt
         raise UserError(f"--rows {rows} cannot be had: {error}") from None
     except SprinterError as error:
         if len(chunk) > 1:
             return [row for prompt in chunk for row in _generate(pair, [prompt], options, rows)]
-        done, errors = {}, {chunk[0]: str(error)}
-    from sprinter.random import following_seed
-
-    found = []
-    for prompt in chunk:
-        about = {
-            "index": prompt.index,
-            "line": prompt.line,
-            "seed": following_seed(options.seed, prompt.index),
-        }
-        shown = {"error": errors[prompt]} if prompt in errors else done[prompt].to_dict()
-        found.append({**about, **prompt.facts(), **shown})
-    return found
-
-
-def _batch(
-    pair: Pair, prompts: Sequence[PromptLine], options: GenerationOptions, rows: int
-) -> list[Generation]:
-    from sprinter.random import following_seed
-
-    each = [options.replace(seed=following_seed(options.seed, prompt.index)) for prompt in prompts]
-    given = [prompt.prompt for prompt in prompts if prompt.prompt is not None]
-    return pair.generate_batch(given, each, rows=rows)
+        shown = {chunk[0]: {"error": str(error)}}
+    return [
+        {"index": one.index, "line": one.line, "seed": seeds[one], **one.facts(), **shown[one]}
+        for one in chunk
+    ]
 
 
 def settings_of(
