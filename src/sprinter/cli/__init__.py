@@ -11,7 +11,7 @@
 | ``bench``, ``bench_*`` | ``sprinter bench``: a run, results of runs, tables |
 | ``options``, ``loading``, ``generating`` | options that commands share |
 | ``signature``, ``help`` | how a command gets shared options, groups of commands, --help and --help-all |
-| ``pages``, ``progress``, ``messages``, ``prompts``, ``completion``, ``debug`` | output, wording, input, debugging |
+| ``pages``, ``progress``, ``messages``, ``prompts`` | output, wording, input |
 
 Exit status: 0 success, 2 a mistake of the user, 1 any other failure, 130 after Ctrl-C, 141 if the reader of a pipe has
 closed it.

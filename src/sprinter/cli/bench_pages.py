@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sprinter.cli.pages import console, print_table
+from sprinter.cli.pages import console, print_files, print_table
 from sprinter.plots import no_plots
 
 __all__ = ["print_changes", "print_summary", "print_written"]
@@ -57,7 +57,7 @@ def print_summary(results: dict[str, Any]) -> None:
 def print_written(*files: Path) -> None:
     """Name the files of a run, and say so if the report has no pictures."""
     reason = no_plots()
-    console().print(f"wrote {', '.join(map(str, files))}{f' without pictures; {reason}' if reason else ''}")
+    print_files(files, f" without pictures; {reason}" if reason else "")
 
 
 def print_changes(changes: Sequence[Any], everything: bool) -> None:

@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 
 from sprinter.cli.chat_commands import COMMANDS, Commands
 from sprinter.cli.chat_session import Session
-from sprinter.cli.completion import complete_method
 from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
 from sprinter.cli.loading import Loading, check_models, load, loads
-from sprinter.cli.options import JsonOption
+from sprinter.cli.options import JsonOption, complete_method
 from sprinter.cli.pages import print_json
 from sprinter.cli.prompts import read_text
 from sprinter.cli.signature import option

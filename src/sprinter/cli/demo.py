@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sprinter.cli.loading import Loading, load, loads
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
 
 __all__ = ["demo"]
+
+Generate = Callable[..., "Generation"]
 
 METHODS = ("autoregressive", "speculative", "sprinter")
 PROMPTS = (
@@ -44,8 +47,10 @@ def demo(
     pair = load(loading)
     _warm_up(pair)
     length = max_new_tokens or _length_in_time(pair)
-    specs = dict(zip(METHODS, (*METHODS[:2], _dialled(pair, length, seed)), strict=True))
-    results = _measure(pair, specs, length, seed, show=not json)
+    generate = partial(pair.generate, max_new_tokens=length, seed=seed, meter="complete")
+    own = 1.0 if pair.gate is None else pair.gate.config.tau  # without a gate, generating raises the error
+    specs = dict(zip(METHODS, (*METHODS[:2], _dialled(generate, own, length)), strict=True))
+    results = _measure(generate, specs, show=not json)
     rows = [_row(method, specs[method], results[method]) for method in METHODS]
     if json:
         settings = {"max_new_tokens": length, "temperature": 1.0, "seed": seed, "meter": "complete"}
@@ -69,26 +74,22 @@ def _length_in_time(pair: Pair) -> int:
     return int(min(_LENGTH, max(_SHORTEST, _SECONDS / per_token)))
 
 
-def _dialled(pair: Pair, max_new_tokens: int, seed: int) -> str:
+def _dialled(generate: Generate, own: float, length: int) -> str:
     """The method with the first τ, from the gate's own upwards, whose texts drift by at most ``_MOST_DRIFT``.
 
     Not part of the timing. If even τ = 1 drifts more (scores of exactly 1), it is τ = 1.
     """
-    own = 1.0 if pair.gate is None else pair.gate.config.tau  # without a gate, generating raises the error
     taus = [own + (1 - own) * i / (_SETTINGS - 1) for i in range(_SETTINGS)]
     specs = [f"sprinter(tau={round(tau, 4)})" for tau in taus]
-    return next((spec for spec in specs if _keeps(pair, spec, max_new_tokens, seed)), specs[-1])
+    return next((spec for spec in specs if _keeps(generate, spec, length)), specs[-1])
 
 
-def _keeps(pair: Pair, spec: str, max_new_tokens: int, seed: int) -> bool:
+def _keeps(generate: Generate, spec: str, length: int) -> bool:
     """Whether the texts drift by at most ``_MOST_DRIFT``; stops as soon as they cannot."""
     outs: list[Generation] = []
-    most = _MOST_DRIFT * max_new_tokens * len(PROMPTS)
     for prompt in PROMPTS:
-        outs.append(
-            pair.generate(prompt, method=spec, max_new_tokens=max_new_tokens, seed=seed, meter="complete")
-        )
-        if sum(_drifts(outs)) > most:
+        outs.append(generate(prompt, method=spec))
+        if sum(_drifts(outs)) > _MOST_DRIFT * length * len(PROMPTS):
             return False
     return (_mean_drift(outs) or 0.0) <= _MOST_DRIFT
 
@@ -104,17 +105,12 @@ def _mean_drift(outs: Sequence[Generation]) -> float | None:
     return sum(drifts) / len(drifts) if drifts else None
 
 
-def _measure(
-    pair: Pair, specs: Mapping[str, str], max_new_tokens: int, seed: int, *, show: bool
-) -> dict[str, list[Generation]]:
+def _measure(generate: Generate, specs: Mapping[str, str], *, show: bool) -> dict[str, list[Generation]]:
     """Run every method on every prompt, interleaved prompt by prompt; each prompt starts with another method."""
     results: dict[str, list[Generation]] = {method: [] for method in METHODS}
     for number, prompt in enumerate(PROMPTS):
         for method in (*METHODS[number:], *METHODS[:number]):
-            out = pair.generate(
-                prompt, method=specs[method], max_new_tokens=max_new_tokens, seed=seed, meter="complete"
-            )
-            results[method].append(out)
+            results[method].append(generate(prompt, method=specs[method]))
         if show and number == 0:
             _print_text(prompt, results["sprinter"][0])
     return results

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from sprinter.cli.gate_train import print_areas
 from sprinter.cli.options import JsonOption, LabelsOption, MoreLabelsOption, RepeatsOption
-from sprinter.cli.pages import console, print_json, write_json
+from sprinter.cli.pages import print_files, print_json, write_json
 from sprinter.cli.signature import option
 from sprinter.errors import UserError
 
@@ -49,5 +49,4 @@ def command(
         print_json({"gate": gate, "files": [str(file) for file in files], **report.to_dict()})
         return
     print_areas(report)
-    if files:
-        console().print("wrote " + ", ".join(str(file) for file in files))
+    print_files(files)

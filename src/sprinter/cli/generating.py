@@ -9,7 +9,7 @@ import json
 from dataclasses import Field, fields
 from typing import Annotated, Any, Literal, cast
 
-from sprinter.cli.completion import complete_method
+from sprinter.cli.options import complete_method
 from sprinter.cli.prompts import check_utf8
 from sprinter.cli.signature import Decorator, in_place_of, option, parameter
 from sprinter.engine.options import GenerationKeywords, GenerationOptions

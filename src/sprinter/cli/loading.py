@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from sprinter.cli.debug import debugging
 from sprinter.cli.signature import Decorator, option, takes
 from sprinter.errors import UserError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sprinter.engine.options import GenerationOptions
     from sprinter.engine.pair import Pair
 
-__all__ = ["Loading", "check_models", "load", "loads", "quiet_libraries"]
+__all__ = ["Loading", "check_models", "debugging", "load", "loads", "quiet_libraries"]
 
 MaybeText = str | None
 RunnerName = Literal["auto", "torch", "llamacpp"]
@@ -178,6 +178,11 @@ def check_models(options: GenerationOptions, loading: Loading) -> None:
         raise UserError(
             f"method {method.name} needs a gate: give --gate too, or another method such as speculative"
         )
+
+
+def debugging() -> bool:
+    """Whether SPRINTER_DEBUG asks for tracebacks and for the libraries' own messages."""
+    return os.environ.get("SPRINTER_DEBUG", "") not in ("", "0")
 
 
 def quiet_libraries() -> None:

@@ -18,7 +18,7 @@ from sprinter.errors import UserError
 __all__ = [
     "ON_TARGET", "DataOption", "FiguresOption", "JsonOption", "LabelsOption", "MoreLabelsOption", "MoreOption",
     "PlacingOptions", "ProbingOptions", "ReadingOptions", "RepeatsOption", "RestartOption", "RunCodeOption",
-    "SteppingOptions", "TextOptions", "TrainingOptions", "refuse_unused",
+    "SteppingOptions", "TextOptions", "TrainingOptions", "complete_method", "refuse_unused",
 ]  # fmt: skip
 
 ON_TARGET = (
@@ -158,6 +158,13 @@ class ProbingOptions:
     max_new_tokens: Annotated[int, _texts("Tokens per text.", "--max-new-tokens", "-n", min=1)] = 64
     temperature: Annotated[float, _texts("0 is greedy.", "--temperature", "-t")] = 1.0
     seed: Annotated[int, _texts("The same seed gives the same result.")] = 0
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """Names of methods that begin with the given text. Imports torch, so that the first Tab takes seconds."""
+    from sprinter.decode import METHODS
+
+    return [name for name in METHODS.names() if name.startswith(incomplete)]
 
 
 def refuse_unused(command: Callable[..., Any], given: Mapping[str, Any], why: str) -> None:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from sprinter.engine.generation import Generation
 
 __all__ = [
-    "JsonPage", "Page", "TerminalPage", "console", "harmless", "legend", "painted", "print_json", "print_table",
-    "write_file",
-    "write_json",
+    "JsonPage", "Page", "TerminalPage", "console", "harmless", "legend", "painted", "print_files", "print_json",
+    "print_table", "write_file", "write_json",
 ]  # fmt: skip
 
 # Okabe and Ito's colours, distinct for all common kinds of colour vision; the attributes are distinct without colours.
@@ -127,6 +126,12 @@ def write_file(path: Path, content: str | bytes) -> Path:
         return write_atomic(path, content)
     except OSError as error:
         raise UserError(f"cannot write '{path}' ({error.strerror}): free it or give another --out") from None
+
+
+def print_files(files: Sequence[Path], more: str = "") -> None:
+    """Name the files that a command wrote, if there are any."""
+    if files:
+        console().print(f"wrote {', '.join(map(str, files))}{more}")
 
 
 def print_table(

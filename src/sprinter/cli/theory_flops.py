@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sprinter.cli.completion import complete_method
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import JsonOption, refuse_unused
+from sprinter.cli.options import JsonOption, complete_method, refuse_unused
 from sprinter.cli.pages import print_json, print_table
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option

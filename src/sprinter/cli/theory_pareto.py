@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import FiguresOption, JsonOption, ProbingOptions
-from sprinter.cli.pages import console, print_json, print_table, write_file, write_json
+from sprinter.cli.pages import console, print_files, print_json, print_table, write_file, write_json
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option, takes
 from sprinter.cli.theory_common import check_out, read_prompts, record
@@ -71,5 +71,4 @@ def _print(data: dict[str, Any], files: list[Path]) -> None:
         f"The front: x + drift = {data['front']['tv']:.3f}, the mean TV(p, q) of {data['positions']} positions. It "
         "bounds rules for one draft that see q(x) and p(x). A gate sees the prefix alone: compare it with the coin."
     )
-    if files:
-        console().print("wrote " + ", ".join(str(file) for file in files))
+    print_files(files)

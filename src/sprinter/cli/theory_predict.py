@@ -6,10 +6,9 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sprinter.cli.completion import complete_method
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import JsonOption, ProbingOptions, refuse_unused
+from sprinter.cli.options import JsonOption, ProbingOptions, complete_method, refuse_unused
 from sprinter.cli.pages import console, print_json, print_table
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option, takes

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sprinter.cli.options import FiguresOption, JsonOption
-from sprinter.cli.pages import console, print_json, print_table, write_file, write_json
+from sprinter.cli.pages import console, print_files, print_json, print_table, write_file, write_json
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option
 from sprinter.cli.theory_common import check_out
@@ -80,5 +80,4 @@ def _print(data: dict[str, Any], files: list[Path]) -> None:
         f"% more than drafts to the horizon ({short['theorem_1_target_calls']:.2f}); Theorem 1 counts "
         f"{short['theorem_1_rejections']:.2f} rejections, {short['gamma_5']['rejections']:.2f} of which are left."
     )
-    if files:
-        page.print("wrote " + ", ".join(str(file) for file in files))
+    print_files(files)
