@@ -4,13 +4,13 @@
 entry points of the group ``sprinter.bench_suites``: functions without arguments that return an ``Entry``.
 """
 
-from sprinter.bench.suites.entry import Entry, Files, Hub, Making, SuiteSource
+from sprinter.bench.suites.entry import Entry, Hub, Making, SuiteSource
 from sprinter.bench.suites.load import check_suite, load_suite, suite_names
 from sprinter.bench.suites.makers import group_of_spec_bench
 from sprinter.bench.suites.rule import TextRule
 from sprinter.bench.suites.turns import turn_ids, turn_prompt
 
 __all__ = [
-    "Entry", "Files", "Hub", "Making", "SuiteSource", "TextRule", "check_suite", "group_of_spec_bench", "load_suite",
+    "Entry", "Hub", "Making", "SuiteSource", "TextRule", "check_suite", "group_of_spec_bench", "load_suite",
     "suite_names", "turn_ids", "turn_prompt",
 ]  # fmt: skip

@@ -17,23 +17,10 @@ from sprinter.bench.suites.rule import TextRule
 from sprinter.errors import UserError
 from sprinter.training.sources import SourceRecord, read_hub, read_records
 
-__all__ = ["Entry", "Files", "Hub", "Making", "Reading", "SuiteRows", "SuiteSource"]
+__all__ = ["Entry", "Hub", "Making", "Reading", "SuiteRows", "SuiteSource"]
 
 SuiteRows = Iterator[tuple[str, SourceRecord]]
 """(location of a record as text, record)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Files under ``--data``.
-
-    Attributes:
-        names: file names, read in this order; all must exist.
-        read: reads the records of one file.
-    """
-
-    names: tuple[str, ...]
-    read: Callable[[str], SuiteRows] = read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +60,17 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class SuiteSource:
-    """One part of a suite's data (questions, references, ...), from files or from the hub."""
+    """One part of a suite's data (questions, references, ...).
 
-    files: Files | None
+    Attributes:
+        files: names of its files under ``--data``, read in this order; all must exist.
+        hub: the data set that is read without ``--data``.
+        read: reads the records of one file.
+    """
+
+    files: tuple[str, ...] = ()
     hub: Hub | None = None
-
-    def missing(self, data: Path) -> list[str]:
-        """Names of its files that are not in ``data``."""
-        return [name for name in self.files.names if not (data / name).is_file()] if self.files else []
+    read: Callable[[str], SuiteRows] = read_records
 
 
 class Reading:
@@ -92,9 +82,9 @@ class Reading:
     """
 
     def __init__(self, source: SuiteSource, data: Path | None) -> None:
-        self._files = source.files
-        self._hub = source.hub if data is None or source.files is None else None
-        self._paths = [data / name for name in source.files.names] if data and source.files else []
+        self._source = source
+        self._hub = source.hub if data is None or not source.files else None
+        self._paths = [data / name for name in source.files] if data else []
         self._digest = hashlib.sha256()
 
     def rows(self) -> SuiteRows:
@@ -109,10 +99,10 @@ class Reading:
             yield where, record
 
     def _from_files(self) -> SuiteRows:
-        if self._files is None or not self._paths:
+        if not self._paths:
             raise UserError(f"this suite is read from files alone: {self._hint}")
         for path in self._paths:
-            yield from self._files.read(str(path))
+            yield from self._source.read(str(path))
 
     def _from_hub(self, hub: Hub) -> SuiteRows:
         try:
@@ -124,11 +114,8 @@ class Reading:
 
     @property
     def _hint(self) -> str:
-        return (
-            f"give --data, the directory that holds {', '.join(self._files.names)}"
-            if self._files
-            else "give a file"
-        )
+        names = ", ".join(self._source.files)
+        return f"give --data, the directory that holds {names}" if names else "give a file"
 
     def facts(self) -> list[dict[str, str]]:
         """Name and sha256 of each file, or of the records read from the hub."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.suites import makers
 from sprinter.bench.suites.chat import CODE_RULE
-from sprinter.bench.suites.entry import Entry, Files, Hub, Making, Reading, SuiteSource
+from sprinter.bench.suites.entry import Entry, Hub, Making, Reading, SuiteSource
 from sprinter.bench.suites.rule import TextRule
 from sprinter.bench.suites.table import PAPER_TOKENS, SUITES, TURN_TOKENS
 from sprinter.decode.checks import at_least
@@ -71,27 +72,36 @@ def load_suite(
         at_least("limit", limit, 1)
     if new_tokens is not None:
         at_least("new_tokens", new_tokens, 0)
-    place, chosen = _asked(name, data, rule, field, chat, system, tokenizer)
-    making = Making(place.name, chosen or TextRule(), tokenizer, field, chat)
-    readings = [Reading(source, place.data) for source in place.entry.sources]
-    made = place.entry.make([reading.rows() for reading in readings], making)
-    samples = _evenly(made, place.entry.group) if place.entry.grouped else made
-    kept = _different(place.name, islice(samples, limit))
+    found = check_suite(name, data, rule=rule, field=field, chat=chat, system=system, tokenizer=tokenizer)
+    entry, chosen = found.entry, found.rule
+    making = Making(found.name, chosen or TextRule(), tokenizer, field, chat)
+    readings = [Reading(source, found.data) for source in entry.sources]
+    made = entry.make([reading.rows() for reading in readings], making)
+    kept = _different(found.name, islice(_evenly(made, entry.group) if entry.grouped else made, limit))
     if not kept:
-        raise _empty(place.name, making.skipped)
+        raise _empty(found.name, making.skipped)
     if system is not None:
-        kept = [_with_system(place.name, sample, system) for sample in kept]
-    usual = 0 if chosen and chosen.is_long_form else place.entry.new_tokens
+        kept = [_with_system(found.name, sample, system) for sample in kept]
+    usual = 0 if chosen and chosen.is_long_form else entry.new_tokens
     return Suite(
-        name=place.name,
+        name=found.name,
         samples=tuple(kept),
         new_tokens=usual if new_tokens is None else new_tokens,
         sources=tuple(fact for reading in readings for fact in reading.facts()),
         skipped={reason: count for reason, count in making.skipped.items() if count},
-        rule=str(chosen or (chat and place.entry.chat_rule) or place.entry.rule),
-        chat=chat or place.entry.chat,
+        rule=str(chosen or (chat and entry.chat_rule) or entry.rule),
+        chat=chat or entry.chat,
         system=system,
     )
+
+
+class FoundSuite(NamedTuple):
+    """A suite before it is read: name, entry, data directory, and the rule that its running text is split by."""
+
+    name: str
+    entry: Entry
+    data: Path | None
+    rule: TextRule | None
 
 
 def check_suite(
@@ -102,50 +112,30 @@ def check_suite(
     field: str | None = None,
     chat: bool = False,
     system: str | None = None,
-) -> None:
-    """Check what ``load_suite`` is to be given, as far as that needs neither the pair's tokenizer nor all texts.
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> FoundSuite:
+    """Find a suite and check what ``load_suite`` is to be given, without reading all texts.
 
     Raises:
         UserError: see ``load_suite``.
     """
-    _asked(name, data, rule, field, chat, system, None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Name, entry and data directory of a suite."""
-
-    name: str
-    entry: Entry
-    data: Path | None
-
-
-def _asked(
-    name: str | Path,
-    data: Path | None,
-    rule: TextRule | str | None,
-    field: str | None,
-    chat: bool,
-    system: str | None,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> tuple[_Place, TextRule | None]:
-    place = _find(str(name), data, field, rule is not None)
-    chosen = _rule(place, rule)
-    _check_chat(place, chat, system, chosen is not None, tokenizer)
-    return place, chosen
-
-
-def _check_chat(
-    place: _Place, chat: bool, system: str | None, running: bool, tokenizer: PreTrainedTokenizerBase | None
-) -> None:
-    if chat and running:
+    title, entry, place = _find(str(name), data, field, rule is not None)
+    chosen = rule if isinstance(rule, TextRule) else None
+    if isinstance(entry.rule, TextRule):
+        chosen = chosen or (entry.rule if rule is None else TextRule.parse(str(rule), entry.rule))
+    elif rule is not None:
         raise UserError(
-            f"the suite '{place.name}' is running text to be continued, which has no chat form: leave --chat away"
+            f"the suite '{title}' has prompts of its own ({entry.rule}): leave the prompt rule away"
+        )
+    if chat and chosen is not None:
+        raise UserError(
+            f"the suite '{title}' is running text to be continued, which has no chat form: leave --chat away"
         )
     if (chat or system is not None) and tokenizer is not None and tokenizer.chat_template is None:
         raise UserError("the pair's tokenizer has no chat template: leave --chat and --system away")
-    if system is not None and not (chat or place.entry.chat):
-        raise UserError(f"the suite '{place.name}' is not asked in chat form: give --chat with --system")
+    if system is not None and not (chat or entry.chat):
+        raise UserError(f"the suite '{title}' is not asked in chat form: give --chat with --system")
+    return FoundSuite(title, entry, place, chosen)
 
 
 def _with_system(name: str, sample: Sample, system: str) -> Sample:
@@ -165,33 +155,30 @@ def _entry(name: str) -> Entry:
     return entry
 
 
-def _find(name: str, data: Path | None, field: str | None, running: bool) -> _Place:
+def _find(name: str, data: Path | None, field: str | None, running: bool) -> tuple[str, Entry, Path | None]:
+    """Name, entry and data directory of a named suite, a file, or a data set on the hub."""
     if "/" not in name and not is_source(name):
         entry = _entry(name)
         if field is not None:
             raise UserError(f"the suite '{name}' knows its fields: leave --field away")
-        _check_files(name, entry, data)
-        return _Place(name, entry, data)
+        if data is not None:
+            _check_files(name, [file for source in entry.sources for file in source.files], data)
+        return name, entry, data
     path = Path(name)
     if data is not None and not path.exists() and (data / name).is_file():
         path = data / name
     if path.exists() or is_source(name):
-        entry = _of_records(SuiteSource(Files((path.name,))), str(path), field, running)
         stem = path.name.removesuffix(".gz")
-        return _Place(stem.rpartition(".")[0] or stem, entry, path.parent)
+        entry = _of_records(SuiteSource((path.name,)), str(path), field, running)
+        return stem.rpartition(".")[0] or stem, entry, path.parent
     hub, _, split = name.partition("@")
-    return _Place(
-        name, _of_records(SuiteSource(None, Hub(hub, split or "train")), name, field, running), None
-    )
+    return name, _of_records(SuiteSource(hub=Hub(hub, split or "train")), name, field, running), None
 
 
-def _check_files(name: str, entry: Entry, data: Path | None) -> None:
-    if data is None:
-        return
-    wanted = [file for source in entry.sources if source.files for file in source.files.names]
+def _check_files(name: str, wanted: list[str], data: Path) -> None:
     if not data.is_dir():
         raise UserError(f"--data {data} is no directory: give the one that holds {', '.join(wanted)}")
-    if missing := [file for source in entry.sources for file in source.missing(data)]:
+    if missing := [file for file in wanted if not (data / file).is_file()]:
         raise UserError(
             f"--data {data} lacks {', '.join(missing)} of the suite '{name}': add what is missing, or leave --data "
             "away to load the suite from the hub"
@@ -213,17 +200,6 @@ def _of_records(source: SuiteSource, name: str, field: str | None, running: bool
         return Entry(about, (source,), makers.running_text, PAPER_TOKENS, TextRule(), grouped)
     make = partial(makers.talks, field=known)
     return Entry(about, (source,), make, TURN_TOKENS, "prompts as they are", grouped, chat=True)
-
-
-def _rule(place: _Place, rule: TextRule | str | None) -> TextRule | None:
-    own = place.entry.rule
-    if rule is None:
-        return own if isinstance(own, TextRule) else None
-    if isinstance(own, str):
-        raise UserError(
-            f"the suite '{place.name}' has prompts of its own ({own}): leave the prompt rule away"
-        )
-    return TextRule.parse(rule, own) if isinstance(rule, str) else rule
 
 
 def _evenly(samples: Iterable[Sample], group: Callable[[str], str]) -> list[Sample]:

@@ -6,12 +6,11 @@ import csv
 import io
 import tarfile
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 from sprinter.bench.suites import heldout, makers
 from sprinter.bench.suites.chat import CODE_RULE, MATHS_RULE
-from sprinter.bench.suites.entry import Entry, Files, Hub, SuiteRows, SuiteSource
+from sprinter.bench.suites.entry import Entry, Hub, SuiteRows, SuiteSource
 from sprinter.bench.suites.rule import TextRule
 from sprinter.decode.registry import Registry
 from sprinter.errors import UserError
@@ -27,9 +26,8 @@ TURN_TOKENS = 128  # what most work on speculative decoding generates (SVIP, sec
 _FASTCHAT = "https://raw.githubusercontent.com/lm-sys/FastChat/main/fastchat/llm_judge/data/"
 _SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 _FIRST_UNSEEN = 61_000  # the built-in pair was trained on articles of Wikipedia below this number
+_FIRST_WORDS = TextRule()
 _PARAGRAPHS = TextRule(words=200, min_words=60, paragraphs=True)
-_WIKIPEDIA = tuple(f"wikipedia_en_2015_{n:02d}.txt.gz" for n in range(6))
-_WIKINEWS = tuple(f"wikinews_en_2022_{n:02d}.jsonl.gz" for n in range(2))
 
 
 def _question_tar(name: str) -> SuiteRows:
@@ -62,110 +60,91 @@ def _json(address: str) -> Hub:
     return Hub("json", data_files=address)
 
 
-def _text(about: str, files: Files, hub: Hub, rule: TextRule) -> Entry:
-    return Entry(about, (SuiteSource(files, hub),), makers.running_text, PAPER_TOKENS, rule)
+def _continued(about: str, *sources: SuiteSource, rule: TextRule = _FIRST_WORDS) -> Entry:
+    return Entry(f"{about}, continued", sources, makers.running_text, PAPER_TOKENS, rule)
 
 
 def _talks(about: str, *sources: tuple[str, str], **options: Any) -> Entry:
-    parts = tuple(SuiteSource(Files((name,)), _json(address)) for name, address in sources)
+    parts = tuple(SuiteSource((name,), _json(address)) for name, address in sources)
     make = makers.judged_talks if len(parts) == 2 else makers.talks
     return Entry(about, parts, make, TURN_TOKENS, "prompts as they are", grouped=True, chat=True, **options)
 
 
-_WIKIPEDIA_FILES = Files(_WIKIPEDIA, heldout.wikipedia)
-_WIKINEWS_FILES = Files(_WIKINEWS, heldout.wikinews)
-_WIKIPEDIA_HUB = Hub("wikimedia/wikipedia", config="20231101.en", most=2000, keep=_beyond_training)
-_WIKINEWS_HUB = Hub(
-    "malteos/wikinews", data_files="en/*2023*.parquet", text="cleaned_text"
-)  # articles after the dump of the training data
+_WIKIPEDIA = SuiteSource(
+    tuple(f"wikipedia_en_2015_{n:02d}.txt.gz" for n in range(6)),
+    Hub("wikimedia/wikipedia", config="20231101.en", most=2000, keep=_beyond_training),
+    heldout.wikipedia,
+)
+_WIKINEWS = SuiteSource(  # on the hub articles after the dump of the training data
+    tuple(f"wikinews_en_2022_{n:02d}.jsonl.gz" for n in range(2)),
+    Hub("malteos/wikinews", data_files="en/*2023*.parquet", text="cleaned_text"),
+    heldout.wikinews,
+)
+_UNSEEN = "that the built-in pair was not trained on"
 
-_NAMED: dict[str, Callable[[], Entry]] = {
-    "wiki-summary": lambda: _text(
-        "summaries of Wikipedia articles, continued (SPRINTER)",
-        Files(("wikipedia_summary_1k.txt",)),
-        Hub("jordiclive/wikipedia-summary-dataset", text="summary", most=2000),
-        TextRule(),
+_NAMED = {
+    "wiki-summary": _continued(
+        "summaries of Wikipedia articles",
+        SuiteSource(
+            ("wikipedia_summary_1k.txt",),
+            Hub("jordiclive/wikipedia-summary-dataset", text="summary", most=2000),
+        ),
     ),
-    "lm1b": lambda: _text(
-        "news sentences of the One Billion Word benchmark, continued (SPRINTER)",
-        Files(("lm1b_sample_dev.txt.gz",)),
-        Hub("dvruette/lm1b", "test", most=20_000),
-        TextRule(),
+    "lm1b": _continued(
+        "news sentences of the One Billion Word benchmark",
+        SuiteSource(("lm1b_sample_dev.txt.gz",), Hub("dvruette/lm1b", "test", most=20_000)),
     ),
-    "heldout": lambda: Entry(
-        "paragraphs of Wikipedia and Wikinews that the built-in pair was not trained on, continued",
-        (SuiteSource(_WIKIPEDIA_FILES, _WIKIPEDIA_HUB), SuiteSource(_WIKINEWS_FILES, _WIKINEWS_HUB)),
-        makers.running_text,
-        PAPER_TOKENS,
-        _PARAGRAPHS,
+    "heldout": _continued(
+        f"paragraphs of Wikipedia and Wikinews {_UNSEEN}", _WIKIPEDIA, _WIKINEWS, rule=_PARAGRAPHS
     ),
-    "wikipedia": lambda: _text(
-        "paragraphs of Wikipedia that the built-in pair was not trained on, continued",
-        _WIKIPEDIA_FILES,
-        _WIKIPEDIA_HUB,
-        _PARAGRAPHS,
+    "wikipedia": _continued(f"paragraphs of Wikipedia {_UNSEEN}", _WIKIPEDIA, rule=_PARAGRAPHS),
+    "wikinews": _continued(f"paragraphs of Wikinews {_UNSEEN}", _WIKINEWS, rule=_PARAGRAPHS),
+    "tinystories": _continued(
+        f"simple stories {_UNSEEN}",
+        SuiteSource(
+            ("tinystories_sample.txt.gz",),
+            Hub("roneneldan/TinyStories", "validation", most=2000),
+            heldout.stories,
+        ),
     ),
-    "wikinews": lambda: _text(
-        "paragraphs of Wikinews that the built-in pair was not trained on, continued",
-        _WIKINEWS_FILES,
-        _WIKINEWS_HUB,
-        _PARAGRAPHS,
-    ),
-    "tinystories": lambda: _text(
-        "simple stories that the built-in pair was not trained on, continued",
-        Files(("tinystories_sample.txt.gz",), heldout.stories),
-        Hub("roneneldan/TinyStories", "validation", most=2000),
-        TextRule(),
-    ),
-    "spec-bench": lambda: _talks(
+    "spec-bench": _talks(
         "six groups of prompts: talks, translation, summaries, questions, mathematics, retrieval (Spec-Bench)",
         ("specbench_question.jsonl", _SPEC_BENCH),
         group=makers.group_of_spec_bench,
     ),
-    "mt-bench": lambda: _talks(
+    "mt-bench": _talks(
         "talks of two turns in eight categories, with GPT-4's answers to some (MT-bench)",
         ("mtbench_question.jsonl", f"{_FASTCHAT}mt_bench/question.jsonl"),
         ("mtbench_reference_gpt4.jsonl", f"{_FASTCHAT}mt_bench/reference_answer/gpt-4.jsonl"),
     ),
-    "vicuna": lambda: _talks(
+    "vicuna": _talks(
         "single questions in nine categories (Vicuna-bench)",
         ("vicuna_bench_question.jsonl", f"{_FASTCHAT}vicuna_bench/question.jsonl"),
     ),
-    "gsm8k": lambda: Entry(
+    "gsm8k": Entry(
         "word problems of grade school, the answer a number (test set)",
-        (SuiteSource(Files(("gsm8k_test.jsonl",)), Hub("openai/gsm8k", "test", config="main")),),
-        makers.maths,
-        256,
-        "Question: ... Answer:",
-        chat_rule=MATHS_RULE,
+        (SuiteSource(("gsm8k_test.jsonl",), Hub("openai/gsm8k", "test", config="main")),),
+        makers.maths, 256, "Question: ... Answer:", chat_rule=MATHS_RULE,
     ),
-    "humaneval": lambda: Entry(
+    "humaneval": Entry(
         "Python functions to write, with tests",
-        (SuiteSource(Files(("humaneval.jsonl",)), Hub("openai/openai_humaneval", "test")),),
-        makers.code,
-        256,
-        "prompts as they are",
-        chat_rule=CODE_RULE,
+        (SuiteSource(("humaneval.jsonl",), Hub("openai/openai_humaneval", "test")),),
+        makers.code, 256, "prompts as they are", chat_rule=CODE_RULE,
     ),
-    "commonsenseqa": lambda: Entry(
+    "commonsenseqa": Entry(
         "questions of common sense with five choices",
-        (SuiteSource(Files(("commonsenseqa_dev.jsonl",)), Hub("tau/commonsense_qa", "validation")),),
-        makers.multiple_choice,
-        32,
-        "Question: ..., choices with letters, Answer:",
+        (SuiteSource(("commonsenseqa_dev.jsonl",), Hub("tau/commonsense_qa", "validation")),),
+        makers.multiple_choice, 32, "Question: ..., choices with letters, Answer:",
     ),
-    "mmlu": lambda: Entry(
+    "mmlu": Entry(
         "questions from 57 subjects with four choices, after up to five solved ones",
-        (
-            SuiteSource(Files(("mmlu_test.tar.gz",), _question_tar), Hub("cais/mmlu", "test", config="all")),
-            SuiteSource(Files(("mmlu_dev.tar.gz",), _question_tar), Hub("cais/mmlu", "dev", config="all")),
+        tuple(
+            SuiteSource((f"mmlu_{split}.tar.gz",), Hub("cais/mmlu", split, config="all"), _question_tar)
+            for split in ("test", "dev")
         ),
-        makers.shots,
-        32,
-        "up to five solved questions of the subject, choices with letters, Answer:",
-        grouped=True,
+        makers.shots, 32, "up to five solved questions of the subject, choices with letters, Answer:", grouped=True,
     ),
-}
+}  # fmt: skip
 
-for _name, _make in _NAMED.items():
-    SUITES.add(_name, _make)
+for _name, _entry in _NAMED.items():
+    SUITES.add(_name, lambda entry=_entry: entry)
