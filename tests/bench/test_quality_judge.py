@@ -277,8 +277,6 @@ def test_bad_settings() -> None:
         Endpoint("http://x", "")
     with pytest.raises(UserError, match="odd characters"):
         Endpoint("http://x", "m", key="a\nb")
-    with pytest.raises(UserError, match="attempts=0"):
-        Endpoint("http://x", "m", attempts=0)
 
 
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,8 @@ def analyse(
 
     Returns:
         {"sampling", "new_tokens", "texts", "positions", "overlap": mean β, "entropy_overlap_correlation",
-        "entropy": {"edges" in nats, "count", "overlap": {"mean", "p10", ..., "p90"}, "tv": means, "length": of accepted
-        runs up to "cap" tokens, with the same keys as "overlap"},
+        "entropy": {"edges" in nats, "count", "overlap": {"mean", "p10", ..., "p90"}, "length": of accepted runs up
+        to "cap" tokens, with the same keys as "overlap"},
         "ratio": {"edges", "count", "above" the last edge, "left_out", "p10", ..., "p90", "share_to_1_3"},
         "bounds": {"share": place in the order of the truth, "truth", "pinsker", "bretagnolle_huber", "entropy": means
         of each hundredth, "c", "violations": {bound: share of positions where it is above the truth}},
@@ -132,12 +132,7 @@ def _survival(kept: Tensor, cap: int) -> Tensor:
 
     Positions closer to the end of the text than ``cap`` are dropped, because their runs are too short.
     """
-    starts = max(0, len(kept) - cap + 1)
-    return (
-        torch.stack([kept[i : i + cap].cumprod(0) for i in range(starts)])
-        if starts
-        else kept.new_zeros(0, cap)
-    )
+    return kept.unfold(0, cap, 1).cumprod(-1) if len(kept) >= cap else kept.new_zeros(0, cap)
 
 
 def _by_entropy(h: Tensor, beta: Tensor, starts: Tensor, lengths: Tensor) -> dict[str, Any]:
@@ -149,24 +144,25 @@ def _by_entropy(h: Tensor, beta: Tensor, starts: Tensor, lengths: Tensor) -> dic
 
     at, begun = bin_of(h), bin_of(starts)
     last = int(at.max()) + 1
-    overlaps = _spread([beta[at == i] for i in range(last)])
     return {
         "edges": [ENTROPY_STEP * i for i in range(last + 1)],
         "count": [int((at == i).sum()) for i in range(last)],
-        "overlap": overlaps,
-        "tv": [None if mean is None else 1 - mean for mean in overlaps["mean"]],
+        "overlap": _spread([beta[at == i] for i in range(last)]),
         "length": _spread([lengths[begun == i] for i in range(last)]),
     }
 
 
 def _spread(parts: Sequence[Tensor]) -> dict[str, list[float | None]]:
     """Mean and quantiles of each part; None for an empty part."""
-    spread = {"mean": [_number(part.mean()) if len(part) else None for part in parts]}
-    for level in LEVELS:
-        spread[f"p{round(100 * level)}"] = [
-            _number(part.quantile(level)) if len(part) else None for part in parts
-        ]
-    return spread
+    found = [{"mean": _number(part.mean()), **_quantiles(part)} if len(part) else {} for part in parts]
+    return {name: [each.get(name) for each in found] for name in ("mean", *_quantiles(torch.zeros(1)))}
+
+
+def _quantiles(values: Tensor) -> dict[str, float | None]:
+    """Quantiles by name, "p10" to "p90"; None of no values."""
+    return {
+        f"p{round(100 * level)}": _number(values.quantile(level)) if len(values) else None for level in LEVELS
+    }
 
 
 def _ratio(h: Tensor, kl: Tensor) -> dict[str, Any]:
@@ -181,10 +177,7 @@ def _ratio(h: Tensor, kl: Tensor) -> dict[str, Any]:
         "count": counts[:bins],
         "above": counts[bins],
         "left_out": int((~there).sum()),
-        **{
-            f"p{round(100 * level)}": _number(ratio.quantile(level)) if len(ratio) else None
-            for level in LEVELS
-        },
+        **_quantiles(ratio),
         "share_to_1_3": _number((ratio <= 1.3).double().mean()) if len(ratio) else None,
     }
 

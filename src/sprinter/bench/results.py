@@ -116,7 +116,8 @@ def write_spec_bench(directory: Path, results: Mapping[str, Any]) -> list[Path]:
 def _file_name(suite: str, arm: str, temperature: float, taken: Iterable[str]) -> str:
     """A file name that every file system accepts; names that become equal are numbered."""
     plain = "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "_", part)[:_LONGEST] for part in (suite, arm))
-    used = {name.casefold() for name in taken}
-    numbers = ("", *(f"-{i + 2}" for i in range(len(used) + 1)))
-    names = (f"{plain}{number}-temp-{temperature:g}.jsonl" for number in numbers)
-    return next(name for name in names if name.casefold() not in used)
+    name, used = f"{plain}-temp-{temperature:g}.jsonl", {name.casefold() for name in taken}
+    while name.casefold() in used:
+        plain += "-2"
+        name = f"{plain}-temp-{temperature:g}.jsonl"
+    return name

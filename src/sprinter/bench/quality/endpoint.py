@@ -13,7 +13,6 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
-from sprinter.decode.checks import at_least, between
 from sprinter.errors import SprinterError, UserError
 
 __all__ = ["KEYS", "Endpoint", "JudgeError", "Refused", "Reply", "key_from_environment"]
@@ -105,8 +104,6 @@ class Endpoint:
             raise UserError("a judge needs the name of its model: give --judge-model NAME")
         if self.key is not None and not (self.key.isascii() and self.key.isprintable()):
             raise UserError(f"the judge's key ({' or '.join(KEYS)}) holds odd characters: set it again")
-        between("timeout_s", self.timeout_s, 0.01, 3600)
-        at_least("attempts", self.attempts, 1)
 
     def ask(self, messages: Sequence[Message]) -> Reply:
         """Request one chat completion.
