@@ -192,7 +192,8 @@ _LOOKS: dict[str, tuple[str, str]] = {
     "opt": (BLUE, "o"), "mentored": (GREEN, "D"), "lenient": (SKY, "v"), "uno": (RED, "s"), "fuzzy": (PURPLE, "^"),
     "random": (GREY, "x"), "typical": (ORANGE, "P"), "bild": (INK, "*"), "draft-only": (GREY, "D"),
     "allocation": (GREY, "v"), "coin": (GREY, "+"), "sprinter": (ORANGE, "o"), "sprinter, tail 4": (ORANGE, "s"),
-    "best prefix-only gate": (INK, ""),
+    "best prefix-only gate": (INK, ""), "cascade": (INK, "D"), "threshold": (INK, "^"), "relaxed": (PURPLE, "v"),
+    "margin": (PURPLE, "s"),
 }  # fmt: skip
 """Colour and marker of a method, the same in both panels."""
 
@@ -230,7 +231,7 @@ def _exact(ax: Axes, curves: list[dict[str, Any]]) -> None:
 
 def draw_pareto(data: dict[str, Any]) -> Figure:
     """Rejections or target checks against drift at one position, and target calls against drift in the loop."""
-    figure, (left, right, *keys) = canvas(_WIDTH, 5.0, 2, 2, height_ratios=(3, 1))
+    figure, (left, right, *keys) = canvas(_WIDTH, 5.6, 2, 2, height_ratios=(2, 1))
     tv = data["front"]["tv"]
     for ax in (left, right):
         ax.set_ylim(-0.015 * tv, 1.12 * tv)
@@ -253,6 +254,6 @@ def draw_pareto(data: dict[str, Any]) -> Figure:
               xlim=(0, None))  # fmt: skip
     for ax, key in zip((left, right), keys, strict=True):
         key.set_axis_off()
-        key.legend(*ax.get_legend_handles_labels(), loc="upper center", ncols=3, fontsize=7.5, handlelength=1.6,
+        key.legend(*ax.get_legend_handles_labels(), loc="upper center", ncols=2, fontsize=7.5, handlelength=1.6,
                    columnspacing=1, borderaxespad=0)  # fmt: skip
     return figure
