@@ -62,21 +62,16 @@ def decode(
     while record.finish is None:
         row.begin_round()
         before = len(record.tokens)
-        if row.drafts:
+        if row.pace.drafts:
             yield from draft_run(row) if method.drafter.siblings is Siblings.ALONE else draft_tree(row)
-        elif row.copies:
+        elif row.pace.copies:
             copy_run(row)
         record.stats.drafted += len(record.tokens) - before + len(sequence.tree.tokens)
         accepted, tried = 0, len(row.on_trial)
         checked = sequence.tree.depth - tried
         if record.finish is None:
             accepted = max(0, (yield from _target_call(row)) - tried)
-        row.learn_levels(accepted)
-        if row.drafts:  # rules learn neither from copies nor from rounds that rest
-            row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
-        record.rules = RuleState(method.trust, method.stop, row.trust_state, row.stop_state)
-        record.accept_lengths.append(len(record.tokens) - before)
-        row.count_round(len(record.tokens) - before)
+        row.end_round(len(record.tokens) - before, checked, accepted)
     if complete and row.meter.waiting:
         yield from closing_pass(row)
 
@@ -89,9 +84,9 @@ def _target_call(row: Row) -> Generator[LoopRequest, Answer, int]:
     scores = yield AskScore(sequence, start, len(text), tree.tokens if grown else (), tree.parents or ())
     assert isinstance(scores, Scores)
     record.stats.target_calls += 1
-    row.target_read = len(text) - start + len(tree.tokens) * grown
+    row.pace.read = len(text) - start + len(tree.tokens) * grown
     row.score(start, scores)
-    row.learn()
+    row.rules.learn()
     final = sequence.final
     first = final - 1 - start  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]

@@ -22,9 +22,8 @@ from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.stop import Never
 from sprinter.decode.switch import DraftSwitch, RoundCount
+from sprinter.decode.text_rules import TextRules
 from sprinter.decode.tree import Tree
-from sprinter.decode.trust import State
-from sprinter.decode.verdicts import Verdicts
 from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose
 
@@ -67,27 +66,81 @@ class Limits:
 
 
 @dataclass(slots=True)
+class Guard:
+    """Which parts of a text are decoded exactly though the method is lossy: its head, and what ``only`` leaves out.
+
+    Attributes:
+        end: length of the text up to which it is decoded exactly.
+        lossy: as in ``Limits``; None if the method has no ``only``, or is lossless.
+        on: whether this round is decoded exactly.
+    """
+
+    end: int
+    lossy: Callable[[Sequence[int]], bool] | None
+    on: bool = False
+
+    @classmethod
+    def of(cls, method: Method, limits: Limits, prompt: int) -> Guard:
+        """The guard of a text behind a prompt of so many tokens."""
+        if method.budget == 0 and not replace(method, budget=None).lossless():
+            return cls(prompt + limits.max_new_tokens, None)
+        if method.lossless():
+            return cls(prompt, None)
+        if method.only is not None and limits.lossy is None:
+            raise UserError(
+                f"method {method.name} follows spans of a text, and here is none: leave only= out"
+            )
+        return cls(prompt + method.head, None if method.only is None else limits.lossy)
+
+    def next(self, text: Sequence[int]) -> bool:
+        """Whether the token after the text must be decoded exactly."""
+        # Asked of every text, in the head too: a reader of spans follows the text token by token.
+        exact = self.lossy is not None and not self.lossy(text)
+        return exact or len(text) < self.end
+
+
+@dataclass(slots=True)
+class Pace:
+    """Whether a round drafts.
+
+    Attributes:
+        proposes: whether any round of this text does. switch: says which; None: all do.
+        drafts: whether this round does. copies: whether it copies from the text instead.
+        read: tokens that the target read in this round.
+    """
+
+    proposes: bool
+    switch: DraftSwitch | None
+    drafts: bool = True
+    copies: bool = False
+    read: int = 0
+
+    def begin_round(self, round: int) -> None:
+        """Decide for a round."""
+        switch, self.read = self.switch, 0
+        self.drafts = self.proposes and (switch is None or switch.drafts(round))
+        self.copies = self.proposes and not self.drafts and switch is not None and switch.copies(round)
+
+    def count(self, steps: int, tree: Tree, added: int) -> None:
+        """Tell the switch what the round did: so many draft steps for a draft, and tokens that it added."""
+        if self.switch is not None:
+            width = 1.0 if tree.parents is None else len(tree.tokens) / max(1, steps)
+            self.switch.count(RoundCount(steps, max(1.0, width), self.read, added))
+
+
+@dataclass(slots=True)
 class Row:
     """The state of one decoding.
 
     Attributes:
-        sequence: the text; ``sequence.tree`` has the round's untrusted tokens.
-        head_end: length of the text up to which it is decoded exactly, because of ``head``.
-        lossy: as in ``Limits``; None if the method has no ``only``, or is lossless.
-        guarded: whether this round is decoded exactly, by ``head`` or ``only``.
-        proposes: whether to draft in this text.
-        switch: says whether a round drafts; None: all do.
-        drafts: whether this round does. copies: whether it copies from the text instead.
+        sequence: the text; ``sequence.tree`` has the round's untrusted tokens. end: its largest length.
+        rules, guard, pace, meter: of this text, asked by the loop where they are due.
         like: an empty tensor of the form of the target's laws, after the first pass.
-        target_read: tokens that the target read in this round.
-        read: for each node of a grown tree, the number that ``AskTips`` gave it, or -1.
+        drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
         gate_scores: of the tokens of a chain in the tree, as in ``Token``.
         on_trial: for the first tokens of the tree that are trusted until the target has scored them (``tail_ratio``,
             ``budget``), whether the decision saw the token.
-        drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
-        verdicts: the round's draft tokens, for rules that learn. levels: of a tree, the signals before each level, if
-            the stop rule learns from them.
-        budget: the text's account, if the method has a budget and is lossy.
+        read: for each node of a grown tree, the number that ``AskTips`` gave it, or -1.
     """
 
     method: Method
@@ -97,26 +150,16 @@ class Row:
     complete: bool
     sequence: TokenSequence
     end: int
-    trust_state: State
-    stop_state: State
-    head_end: int
-    lossy: Callable[[Sequence[int]], bool] | None
-    proposes: bool
-    verdicts: Verdicts
-    guarded: bool = False
+    rules: TextRules
+    guard: Guard
+    pace: Pace
+    meter: Meter
+    like: Tensor | None = None
     drafted: int = 0
     proposed: int = 0
-    levels: list[dict[str, Tensor]] = field(default_factory=list)
     gate_scores: list[float | None] = field(default_factory=list)
     on_trial: list[bool] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
-    meter: Meter = field(default_factory=Meter)
-    budget: Budget | None = None
-    switch: DraftSwitch | None = None
-    drafts: bool = True
-    copies: bool = False
-    like: Tensor | None = None
-    target_read: int = 0
 
     @classmethod
     def begin(
@@ -131,65 +174,28 @@ class Row:
         switch: DraftSwitch | None = None,
     ) -> Row:
         """A row before its first round; arguments as in ``decode``."""
-        n = sequence.prompt
-        states = RuleState.begin(method.trust, method.stop, rules)
         # For a single token, as in the meter, lossless rules of chains or several drafts reduce to the exact rule.
         rule = method.accept.per_position or (Exact() if method.accept.lossless else None)
-        lossless = method.lossless()
-        if method.only is not None and limits.lossy is None and not lossless:
-            raise UserError(
-                f"method {method.name} follows spans of a text, and here is none: leave only= out"
-            )
-        spans = method.only is not None and not lossless
-        exact = 0 if lossless else method.head
-        if method.budget == 0 and not replace(method, budget=None).lossless():
-            exact = limits.max_new_tokens
-        budget = Budget(method.budget, method.predicts, n) if method.budget and not lossless else None
         record.stats.budget = method.budget
         if switch is not None:
             record.stats.switches, record.stats.copy_switches = switch.changes, switch.copy_changes
         return cls(
-            method, limits, draws, record, complete, sequence, end=n + limits.max_new_tokens,
-            trust_state=states.trust_state, stop_state=states.stop_state, head_end=n + exact,
-            lossy=limits.lossy if spans else None, proposes=method.drafter.begin(draws),
-            verdicts=Verdicts(method.learned_from), meter=Meter(rule), budget=budget, switch=switch,
+            method, limits, draws, record, complete, sequence, sequence.prompt + limits.max_new_tokens,
+            TextRules.begin(method, sequence.prompt, rules), Guard.of(method, limits, sequence.prompt),
+            Pace(method.drafter.begin(draws), switch), Meter(rule),
         )  # fmt: skip
 
-    def learn(self) -> None:
-        """Pass the target's verdicts since the last call to the rules that learn."""
-        method, taken = self.method, self.verdicts.take()
-        if taken is None:
-            return
-        signals, overlaps = taken
-        if method.trust.learns:
-            self.trust_state = method.trust.learn(signals, overlaps, self.trust_state)
-        if method.stop.learns:
-            self.stop_state = method.stop.learn(signals, overlaps, self.stop_state)
-        if self.budget is not None and method.predicts:
-            self.budget.learn(signals, overlaps)
-
-    def learn_levels(self, accepted: int) -> None:
-        """Pass on which levels of a tree that were reached had a token that the target accepted."""
-        # Levels that a reranked tree has lost were not judged, nor those behind the end of the text.
-        reached = self.levels[: min(accepted + (self.record.finish is None), self.sequence.tree.depth)]
-        if reached:
-            signals = {name: torch.stack([one[name] for one in reached]) for name in reached[0]}
-            verdicts = (torch.arange(len(reached)) < accepted).double()
-            self.stop_state = self.method.stop.learn(signals, verdicts, self.stop_state)
+    @property
+    def budget(self) -> Budget | None:
+        """The text's account, if the method has a budget and is lossy."""
+        return self.rules.budget
 
     def score(self, start: int, scores: Scores) -> None:
         """Meter the trusted tokens that wait, given the target's laws from position ``start + 1`` on."""
         self.meter.score(start, scores)
         if self.like is None:
             self.like = scores.laws.new_empty(0, scores.laws.shape[-1])
-        self.verdicts.score(start, scores)
-
-    def count_round(self, added: int) -> None:
-        """Tell the switch what the round did that added so many tokens."""
-        if self.switch is not None:
-            steps, tree = self.drafted - self.proposed, self.sequence.tree
-            width = 1.0 if tree.parents is None else len(tree.tokens) / max(1, steps)
-            self.switch.count(RoundCount(steps, max(1.0, width), self.target_read, added))
+        self.rules.score(start, scores)
 
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""
@@ -208,30 +214,27 @@ class Row:
 
     def begin_round(self) -> None:
         """Start a round with nothing drafted."""
-        round, switch = self.record.stats.rounds + 1, self.switch
-        self.record.stats.rounds = self.sequence.round = round
+        self.record.stats.rounds = self.sequence.round = self.record.stats.rounds + 1
         self.sequence.tree = Tree()
-        self.drafted, self.proposed, self.gate_scores, self.on_trial, self.levels = 0, 0, [], [], []
-        self.drafts = self.proposes and (switch is None or switch.drafts(round))
-        self.copies = self.proposes and not self.drafts and switch is not None and switch.copies(round)
-        self.target_read = 0
-        if self.drafts:
-            self.stop_state = self.method.stop.begin_round(self.stop_state)
-        if self.budget is not None:
-            self.budget.begin_run()
-        self.guarded = self.exact_next()
+        self.drafted, self.proposed, self.gate_scores, self.on_trial = 0, 0, [], []
+        self.pace.begin_round(self.sequence.round)
+        self.rules.begin_round(self.pace.drafts)
+        self.guard.on = self.guard.next(self.sequence.tokens)
 
-    def exact_next(self) -> bool:
-        """Whether the token after the text must be decoded exactly, though the method is lossy."""
-        # Asked of every text, in the head too: a reader of spans follows the text token by token.
-        text = self.sequence.tokens
-        exact = self.lossy is not None and not self.lossy(text)
-        return exact or len(text) < self.head_end
+    def end_round(self, added: int, checked: int, accepted: int) -> None:
+        """Let rules and switch learn from a round that added so many tokens."""
+        tree = self.sequence.tree
+        self.rules.learn_levels(accepted, tree.depth, self.record.finish is not None)
+        if self.pace.drafts:  # rules learn neither from copies nor from rounds that rest
+            self.rules.end_round(self.drafted, checked, accepted)
+        self.record.rules = self.rules.state
+        self.record.accept_lengths.append(added)
+        self.pace.count(self.drafted - self.proposed, tree, added)
 
     @property
     def accept(self) -> Judge:
         """The rule that judges this round's draft."""
-        if self.guarded or self.copies:
+        if self.guard.on or self.pace.copies:
             return Exact()
         rule = self.method.accept
         return rule if self.budget is None or rule.lossless else Within(rule, self.budget)
@@ -242,7 +245,7 @@ class Row:
         method = self.method
         # If no token can be trusted, the target call draws the last token of the text.
         left = self.end - len(self.sequence) - int(method.trust.never and not method.to_horizon)
-        if self.guarded and method.cap is None and method.length is None:  # made for runs of trusted tokens
+        if self.guard.on and method.cap is None and method.length is None:  # made for runs of trusted tokens
             left = min(left, GUARDED_RUN - self.drafted)
         elif self.budget is not None and method.cap is None and method.length is None:
             left = min(left, BUDGET_RUN - self.drafted)
@@ -257,7 +260,7 @@ def draft_run(row: Row) -> Asking:
     laws: list[Tensor] = []
     raws: list[Tensor] = []
     sequence.tree = Tree(tokens, laws, raws)
-    trusting, stopped = not row.guarded, False
+    trusting, stopped = not row.guard.on, False
     while not stopped and row.room >= 1:
         answer = yield AskDraft(sequence, row.room)
         assert isinstance(answer, Draft)
@@ -270,14 +273,12 @@ def draft_run(row: Row) -> Asking:
                 stopped = True
                 break
             text.append(x)
-            # Without a budget trust rules judge copies too, and must see what becomes of them.
-            if not row.copied(answer) or (method.trust.learns and row.budget is None):
-                row.verdicts.wait(position, answer, i)
+            row.rules.wait(position, answer, i, row.copied(answer))
             ended = len(text) == row.end or row.limits.ends(text) is not None
             forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
             # One rule judges a draft: no run leaves or enters a guarded part. A trusted token before its border stays
             # trusted, as whether it is one must not depend on where it leads.
-            leaves = row.exact_next() != row.guarded
+            leaves = row.guard.next(text) != row.guard.on
             stopped = forced or ended or leaves
             trusting = trusting and trusted and (ended or not forced)
             # In the second case it is trusted only because it ends the text.
@@ -312,7 +313,7 @@ def copy_run(row: Row) -> None:
     for x in look_up(text[-_SEARCHED:], COPIES.n, COPIES.least, at_most):
         text.append(x)
         tokens.append(x)
-        if row.limits.ends(text) is not None or row.exact_next() != row.guarded:
+        if row.limits.ends(text) is not None or row.guard.next(text) != row.guard.on:
             break
     laws = [*one_hot_rows(tokens, row.like.shape[-1], row.like)]
     row.sequence.tree = Tree(tokens, laws, laws if row.method.accept.needs_raw else [])
@@ -332,7 +333,7 @@ def _number(value: int) -> Tensor:
 
 def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:
     """(trusted, stop) for token i of an answer."""
-    method = row.method
+    method, rules, budget = row.method, row.rules, row.budget
     if method.trust.never and method.length is not None:
         return False, row.drafted >= method.length
     signals = {name: values[i] for name, values in answer.signals.items()}
@@ -340,14 +341,14 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
     if "uniform" in method.needs:
         number = row.draws.uniform(row.record.stats.rounds, position, Purpose.TRUST)
         signals["uniform"] = torch.tensor(number, dtype=torch.float64)
-    trusted, row.trust_state = method.trust.trust(signals, row.trust_state)
-    within = row.budget is not None and not method.trust.never and not row.guarded
+    trusted, rules.trust = method.trust.trust(signals, rules.trust)
+    within = budget is not None and not method.trust.never and not row.guard.on
     if within and row.copied(answer):  # checked: what a copy drifts is not predicted
         trusted = _number(False)
-    elif within and row.budget is not None:
+    elif within and budget is not None:
         wanted = None if method.moves_threshold else bool(trusted)
-        trusted = _number(row.budget.allows(signals, position, wanted))
-    stop, row.stop_state = method.stop.stop({**signals, "trusted": trusted}, row.stop_state)
+        trusted = _number(budget.allows(signals, position, wanted))
+    stop, rules.stop = method.stop.stop({**signals, "trusted": trusted}, rules.stop)
     if within and method.cap is None and type(method.stop) is Never:
         stop = ~trusted & ~signals["copied"]  # no other rule would end the run
     return bool(trusted), bool(stop)
@@ -373,9 +374,9 @@ def draft_tree(row: Row) -> Asking:
         row.drafted += 1
         signals = {name: values[0] for name, values in found.signals.items()}
         if method.stop.learns:
-            row.levels.append(signals)
+            row.rules.levels.append(signals)
         given = {"drafted": _number(row.drafted), "trusted": _number(False)}
-        stop, row.stop_state = method.stop.stop({**signals, **given}, row.stop_state)
+        stop, row.rules.stop = method.stop.stop({**signals, **given}, row.rules.stop)
         stopped = bool(stop) or row.drafted == depth
         tips = [] if stopped else growth.tips()
     if growth.tokens:
