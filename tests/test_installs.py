@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sprinter.errors import install_line
 from sprinter.models.quantised import library
@@ -103,3 +104,14 @@ def test_what_is_tried_with_other_versions_exists() -> None:
             f"def {name}(" in (ROOT / file).read_text(encoding="utf-8") if name else (ROOT / file).is_file()
         )
     assert set(try_versions.TOOLS) <= try_versions.pins().keys()
+
+
+def test_a_release_tries_the_pinned_torch_and_a_newer_one_on_every_python() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))["jobs"]
+    tried = jobs["try"]["strategy"]["matrix"]
+    pin = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert pin is not None and tried["torch"][0] == pin.group(1)
+    assert [int(part) for part in tried["torch"][-1].split(".")] > [
+        int(part) for part in pin.group(1).split(".")
+    ]
+    assert tried["python"] == ["3.11", "3.12", "3.13", "3.14"] and jobs["publish"]["needs"] == "try"
