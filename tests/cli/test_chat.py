@@ -24,7 +24,7 @@ from tests.cli.tiny import Places, Run
 
 from sprinter.cli.chat import history_file, read_entry, typed_entries
 
-CLI = [sys.executable, "-m", "sprinter.cli"]
+CLI = [sys.executable, "-m", "sprinter"]
 PROMPT = "\x1b[?2004h"  # from here on pasted text is marked as such
 posix = pytest.mark.skipif(os.name != "posix", reason="terminals and signals of POSIX")
 

@@ -11,7 +11,7 @@ from tests.cli.tiny import Places, Run
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
 import sprinter
-from sprinter.cli import doctor, doctor_probe, probe_runners
+from sprinter.cli import doctor, doctor_probe
 from sprinter.engine import runners
 from sprinter.engine.runners import keep_fastest
 from sprinter.errors import SprinterError
@@ -144,14 +144,14 @@ def test_a_runner_that_fails_is_left_out(
     run: Run, probing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """And what is in brackets is shown: it is no markup."""
-    real = probe_runners.load
+    real = doctor_probe.load
 
     def load(loading: Any) -> Any:
         if loading.dtype is not None:
             raise error
         return real(loading)
 
-    monkeypatch.setattr(probe_runners, "load", load)
+    monkeypatch.setattr(doctor_probe, "load", load)
     done, out, _ = run(*probing)
     assert done == 0 and "Fastest here: runner llamacpp" in " ".join(out.split())
     assert f"runner torch, dtype gguf: {str(error) or 'MemoryError'}" in out

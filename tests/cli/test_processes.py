@@ -14,7 +14,7 @@ from tests.cli.tiny import Places
 
 import sprinter
 
-CLI = [sys.executable, "-m", "sprinter.cli"]
+CLI = [sys.executable, "-m", "sprinter"]
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and pipes of POSIX")
 Environment = dict[str, str]
 
@@ -88,7 +88,7 @@ def test_closed_streams(environment: Environment) -> None:
     ):
         if "/dev/full" in line and not os.path.exists("/dev/full"):
             continue
-        shell = f'"$0" -m sprinter.cli {line}'
+        shell = f'"$0" -m sprinter {line}'
         done = subprocess.run(
             ["sh", "-c", shell, sys.executable], env=environment, capture_output=True, text=True, check=False
         )

@@ -133,7 +133,7 @@ def test_five_turns_of_a_pair_reuse_what_was_read(files: tuple[Path, Path]) -> N
 
 def test_five_turns_of_a_pair_in_the_terminal(files: tuple[Path, Path]) -> None:
     command = [
-        sys.executable, "-m", "sprinter.cli", "chat", "--target", str(files[0]), "--draft", str(files[1]),
+        sys.executable, "-m", "sprinter", "chat", "--target", str(files[0]), "--draft", str(files[1]),
         "--runner", "torch", "--dtype", "gguf", "--temperature", "0", "-n", str(NEW_TOKENS), "--system", SYSTEM,
         "--method", "speculative(gamma=5)", "--json",
     ]  # fmt: skip

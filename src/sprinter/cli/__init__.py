@@ -6,12 +6,12 @@
 | ``generate``, ``generate_many`` | ``sprinter generate``: one text, or a file of prompts |
 | ``chat``, ``chat_commands``, ``chat_session`` | ``sprinter chat``: its loop, what is typed, the conversation |
 | ``serve``, ``methods``, ``doctor``, ``demo``, ``convert``, ``tune`` | commands of these names |
-| ``doctor_probe``, ``probe_*`` | ``sprinter doctor --probe`` |
+| ``doctor_probe``, ``probe_texts`` | ``sprinter doctor --probe`` |
 | ``gate_*``, ``draft_*``, ``theory_*`` | commands of ``sprinter gate``, ``draft``, ``theory``; what they share |
-| ``bench``, ``bench_*`` | ``sprinter bench``: a run, results of runs, tables |
-| ``options``, ``loading``, ``generating`` | options that commands share |
-| ``signature``, ``help`` | how a command gets shared options, groups of commands, --help and --help-all |
-| ``pages``, ``progress``, ``messages``, ``prompts`` | output, wording, input |
+| ``bench``, ``bench_results`` | ``sprinter bench``: a run, results of runs |
+| ``options``, ``loading``, ``generating`` | options that commands share; messages in their words |
+| ``signature`` | how a command gets shared options, groups of commands, --help and --help-all |
+| ``pages``, ``progress``, ``prompts`` | output, input |
 
 Exit status: 0 success, 2 a mistake of the user, 1 any other failure, 130 after Ctrl-C, 141 if the reader of a pipe has
 closed it.

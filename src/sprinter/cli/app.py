@@ -28,10 +28,9 @@ from sprinter.cli.chat import chat
 from sprinter.cli.demo import demo
 from sprinter.cli.doctor import doctor
 from sprinter.cli.generate import generate
-from sprinter.cli.help import CommandGroup, ListedCommand, group, listed
 from sprinter.cli.methods import methods
 from sprinter.cli.serve import serve
-from sprinter.cli.signature import option
+from sprinter.cli.signature import CommandGroup, ListedCommand, group, listed, option, show_help
 from sprinter.cli.tune import tune
 
 __all__ = ["app"]
@@ -47,37 +46,29 @@ app = typer.Typer(
 )
 for command in (generate, chat, serve, methods, doctor, demo, tune):
     app.command(cls=ListedCommand)(listed(command))
-app.add_typer(
+for each in (
     group(
-        "Make a gate for your pair and your texts: label, train, evaluate.",
+        "gate", "Make a gate for your pair and your texts: label, train, evaluate.",
         label=gate_label.command, mine=gate_mine.command, train=gate_train.command, roc=gate_roc.command,
     ),
-    name="gate",
-)  # fmt: skip
-app.add_typer(
     group(
+        "draft",
         "Make a draft for your target: distil a model, find the size that pays, train heads, cut the vocabulary.",
         distill=draft_distill.command, sizes=draft_sizes.command, train=draft_train.command,
         vocabulary=draft_vocabulary.command,
     ),
-    name="draft",
-)  # fmt: skip
-app.add_typer(
     group(
-        "The papers' theorems: simulate, draw, count, and predict your pair with them.",
+        "theory", "The papers' theorems: simulate, draw, count, and predict your pair with them.",
         simulate=theory_simulate.command, pareto=theory_pareto.command, flops=theory_flops.command,
         predict=theory_predict.command,
     ),
-    name="theory",
-)  # fmt: skip
-app.add_typer(
     group(
-        "Measure methods and other engines on suites of prompts: speed, drift, quality; one report.",
+        "bench", "Measure methods and other engines on suites of prompts: speed, drift, quality; one report.",
         bench.run, compare=bench_results.compare, report=bench_results.report, list=bench_results.names,
     ),
-    name="bench",
-)  # fmt: skip
-app.add_typer(group("Write a model in another format.", gguf=convert.gguf), name="convert")
+    group("convert", "Write a model in another format.", gguf=convert.gguf),
+):  # fmt: skip
+    app.add_typer(each)
 
 
 def _version(asked: bool) -> None:
@@ -93,5 +84,4 @@ def _before(
         bool, option("Print the version and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    show_help(context)

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sprinter.cli.bench_pages import print_summary, print_written
+from sprinter.cli.bench_results import print_summary, print_written
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import JsonOption, RestartOption, RunCodeOption
+from sprinter.cli.options import FieldOption, JsonOption, RestartOption, RunCodeOption
 from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option
@@ -85,9 +85,7 @@ def run(
             default="first 30 % of the words",
         ),
     ] = None,
-    field: Annotated[
-        str | None, option("Field of a file's records that holds the text.", default="the first known")
-    ] = None,
+    field: FieldOption = None,
     chat: Annotated[
         bool, option("Ask in chat form: gsm8k, humaneval, ... through the pair's chat template.", "--chat")
     ] = False,
@@ -168,14 +166,10 @@ def run(
     asked |= {"repeats": repeats, "seed": seed, "warmup": warmup, **options}
     asked |= {"bases": tuple(base)} if base else {}
     settings = BenchSettings(**asked)
-    with_llama = loading.runner == "llamacpp" or (
-        loading.runner == "auto"
-        and loading.target is not None
-        and loading.target.endswith(".gguf")
-        and not choose_runner(
-            loading.target, loading.draft, loading.arguments()
-        ).options  # nor run by PyTorch
-    )
+    with_llama = loading.runner == "llamacpp"
+    if loading.runner == "auto" and loading.target is not None and loading.target.endswith(".gguf"):
+        by_torch = choose_runner(loading.target, loading.draft, loading.arguments()).options
+        with_llama = not by_torch
     tuned = () if loading.profile is None else ("auto",)
     arms = parse_arms(arm or (*tuned, *_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
     _known(base or (), [each.name for each in arms])

@@ -175,11 +175,10 @@ class Commands:
     def _save(self, path: Path, *, replace: bool) -> None:
         if not replace and path.absolute() not in self._own and os.path.lexists(path):
             raise UserError(f"'{path}' exists already: /save! replaces it, or give another name")
-        whole = (
-            self.chat.markdown() if path.suffix == ".md" else json.dumps(self.chat.to_dict(), indent=1) + "\n"
-        )
+        chat = self.chat
+        text = chat.markdown() if path.suffix == ".md" else json.dumps(chat.to_dict(), indent=1) + "\n"
         try:
-            write_atomic(path, whole)
+            write_atomic(path, text)
         except OSError as error:
             raise UserError(f"cannot write '{path}' ({error.strerror}): give another file") from None
         self._own.add(path.absolute())

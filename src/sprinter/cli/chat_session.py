@@ -221,20 +221,22 @@ def _messages(system: str | None, turns: Sequence[Turn], *questions: str) -> lis
 
 def _conversation(whole: Mapping[str, Any]) -> tuple[str | None, list[Turn]]:
     """System prompt and turns of a saved chat."""
-    messages, due = whole.get("messages"), ("user", "assistant")
-    if not isinstance(messages, list) or not all(map(_is_message, messages)):
-        raise UserError('it holds no list "messages" of {"role": ..., "content": text}: give a saved chat')
-    first = 1 if messages and messages[0]["role"] == "system" else 0
-    for number, message in enumerate(messages[first:]):
-        if message["role"] != due[number % 2]:
+    try:
+        said = [(one["role"], one["content"] + "") for one in whole["messages"]]  # + "": it is text
+    except (KeyError, TypeError):
+        raise UserError(
+            'it holds no list "messages" of {"role": ..., "content": text}: give a saved chat'
+        ) from None
+    first = 1 if said and said[0][0] == "system" else 0
+    for number, (role, _) in enumerate(said[first:]):
+        if role != (due := ("user", "assistant")[number % 2]):
             raise UserError(
-                f"message {number + first + 1} is of role {message['role']!r} where {due[number % 2]!r} is due: user "
-                "and assistant take turns"
+                f"message {number + first + 1} is of role {role!r} where {due!r} is due: user and assistant take turns"
             )
-    said = [message["content"] for message in messages]
-    users, answers = said[first::2], said[first + 1 :: 2]
-    if len(users) != len(answers):
+    texts = [text for _, text in said]
+    if (len(texts) - first) % 2:
         raise UserError("the last message has no answer: end with a message of role 'assistant'")
+    users, answers = texts[first::2], texts[first + 1 :: 2]
     facts = whole.get("answers", [None] * len(answers))
     if not isinstance(facts, list) or [type(one) in (dict, type(None)) for one in facts] != [True] * len(
         users
@@ -243,8 +245,4 @@ def _conversation(whole: Mapping[str, Any]) -> tuple[str | None, list[Turn]]:
             '"answers" does not fit the messages: give an object or null for each answer, or leave it out'
         )
     turns = zip(users, answers, facts, strict=True)
-    return said[0] if first else None, [Turn(user, text, None, one or {}) for user, text, one in turns]
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+    return texts[0] if first else None, [Turn(user, text, None, one or {}) for user, text, one in turns]

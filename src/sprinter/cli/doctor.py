@@ -259,7 +259,7 @@ def _llamacpp(pair: Pair) -> Found:
 
 
 def _pass_kind(model: Any) -> str:
-    from sprinter.cli.messages import in_options
+    from sprinter.cli.generating import in_options
     from sprinter.models.choose import capture_kind
     from sprinter.models.quantised.fused import why_not_fused
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sprinter.cli.loading import Loading, load
 from sprinter.cli.pages import console, print_table
-from sprinter.cli.probe_runners import compare_runners
 from sprinter.cli.probe_texts import read_probe
 from sprinter.cli.progress import Progress
-from sprinter.errors import UserError
+from sprinter.errors import SprinterError, UserError
 
 if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
@@ -26,6 +27,9 @@ __all__ = ["run_probe", "show_probe"]
 
 PAYS = 1.05
 """Least expected speed-up of a method that is said to pay: the loop's own time is not part of the expectation."""
+MARGIN = 1.05
+"""How much faster another runner must be: times vary between two probes."""
+_log = logging.getLogger("sprinter")
 _DIALS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "svip": ("svip(h={:g})", (0.2, 0.3, 0.4, 0.6)),
     "calibrated": ("calibrated(rate={:g})", (0.2, 0.4, 0.6)),
@@ -68,7 +72,7 @@ def run_probe(
         recording = read_passages(pair, texts.passages, sampling=sampling, progress=reading)
         times = measure_passes(pair, sampling=sampling, progress=partial(progress, "timing forward passes"))
         beta = float(overlap(recording.p, recording.q).mean())
-        runners, fastest, kept = compare_runners(
+        runners, fastest, kept = _compare_runners(
             loading,
             pair,
             times,
@@ -99,6 +103,58 @@ def run_probe(
         "methods": methods,
         "recommended": {"method": choice["method"], "command": _command(loading, choice, fastest, kept)},
     }
+
+
+def _compare_runners(
+    loading: Loading, pair: Pair, times: PassTimes, token_s: Callable[[PassTimes], float], sampling: Sampling,
+    progress: Progress,
+) -> tuple[dict[str, PassTimes | str], str | None, bool]:  # fmt: skip
+    """Time the passes of the other runners that could serve the pair, and keep the fastest for ``--runner auto``.
+
+    Args:
+        loading: of the pair; where it names a runner, a dtype or a device, nothing is compared.
+        pair, times: as loaded, and its own times.
+        token_s: seconds a token with given times.
+
+    Returns:
+        Times by runner, those of mixed pairs put together from them, or why it cannot serve the pair; the fastest one;
+        and whether that is kept for later. None of these where there is no choice.
+        Our kernels, which run GGUF files otherwise where they can, are left only for a runner that is faster by
+        ``MARGIN``.
+    """
+    from sprinter.engine.runners import MIXED, OURS, RIVALS, USUAL, keep_fastest, rival_of
+    from sprinter.theory.passes import PassTimes, measure_passes
+
+    own = rival_of(pair.models)
+    names = ("dtype", "draft_dtype", "draft_runner", "device", "device_map", "draft_vocabulary", "compile")
+    asked = {getattr(loading, name) for name in names}
+    if own is None or loading.target is None or loading.runner != "auto" or asked - {None, "auto", False}:
+        return {}, None, False
+    found: dict[str, PassTimes | str] = {own: times}
+    for name, options in RIVALS.items():
+        if name == own:
+            continue
+        progress(f"loading the models with runner {name}")
+        try:
+            other = load(replace(loading, **options))
+            step = partial(progress, f"timing forward passes with runner {name}")
+            found[name] = measure_passes(other, sampling=sampling, progress=step)
+        except (SprinterError, MemoryError, RuntimeError) as error:
+            found[name] = str(error) or type(error).__name__
+    timed: Mapping[str, PassTimes] = {name: one for name, one in found.items() if not isinstance(one, str)}
+    for name, (of_target, of_draft, _) in MIXED.items():
+        if of_target in timed and of_draft in timed:
+            found[name] = PassTimes(timed[of_target].target_s, timed[of_draft].draft_s)
+    timed = {name: one for name, one in found.items() if not isinstance(one, str)}
+    usual = OURS if OURS in timed else USUAL
+    seconds = {name: token_s(one) * (1 if name == usual else MARGIN) for name, one in timed.items()}
+    fastest = min(seconds, key=seconds.__getitem__)
+    try:
+        keep_fastest(loading.target, loading.draft, loading.arguments(), fastest)
+    except (UserError, OSError, RuntimeError) as error:
+        _log.warning("which runner is fastest cannot be kept for later: %s", error)
+        return found, fastest, False
+    return found, fastest, True
 
 
 def _recommended(methods: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -132,14 +188,9 @@ def _command(loading: Loading, best: Mapping[str, Any], fastest: str | None, kep
 
 
 def _methods(
-    pair: Pair,
-    recording: Recording,
-    times: PassTimes,
-    beta: float,
-    max_drift: float,
-    sampling: Sampling,
+    pair: Pair, recording: Recording, times: PassTimes, beta: float, max_drift: float, sampling: Sampling,
     progress: Progress,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """The fastest setting of each method with a drift of at most ``max_drift``."""
     from sprinter.decode.costs import PassCosts
     from sprinter.decode.spec import parse_method

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from sprinter.cli.generating import in_options
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.messages import in_options
 from sprinter.cli.options import (
     DataOption,
     JsonOption,

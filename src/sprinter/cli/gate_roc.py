@@ -7,7 +7,7 @@ from typing import Annotated
 
 from sprinter.cli.gate_train import print_areas
 from sprinter.cli.options import JsonOption, LabelsOption, MoreLabelsOption, RepeatsOption
-from sprinter.cli.pages import print_files, print_json, write_json
+from sprinter.cli.pages import print_files, print_json, refuse_file, write_json
 from sprinter.cli.signature import option
 from sprinter.errors import UserError
 
@@ -33,8 +33,7 @@ def command(
 
     if out is not None:
         check_plots("leave --out away for numbers alone")
-        if out.exists() and not out.is_dir():
-            raise UserError(f"--out '{out}' is a file: give a directory")
+        refuse_file(out)
     report = judge_directory(load_head(gate), [*labels, *(more or ())], repeats, seed)
     files: list[Path] = []
     if out is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sprinter.cli.options import JsonOption, LabelsOption, MoreLabelsOption, RepeatsOption
-from sprinter.cli.pages import console, print_json, print_table
+from sprinter.cli.pages import console, print_json, print_table, refuse_file
 from sprinter.cli.signature import option, takes
 from sprinter.errors import UserError
 from sprinter.kinds import HEAD_KINDS
@@ -220,8 +220,7 @@ def _weight(text: str | None) -> float | str | None:
 
 def _check_out(out: Path, force: bool) -> None:
     """Refuse an --out that holds anything but a head, and with a head unless ``force`` is set."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out '{out}' is a file: give a directory")
+    refuse_file(out)
     from sprinter.training.records import INFO
 
     if (out / INFO).is_file():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from sprinter.cli.generate_many import ROWS, ResultsFile, generate_many, read_prompts, settings_of
 from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
 from sprinter.cli.loading import Loading, check_models, load, loads
-from sprinter.cli.options import JsonOption, RestartOption
+from sprinter.cli.options import FieldOption, JsonOption, RestartOption
 from sprinter.cli.pages import JsonPage, Page, TerminalPage
 from sprinter.cli.prompts import read_messages, read_prompt
 from sprinter.cli.signature import option
@@ -51,13 +50,7 @@ def generate(
             "Prints one JSON object per line."
         ),
     ] = None,
-    field: Annotated[
-        str | None,
-        option(
-            "Field of a .jsonl file that holds the prompt.",
-            default="text, prompt, question, turns or content",
-        ),
-    ] = None,
+    field: FieldOption = None,
     out: Annotated[
         Path | None,
         option(
@@ -110,16 +103,16 @@ def generate(
     pair = load(loading)
     if prompts is not None:
         return generate_many(pair, wanted, request, rows=rows or ROWS, results=results, json=json)
-    shown = given if isinstance(given, str) else _last_said(given)
+    last = given if isinstance(given, str) else given[-1].get("content")
     if chat or messages is not None:
         from sprinter.engine.chat import conversation
 
         given = [*conversation(given, system)]
     stream = pair.stream(given, request)
-    page = _page(json)
+    page = JsonPage() if json else TerminalPage() if sys.stdout.isatty() else Page()
     status = 0
     try:
-        page.begin(shown)
+        page.begin(last if isinstance(last, str) else "")
         for token in stream:
             page.add(token)
     except KeyboardInterrupt:
@@ -128,15 +121,3 @@ def generate(
         stream.close()
     page.end(stream.generation)
     return status
-
-
-def _last_said(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What a terminal shows of a conversation: the last text."""
-    content = messages[-1].get("content")
-    return content if isinstance(content, str) else ""
-
-
-def _page(json: bool) -> Page:
-    if json:
-        return JsonPage()
-    return TerminalPage() if sys.stdout.isatty() else Page()

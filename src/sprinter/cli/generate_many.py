@@ -187,14 +187,9 @@ class ResultsFile:
 
 
 def generate_many(
-    pair: Pair,
-    prompts: Sequence[PromptLine],
-    options: GenerationOptions,
-    *,
-    rows: int,
-    results: ResultsFile | None,
+    pair: Pair, prompts: Sequence[PromptLine], options: GenerationOptions, *, rows: int, results: ResultsFile | None,
     json: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Generate the missing texts. Returns the exit status, 1 if a prompt has no text.
 
     Args:

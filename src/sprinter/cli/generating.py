@@ -6,16 +6,18 @@ A field with a ``help`` is an option; the tables below hold what typer needs bes
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import Field, fields
 from typing import Annotated, Any, Literal, cast
 
+from sprinter.cli.loading import Loading
 from sprinter.cli.options import complete_method
 from sprinter.cli.prompts import check_utf8
 from sprinter.cli.signature import Decorator, in_place_of, option, parameter
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.errors import UserError
 
-__all__ = ["AT_DEFAULTS", "FLAGS", "checked_options", "generates"]
+__all__ = ["AT_DEFAULTS", "checked_options", "generates", "in_options"]
 
 AT_DEFAULTS = GenerationKeywords()
 """Default of a command's parameter ``options``, which ``generates`` replaces by options."""
@@ -42,12 +44,6 @@ _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "bad_words", "seed",
 )  # fmt: skip
-
-FLAGS = {
-    one.name: _MORE.get(one.name, {}).get("flags", (f"--{one.name.replace('_', '-')}",))[0]
-    for one in _OFFERED
-}
-"""Keyword of ``GenerationOptions`` -> flag of the command line."""
 
 
 def generates(*only: str, **defaults: Any) -> Decorator:
@@ -124,3 +120,33 @@ def _annotation(one: Field[Any]) -> Any:
         kind = Literal[choices]
     panel = "Sampling" if one.name in _SAMPLING else "Generation"
     return Annotated[kind, option(one.metadata["help"], *flags, panel=panel, **more)]
+
+
+# --- messages of the library ------------------------------------------------------------------------------------------
+_SWITCHES = {
+    "across=True": "--across", "compile=True": "--compile", "compile=False": "--no-compile",
+    "trust_remote_code=True": "--trust-remote-code", "require_lossless=True": "--require-lossless",
+    "allow_anonymous=True": "--allow-anonymous",
+}  # fmt: skip
+_OTHERS = (
+    "prompt_share", "prompt_tokens", "classes_per_prompt", "batch_size", "limit", "field", "split",
+    "engine", "workers", "ray_address", "width", "layers", "mix", "repeats", "warmup", "judge_price", "host",
+    "port", "api_keys", "vocabulary", "held_out", "on_policy", "warm_up",
+)  # fmt: skip
+"""Options of single commands that appear in messages of the library."""
+_FLAGS = (
+    {name: f"--{name.replace('_', '-')}" for name in (*(one.name for one in fields(Loading)), *_OTHERS)}
+    | {"new_tokens": "--max-new-tokens"}
+    | {
+        one.name: _MORE.get(one.name, {}).get("flags", (f"--{one.name.replace('_', '-')}",))[0]
+        for one in _OFFERED
+    }
+)
+_KEYWORD = re.compile(rf"(?<![\w(.=-])({'|'.join(_FLAGS)})=(?=\S)")
+
+
+def in_options(message: str) -> str:
+    """Replace Python keywords in a message by command-line options: top_p=0 -> --top-p 0."""
+    for keyword, switch in _SWITCHES.items():
+        message = message.replace(keyword, switch)
+    return _KEYWORD.sub(lambda match: f"{_FLAGS[match[1]]} ", message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sprinter.cli.options import JsonOption
-from sprinter.cli.pages import console, print_json
+from sprinter.cli.pages import console, print_json, print_table
 
 __all__ = ["methods"]
 
@@ -16,24 +16,20 @@ def methods(json: JsonOption = False) -> None:
     if json:
         print_json({"methods": rows})
         return
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    out = console()
-    narrow = out.width < 140  # then the paper is shown below the method
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("method", "drafter", "trust", "stop", "accept", "lossless", *(() if narrow else ("paper",))):
-        table.add_column(name, overflow="fold")
+    narrow = console().width < 140  # then the paper is shown below the method
+    table = []
     for row in rows:
         # Without the rules' parameters, which follow from the method's own; --json has both.
         rules = ((row[part] or "–").partition("(")[0] for part in ("drafter", "trust", "stop", "accept"))
         name, paper = Text(row["spec"]), Text(row["paper"], "dim")
         if narrow:
             name.append("\n").append_text(paper)
-        table.add_row(name, *rules, "yes" if row["lossless"] else "no", *(() if narrow else (paper,)))
-    out.print(table)
-    out.print(
+        table.append((name, *rules, "yes" if row["lossless"] else "no", *(() if narrow else (paper,))))
+    columns = ("method", "drafter", "trust", "stop", "accept", "lossless", *(() if narrow else ("paper",)))
+    print_table(columns, table, left=len(columns))
+    console().print(
         "A method is used as 'name' or 'name(param=value)', or composed: trust=gate(tau=0.5),stop=fixed(gamma=8). "
         "tau=recorded: the one that the pair's gate records. Without a method decoding is exact: speculative, or "
         "autoregressive where there is no draft."

@@ -16,9 +16,9 @@ from sprinter.cli.signature import option
 from sprinter.errors import UserError
 
 __all__ = [
-    "ON_TARGET", "DataOption", "FiguresOption", "JsonOption", "LabelsOption", "MoreLabelsOption", "MoreOption",
-    "PlacingOptions", "ProbingOptions", "ReadingOptions", "RepeatsOption", "RestartOption", "RunCodeOption",
-    "SteppingOptions", "TextOptions", "TrainingOptions", "complete_method", "refuse_unused",
+    "ON_TARGET", "DataOption", "FieldOption", "FiguresOption", "JsonOption", "LabelsOption", "MoreLabelsOption",
+    "MoreOption", "PlacingOptions", "ProbingOptions", "ReadingOptions", "RepeatsOption", "RestartOption",
+    "RunCodeOption", "SteppingOptions", "TextOptions", "TrainingOptions", "complete_method", "refuse_unused",
 ]  # fmt: skip
 
 ON_TARGET = (
@@ -47,6 +47,13 @@ MoreOption = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILE]...", help="More data, as in --data *.gz.", show_default=False),
 ]
+FieldOption = Annotated[
+    MaybeText,
+    _texts(
+        "Field of a record that holds its text; dots separate nested fields.",
+        default="text, prompt, question, turns or content",
+    ),
+]
 LabelsOption = Annotated[
     list[Path], option("Directory made by 'sprinter gate label'; may be repeated.", default=False)
 ]
@@ -61,13 +68,7 @@ class ReadingOptions:
     """How texts are read from files."""
 
     limit: Annotated[int | None, _texts("Maximum number of texts.", default="all")] = None
-    field: Annotated[
-        MaybeText,
-        _texts(
-            "Field of a record that holds its text; dots separate nested fields.",
-            default="text, prompt, question, turns or content",
-        ),
-    ] = None
+    field: FieldOption = None
     split: Annotated[
         Literal["lines", "blank-lines", "file"],
         _texts("What one text of a .txt file is: a line, a block between blank lines, the file."),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JsonPage", "Page", "TerminalPage", "console", "harmless", "legend", "painted", "print_files", "print_json",
-    "print_table", "write_file", "write_json",
+    "print_table", "refuse_file", "write_file", "write_json",
 ]  # fmt: skip
 
 # Okabe and Ito's colours, distinct for all common kinds of colour vision; the attributes are distinct without colours.
@@ -113,6 +113,12 @@ class JsonPage(Page):
 def print_json(value: dict[str, Any]) -> None:
     """Print an object as one line of ASCII, which any terminal and pipe can carry."""
     print(json.dumps(value, allow_nan=False), flush=True)
+
+
+def refuse_file(out: Path) -> None:
+    """Raise a UserError for an --out that is to be a directory and is a file."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out '{out}' is a file: give a directory")
 
 
 def write_json(path: Path, value: dict[str, Any]) -> Path:

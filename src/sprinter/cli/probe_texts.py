@@ -77,6 +77,7 @@ def _share(lengths: Sequence[int], total: int) -> int:
 
 def _ids(record: Any, where: str, pair: LoadedPair) -> tuple[list[int], list[int]]:
     """Token ids of a record's prompt, and of what is probed after it."""
+    from sprinter.engine.chat import render_chat
     from sprinter.engine.tokens import encoded
 
     prompt, answer = _parts(record, where)
@@ -88,7 +89,10 @@ def _ids(record: Any, where: str, pair: LoadedPair) -> tuple[list[int], list[int
         before = encoded(pair.tokenizer, prompt)
     else:
         talk = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        before = _in_chat_form(talk, where, pair)
+        try:
+            before = render_chat(talk, pair).ids
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
     if not ids or not before:
         raise UserError(f"{where} is too short: a probe needs a token after the first, or after the prompt")
     if (length := len(before) + len(ids)) > pair.context:
@@ -112,13 +116,3 @@ def _parts(record: Any, where: str) -> tuple[str | Sequence[Mapping[str, Any]] |
     if not isinstance(answer, str) or not isinstance(prompt, str | list | None):
         raise UserError(f"{where} is of no known form: give {_FORMS}")
     return prompt, answer
-
-
-def _in_chat_form(messages: Sequence[Mapping[str, Any]], where: str, pair: LoadedPair) -> list[int]:
-    """Token ids of a conversation in the tokenizer's chat form, with the generation prompt."""
-    from sprinter.engine.chat import render_chat
-
-    try:
-        return render_chat(messages, pair).ids
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None

@@ -15,8 +15,8 @@ import typer
 from typer.main import get_command
 
 from sprinter.cli.app import app
+from sprinter.cli.generating import in_options
 from sprinter.cli.loading import Loading, debugging
-from sprinter.cli.messages import in_options
 from sprinter.errors import ProfileWarning, SprinterError, UserError
 
 __all__ = ["run"]

@@ -1,15 +1,46 @@
-"""Lets commands share options: one parameter of a function becomes several options of the command line."""
+"""How functions become commands: shared options, groups of commands, and help.
+
+The help of a command with many options lists ten of them, and all by group with --help-all.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
-from typing import Any, get_type_hints
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["Decorator", "in_place_of", "option", "parameter", "takes"]
+__all__ = [
+    "CommandGroup", "Decorator", "ListedCommand", "group", "in_place_of", "listed", "option", "parameter", "show_help",
+    "takes",
+]  # fmt: skip
+
+_FEW = 14  # options that are always listed
+_ALL = "help_all"
+FIRST = {
+    "generate": "method target draft max_new_tokens temperature seed budget chat prompts json",
+    "chat": "method target draft max_new_tokens temperature seed budget system template json",
+    "serve": "method target draft budget host port model_name rows max_len api_keys",
+    "bench": "suite arm target draft chat new_tokens temperature out config json",
+    "tune": "data target draft budget coin quality time new_tokens out json",
+    "doctor": "target draft gate device dtype runner probe max_drift probe_tokens json",
+    "demo": "target draft gate tokenizer device dtype runner max_new_tokens seed json",
+    "gate label": "data out target draft chat classes limit new_tokens temperature json",
+    "gate mine": "data out target draft compare chat limit new_tokens method json",
+    "gate train": "labels out head label features drift tau epochs force json",
+    "draft distill": "data out target layers width chat epochs minutes new_tokens json",
+    "draft sizes": "data out target shape steps chat limit new_tokens temperature json",
+    "draft train": "data out target kind heads chat epochs minutes new_tokens json",
+    "draft vocabulary": "data out target tokenizer size field split limit trust_remote_code json",
+    "theory pareto": "target draft gate prompts texts max_new_tokens temperature seed out json",
+    "theory flops": "target draft gate method tokens context gamma texts dtype json",
+    "theory predict": "method target draft gate labels max_drift prompts texts temperature json",
+}
+"""The options that --help lists, by command."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -73,3 +104,92 @@ def in_place_of(
         return run
 
     return decorate
+
+
+def _shown(context: typer.Context, asked: bool) -> None:
+    if asked:
+        context.meta[_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_HelpAll = Annotated[bool, option("Show all options and exit.", "--help-all", is_eager=True, callback=_shown)]
+
+
+def listed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --help-all if it has many options."""
+    signature = inspect.signature(command, eval_str=True)
+    if len(signature.parameters) <= _FEW:
+        return command
+
+    @wraps(command)
+    def run(**given: Any) -> Any:
+        return command(**{name: value for name, value in given.items() if name != _ALL})
+
+    parameters = [*signature.parameters.values(), parameter(_ALL, _HelpAll, False)]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _write_options(command: TyperCommand | TyperGroup, context: Any, formatter: Any) -> None:
+    """Write the sections of arguments and options: all, or those of ``FIRST``."""
+    path = context.command_path.partition(" ")[2]
+    chosen = [] if _ALL in context.meta else FIRST.get(path, "").split()
+    sections: dict[str, list[Any]] = {"Arguments": [], "Options": []}
+    for one in command.get_params(context):
+        record, title = one.get_help_record(context), "Options"
+        if one.param_type_name == "argument":
+            title = "Arguments"
+        elif chosen and one.name not in (*chosen, _ALL, "help"):
+            continue
+        elif not chosen:
+            title = getattr(one, "rich_help_panel", None) or title
+        if record is not None:
+            sections.setdefault(title, []).append(record)
+    for title, rows in sections.items():
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class ListedCommand(TyperCommand):
+    """A command whose help lists the options that matter most."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections of arguments and options."""
+        _write_options(self, ctx, formatter)
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands, which may do something itself."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections of arguments, options and commands."""
+        _write_options(self, ctx, formatter)
+        rows = [(name, one.get_short_help_str(500)) for name, one in self.commands.items() if not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def group(
+    title: str, about: str, alone: Callable[..., Any] | None = None, **commands: Callable[..., Any]
+) -> typer.Typer:
+    """A group of commands.
+
+    Args:
+        title, about: its name and help.
+        alone: what it does without a command; None: it shows its help.
+        commands: by name.
+    """
+    found = typer.Typer(name=title, help=about, cls=CommandGroup)
+    for name, command in commands.items():
+        found.command(name, cls=ListedCommand)(listed(command))
+    found.callback(invoke_without_command=True)(show_help if alone is None else listed(alone))
+    return found
+
+
+def show_help(context: typer.Context) -> None:
+    """What a group does without a command."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

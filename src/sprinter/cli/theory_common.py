@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sprinter.cli.pages import refuse_file
 from sprinter.cli.progress import Progress
 from sprinter.cli.prompts import read_text
 from sprinter.errors import UserError
@@ -40,8 +41,7 @@ def check_out(out: Path | None, figures: bool) -> None:
     """Check, before any work, that files can be written to --out and figures be drawn."""
     if out is None:
         return
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out '{out}' is a file: give a directory")
+    refuse_file(out)
     if figures:
         check_plots("give --no-figures")
     try:

@@ -146,13 +146,10 @@ def _print(rows: list[dict[str, Any]], found: dict[str, Any], ratio: float, max_
 def _cells(dial: str, row: dict[str, Any] | None) -> tuple[str, ...]:
     if row is None:
         return (f"{dial}: none drifts so little", *("-",) * 5)
-    name = f"{dial}: {row['method']}" if dial else row["method"]
     calls, drift = row["tokens_per_call_interval"], row["mean_drift_interval"]
     return (
-        name,
+        f"{dial}: {row['method']}" if dial else row["method"],
         "-" if calls is None else f"{row['tokens_per_call']:.2f} [{calls[0]:.2f}, {calls[1]:.2f}]",
         f"{row['mean_drift']:.3f} [{drift[0]:.3f}, {drift[1]:.3f}]",
-        f"{row['draft_steps']:.2f}",
-        f"{row['speed_up']:.2f}",
-        "yes" if row["lossless"] else "no",
-    )
+        f"{row['draft_steps']:.2f}", f"{row['speed_up']:.2f}", "yes" if row["lossless"] else "no",
+    )  # fmt: skip

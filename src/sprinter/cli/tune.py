@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import FiguresOption, JsonOption, RestartOption, RunCodeOption
+from sprinter.cli.options import FieldOption, FiguresOption, JsonOption, RestartOption, RunCodeOption
 from sprinter.cli.pages import console, print_json, print_table, write_file
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option
@@ -71,9 +71,7 @@ def tune(
             default="lines of a .txt file as they are",
         ),
     ] = None,
-    field: Annotated[
-        str | None, option("Field of a .jsonl file that holds the prompt.", default="the first known")
-    ] = None,
+    field: FieldOption = None,
     run_code: RunCodeOption = False,
     figures: FiguresOption = True,
     restart: RestartOption = False,
@@ -89,19 +87,11 @@ def tune(
     from sprinter.tuning import tune as run
     from sprinter.tuning.picture import draw_tuning, plot_text
 
+    asked: dict[str, Any] = {"coin": coin, "time_s": _seconds(time), "temperature": temperature, **options}
+    asked |= {"new_tokens": new_tokens, "seed": seed, "run_code": run_code}
     budgets = tuple(budget) if budget else () if quality else (0.05,)
-    asked: dict[str, Any] = {
-        "budgets": budgets,
-        "coin": coin,
-        "time_s": _seconds(time),
-        "temperature": temperature,
-    }
-    asked |= {
-        "quality": tuple(Goal.parse(text) for text in quality or ()),
-        "new_tokens": new_tokens,
-        "seed": seed,
-    }
-    settings = TuneSettings(**{**asked, **options, "run_code": run_code})
+    goals = tuple(Goal.parse(text) for text in quality or ())
+    settings = TuneSettings(budgets=budgets, quality=goals, **asked)
     if figures:
         check_plots("give --no-figures")
     if not out.parent.is_dir():
