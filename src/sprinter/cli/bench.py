@@ -16,7 +16,7 @@ import typer
 from sprinter.cli.bench_results import print_summary, print_written
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import FieldOption, JsonOption, RestartOption, RunCodeOption
+from sprinter.cli.options import FieldOption, JsonOption, RestartOption, RunCodeOption, SystemOption
 from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option
@@ -76,20 +76,22 @@ def run(
         ),
     ] = None,
     data: Annotated[
-        Path | None, option("Directory with the suites' files.", default="by name from the hub")
+        Path | None,
+        option("Directory with the suites' files.", default="by name from the hub", panel="Texts"),
     ] = None,
     rule: Annotated[
         str | None,
         option(
             "How to make prompts from running text: share=0.5,words=200,min_words=60, long=64 (with -n 0), whole.",
             default="first 30 % of the words",
+            panel="Texts",
         ),
     ] = None,
     field: FieldOption = None,
     chat: Annotated[
-        bool, option("Ask in chat form: gsm8k, humaneval, ... through the pair's chat template.", "--chat")
+        bool, option("Ask in chat form, by the pair's chat template.", "--chat", panel="Texts")
     ] = False,
-    system: Annotated[str | None, option("System message of prompts in chat form.", default=False)] = None,
+    system: SystemOption = None,
     out: Annotated[Path, option("Directory for results.", "--out", "-o")] = Path("bench-results"),
     config: Annotated[
         Path | None,
@@ -168,8 +170,9 @@ def run(
     settings = BenchSettings(**asked)
     with_llama = loading.runner == "llamacpp"
     if loading.runner == "auto" and loading.target is not None and loading.target.endswith(".gguf"):
-        by_torch = choose_runner(loading.target, loading.draft, loading.arguments()).options
-        with_llama = not by_torch
+        with_llama = not choose_runner(
+            loading.target, loading.draft, loading.arguments()
+        ).options  # nor PyTorch
     tuned = () if loading.profile is None else ("auto",)
     arms = parse_arms(arm or (*tuned, *_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
     _known(base or (), [each.name for each in arms])

@@ -121,9 +121,9 @@ class Commands:
             case "system":
                 if rest:
                     chat.restore(None if rest in ('""', "''") else rest, chat.turns, chat.options)
-                self.note(self._system() or "no system prompt")
+                self.note("no system prompt" if chat.system is None else f"system prompt: {chat.system}")
             case "history":
-                self.note(self._system())
+                self.note("" if chat.system is None else f"system prompt: {chat.system}")
                 for number, turn in enumerate(chat.turns, 1):
                     self.note(f"{number}> {turn.user}", "bold")
                     self.note(turn.answer, "")
@@ -151,9 +151,6 @@ class Commands:
             limit = len(out.tokens)
             self.note(f"the answer was cut off: max_new_tokens is {limit} (/set max_new_tokens {2 * limit})")
         return cancelled
-
-    def _system(self) -> str:
-        return "" if self.chat.system is None else f"system prompt: {self.chat.system}"
 
     def _table(self, rows: Mapping[str, str]) -> None:
         width = max(map(len, rows))

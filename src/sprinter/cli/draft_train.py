@@ -17,7 +17,7 @@ from sprinter.cli.options import (
     RestartOption,
     TextOptions,
     TrainingOptions,
-)  # fmt: skip
+)
 from sprinter.cli.pages import console, print_json, print_table
 from sprinter.cli.signature import option, takes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -51,6 +50,7 @@ def command(
     'sprinter gate train --head judge' and '--head diversed' learn from it. To continue a run that was interrupted, give
     the same command again.
     """
+    from sprinter.bench.quality.exact import final_number, first_choice
     from sprinter.training.mine import MineSettings, mine, read_mined
 
     settings = MineSettings(compare, new_tokens, method, rows, share, seed, reading.limit)
@@ -59,7 +59,7 @@ def command(
     began = time.perf_counter()
     with Progress() as progress:
         mine(
-            pair, examples, _answer(compare), out, settings,
+            pair, examples, final_number if compare == "number" else first_choice, out, settings,
             lambda done, wanted, tried: progress(f"{tried} tokens tried", done, wanted),
         )  # fmt: skip
     mined = read_mined(out)
@@ -89,9 +89,3 @@ def _examples(data: list[str], reading: ReadingOptions) -> list[Example]:
         raise UserError("--system is a message of a conversation: add --chat")
     found = read_examples(data, reading.field, chat=reading.chat, system=reading.system)
     return [one if isinstance(one, Example) else Example(one, None, "") for one in found]
-
-
-def _answer(compare: str) -> Callable[[str], Hashable | None]:
-    from sprinter.bench.quality.checks import final_number, first_choice
-
-    return final_number if compare == "number" else first_choice

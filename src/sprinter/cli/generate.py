@@ -11,7 +11,7 @@ import typer
 from sprinter.cli.generate_many import ROWS, ResultsFile, generate_many, read_prompts, settings_of
 from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
 from sprinter.cli.loading import Loading, check_models, load, loads
-from sprinter.cli.options import FieldOption, JsonOption, RestartOption
+from sprinter.cli.options import FieldOption, JsonOption, RestartOption, SystemOption
 from sprinter.cli.pages import JsonPage, Page, TerminalPage
 from sprinter.cli.prompts import read_messages, read_prompt
 from sprinter.cli.signature import option
@@ -33,21 +33,24 @@ def generate(
     options: GenerationKeywords = AT_DEFAULTS,
     loading: Loading = Loading(),
     chat: Annotated[
-        bool, option("The prompt is a message of a user; the chat template is applied.", "--chat")
+        bool,
+        option("The prompt is a message of a user; the chat template is applied.", "--chat", panel="Texts"),
     ] = False,
-    system: Annotated[str | None, option("System message before a chat.", default=False)] = None,
+    system: SystemOption = None,
     messages: Annotated[
         Path | None,
         option(
             'JSON file with a conversation, [{"role": ..., "content": ...}, ...], as the prompt.',
             default=False,
+            panel="Texts",
         ),
     ] = None,
     prompts: Annotated[
         Path | None,
         option(
             "File of prompts: .txt, one per line, or .jsonl (also with messages). "
-            "Prints one JSON object per line."
+            "Prints one JSON object per line.",
+            panel="Texts",
         ),
     ] = None,
     field: FieldOption = None,

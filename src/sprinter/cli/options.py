@@ -18,7 +18,8 @@ from sprinter.errors import UserError
 __all__ = [
     "ON_TARGET", "DataOption", "FieldOption", "FiguresOption", "JsonOption", "LabelsOption", "MoreLabelsOption",
     "MoreOption", "PlacingOptions", "ProbingOptions", "ReadingOptions", "RepeatsOption", "RestartOption",
-    "RunCodeOption", "SteppingOptions", "TextOptions", "TrainingOptions", "complete_method", "refuse_unused",
+    "RunCodeOption", "SteppingOptions", "SystemOption", "TextOptions", "TrainingOptions", "complete_method",
+    "refuse_unused",
 ]  # fmt: skip
 
 ON_TARGET = (
@@ -54,6 +55,7 @@ FieldOption = Annotated[
         default="text, prompt, question, turns or content",
     ),
 ]
+SystemOption = Annotated[MaybeText, _texts("System message before all prompts, in chat form.", default=False)]
 LabelsOption = Annotated[
     list[Path], option("Directory made by 'sprinter gate label'; may be repeated.", default=False)
 ]
@@ -76,9 +78,7 @@ class ReadingOptions:
     chat: Annotated[
         bool, _texts("Every text is a prompt of a user; prompts go through the chat template.", "--chat")
     ] = False
-    system: Annotated[MaybeText, _texts("System message before all prompts, with --chat.", default=False)] = (
-        None
-    )
+    system: SystemOption = None
 
 
 @dataclass(frozen=True, slots=True)

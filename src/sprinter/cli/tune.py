@@ -57,7 +57,7 @@ def tune(
     time: Annotated[str, option("When to stop: 90s, 10m, 1h; none: no limit.")] = "10m",
     out: Annotated[Path, option("The profile.", "--out", "-o")] = Path("profile.json"),
     loading: Loading = Loading(),
-    prompts: Annotated[int, option("Number of prompts, at most.", min=1)] = 64,
+    prompts: Annotated[int, option("Number of prompts, at most.", min=1, panel="Texts")] = 64,
     new_tokens: Annotated[
         int | None, option("Tokens per text.", "--max-new-tokens", "-n", default="by data", min=1)
     ] = None,
@@ -69,6 +69,7 @@ def tune(
         option(
             "How to make prompts from running text, as in 'sprinter bench'.",
             default="lines of a .txt file as they are",
+            panel="Texts",
         ),
     ] = None,
     field: FieldOption = None,
