@@ -1,0 +1,3 @@
+"""Benchmarks of the engine."""
+
+from __future__ import annotations
