@@ -50,7 +50,7 @@ def command(
     'sprinter gate train --head judge' and '--head diversed' learn from it. To continue a run that was interrupted, give
     the same command again.
     """
-    from sprinter.bench.quality.exact import final_number, first_choice
+    from sprinter.bench.quality.checks import final_number, first_choice
     from sprinter.training.mine import MineSettings, mine, read_mined
 
     settings = MineSettings(compare, new_tokens, method, rows, share, seed, reading.limit)
