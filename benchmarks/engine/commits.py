@@ -1,6 +1,6 @@
 """This checkout against another one: the same texts, in turn, by a process of each, alone and in batches.
 
-    python benchmarks/engine/commits.py --other DIR [--pairs builtin qwen] [--rows 1 16 64] [--repeats 8]
+    python benchmarks/engine/commits.py [--other DIR] [--pairs builtin qwen] [--rows 1 16 64] [--repeats 8]
 
 DIR is a clean checkout of an older commit (``git worktree add DIR COMMIT``). Host time is what a token takes outside of
 forward passes: the loop, laws, draws, rules and scheduling. Tokens are compared too: greedy texts must be the same.
@@ -18,6 +18,8 @@ from typing import Any
 
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
     sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from benchmarks.smoke import SMOKE, sized
 
 NAME = "engine/commits"
 METHODS = ("autoregressive", "speculative(gamma=4)")
@@ -81,10 +83,12 @@ def main() -> None:
     from sprinter.bench.statistics import ratio_of_sums
 
     parser = option_parser(__doc__, data=False)
-    parser.add_argument("--other", type=Path, required=True, help="a checkout of another commit")
-    parser.add_argument("--pairs", nargs="+", default=["builtin", "qwen"])
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64])
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument(
+        "--other", type=Path, default=ROOT, help="a checkout of another commit; this one: the noise"
+    )
+    parser.add_argument("--pairs", nargs="+", default=sized(["builtin", "qwen"], ["builtin"]))
+    parser.add_argument("--rows", nargs="+", type=int, default=sized([1, 16, 64], [2]))
+    parser.add_argument("--repeats", type=int, default=sized(8, 1))
     options = parser.parse_args()
     began = time.time()
     commit = subprocess.run(
@@ -100,7 +104,7 @@ def main() -> None:
             one.ask(load=real)
         for rows in options.rows if "target" not in load else [n for n in options.rows if n <= 16]:
             prompts = [f"Chapter {i}: the river rises in the mountains and" for i in range(rows)]
-            tokens = 64 if "target" not in load else 32
+            tokens = 4 if SMOKE else 64 if "target" not in load else 32
             for method in METHODS:
                 asked = {
                     "prompts": prompts,
@@ -134,7 +138,7 @@ def main() -> None:
         f"{one['host_us']['here']:.0f} | {one['host_us']['other']:.0f} | {'yes' if one['same'] else 'no'}"
         for one in rows_of_table
     ]
-    results: dict[str, Any] = {"other": commit.stdout.strip(), "measured": rows_of_table}
+    results: dict[str, Any] = {"benchmark": NAME, "other": commit.stdout.strip(), "measured": rows_of_table}
     note_run(results, "commits", began)
     write_results(NAME, results, "\n".join(grid(head, lines)))
 

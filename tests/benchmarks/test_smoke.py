@@ -40,6 +40,7 @@ NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/tokenizers"), "llama_cpp"
 NEEDS |= {"serve/evaluate": "lm_eval", "serve/schema": "schemathesis"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
+    "engine/commits": {"measured", "other"},
     "gpu": {"stages"},
     "gpu/drafts": {"drafters", "trainings"},
     "gpu/waves": {"measured"},
