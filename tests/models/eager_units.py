@@ -16,11 +16,8 @@ class EagerUnits:
 
     def __init__(self, kind: str | PreTrainedModel) -> None:
         self.model = tiny(kind) if isinstance(kind, str) else kind
-        self.calls, self.begun = dict[str, int](), 0
+        self.calls = dict[str, int]()
         self.windows = _choose(self.model).windows
-
-    def begin(self) -> None:
-        self.begun += 1
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Captured:
         module = as_module(RowPass(self.model, self.windows, some), unit)

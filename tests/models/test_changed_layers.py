@@ -10,7 +10,7 @@ import torch
 from tests.models.gguf_families import FAMILIES
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import sprinter
 from sprinter.errors import UserError
@@ -21,7 +21,6 @@ from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.unchanged import changed_layer
 from sprinter.models.quantised.whole import _Forward, _Stack, is_joined
 from sprinter.models.runners.forward import decoder_layers
-from sprinter.models.runners.row import RowRunner
 
 
 def llama() -> Any:
@@ -58,29 +57,29 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_layers_that_are_changed_later_are_not_passed_over(
-    change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stands_in_place_of_a_layer_is_honoured(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama()
-    quantise(model, "int8")
     CHANGES[change](model.model)
     text = torch.randint(1, 250, (1, 12))
     seen: list[type] = []
     handle = register_module_forward_hook(lambda module, args, output: seen.append(type(module)))
     if change != "hook for all modules":
         handle.remove()
+    quantise(model, "int8")
 
     def passes() -> torch.Tensor:
-        rows = RowRunner(model, 1, 20, {"": None})
+        rows = make_runner(model, max_len=20)
         made = [rows.extend(part).logits for part in text.split(4, 1)]
         return torch.cat([one for one in made if one is not None], 1)
 
     found = passes()
     handle.remove()
-    assert seen.count(LlamaDecoderLayer) == (9 if change == "hook for all modules" else 0)
-    assert seen.count(LlamaMLP) == seen.count(LlamaDecoderLayer)
-    monkeypatch.setattr(_Stack, "together", lambda *_: None)
-    assert torch.allclose(found, passes(), atol=1e-4 if seen else 0.0)
+    assert (LlamaMLP in seen) is (change == "hook for all modules")
+    for layer in model.model.modules():
+        if isinstance(vars(layer).get("forward"), _Forward):
+            del layer.forward
+    wanted = passes()
+    assert torch.linalg.norm(found - wanted) <= 0.1 * torch.linalg.norm(wanted)
 
 
 class Lora(nn.Module):
@@ -180,22 +179,16 @@ def test_layers_as_their_classes_make_them_are_unchanged(family: str) -> None:
     assert changed_layer(model) is None
 
 
-@pytest.mark.parametrize(
-    "options", [{"dtype": "int8"}, {"compile": True}, {"compile": True, "dtype": "float32"}]
-)
-@pytest.mark.parametrize("first", [False, True])
-def test_what_is_put_into_a_layer_later_is_refused_until_a_reload(
-    options: dict[str, Any], first: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"compile": True}])
+def test_what_is_put_into_a_layer_later_is_seen_after_a_reload(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = sprinter.load_pair(**options)
     decode = {"method": "speculative(gamma=3)", "max_new_tokens": 8, "temperature": 0}
     model: Any = pair.models.target.model
-    before = pair.generate("def f(", **decode).text if first else None
+    before = pair.generate("def f(", **decode).text
     seen: list[int] = []
     handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
-    for prompt in ("def f(", "class A:"):
-        with pytest.raises(UserError, match=r"layers\.1\.mlp has a hook; call pair\.reload\(\)"):
-            pair.generate(prompt, **decode)
     caplog.clear()
     pair.reload()
     assert "layers.1.mlp has a hook" in caplog.text
@@ -203,9 +196,7 @@ def test_what_is_put_into_a_layer_later_is_refused_until_a_reload(
     assert seen
     handle.remove()
     pair.reload()
-    assert is_joined(model)
-    again = pair.generate("def f(", **decode).text
-    assert before is None or again == before
+    assert is_joined(model) and pair.generate("def f(", **decode).text == before
 
 
 def test_a_layer_between_that_is_not_quantised_is_not_passed_over() -> None:

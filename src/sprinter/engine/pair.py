@@ -263,22 +263,18 @@ class Pair:
         return self._parts.method_for(GenerationOptions.of(options, keywords))
 
     def clear_prefix_cache(self) -> None:
-        """Forget all earlier texts and release their memory; those in an ``Engine`` stay until it is closed.
-
-        Call it after a change of the model that is not looked for: a write through ``.data`` on a GPU, or other
-        frequencies of its rotary embedding.
-        """
+        """Forget all earlier texts and release their memory; those in an ``Engine`` stay until it is closed."""
         for pool in (self._parts.targets, self._parts.drafts):
             if pool is not None:
                 pool.clear()
 
     def reload(self) -> None:
-        """Take the models as they are now, after a change of modules, hooks, settings, dtype or device.
+        """Take the models as they are now, after a change of weights, modules, hooks, settings, dtype or device.
 
-        A pair is frozen once it is loaded: what stands in a model then is decoded with, and what is put into it later
-        is refused or not seen until this call (new values of weights are seen when a text begins). Layers that our
-        kernels no longer know run by their own modules from then on, and a warning says so. Texts in caches are
-        forgotten; close engines and streams before.
+        A pair is frozen once it is loaded: what stands in a model then is decoded with. Nothing looks for later
+        changes; until this call they may be seen, not seen, or seen in part, and cached texts are those of the models
+        before. Layers that our kernels no longer know run by their own modules from then on, and a warning says so.
+        Texts in caches and measured costs are forgotten; close engines and streams before.
 
         Raises:
             UserError: a model can no longer be served, or has fewer token ids than before.

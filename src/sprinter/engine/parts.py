@@ -24,7 +24,6 @@ from sprinter.engine.run import ForwardCosts
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
-from sprinter.models.choose import renew
 from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
@@ -226,24 +225,16 @@ class Parts:
         for pool in self._pools():
             pool.forget()
 
-    def _follow(self) -> None:
-        """Move heads to where their models are, and drop caches of another dtype or device."""
-        renewed = [pool.renew() for pool in self._pools()]
-        if not any(renewed):
-            return
+    def reload(self) -> None:
+        """See ``Pair.reload``."""
+        for pool in self._pools():
+            pool.reload()
         for head in self.heads.values():
             model = self.models.draft if head.config.model == "draft" else self.models.target
             assert model is not None
             head.to(model.model.device)
         if self.drafting is not None:
             self.drafting.move_beside(self.models.target.module("heads that draft"))
-
-    def reload(self) -> None:
-        """See ``Pair.reload``."""
-        for pool in self._pools():
-            pool.clear()
-            renew(pool.model.model)
-        self._follow()
         self._reloaded = True
         for name in ("described", "_kept_costs", *_COSTS):
             self.__dict__.pop(name, None)  # made again when needed
@@ -261,7 +252,6 @@ class Parts:
 
         ``prompt``: token ids of the text that one row will read.
         """
-        self._follow()
         target = self.targets.take(max_len, rows, spare, prompt) if needs_target else None
         draft = self.drafts.take(max_len, rows, spare, prompt) if self.drafts and needs_draft else None
         held = (

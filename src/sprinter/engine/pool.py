@@ -7,14 +7,14 @@ from threading import RLock
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-import torch
 from transformers import PreTrainedModel
 
-from sprinter.engine.prefix import OFF, Changes, HeldRows, PrefixCache
+from sprinter.engine.prefix import OFF, HeldRows, PrefixCache
 from sprinter.errors import UserError
-from sprinter.models.choose import holds_leaves, make_runner
+from sprinter.models.choose import holds_leaves, make_runner, renew
 from sprinter.models.interface import Runner
 from sprinter.models.pair import LoadedModel
+from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.forward import head_sizes
 
 __all__ = ["IdleRunners", "RunnerPool"]
@@ -72,8 +72,6 @@ class RunnerPool:
         self.model, self.cache = model, cache
         self._idle = IdleRunners() if idle is None else idle
         self._held: WeakKeyDictionary[Runner, HeldRows] = WeakKeyDictionary()
-        self._changes = Changes(model.model)
-        self._kind = _kind(model)
 
     @property
     def _free(self) -> list[Runner]:
@@ -85,7 +83,6 @@ class RunnerPool:
         ``prompt``: token ids of a text that it will read; a runner that holds a beginning of them is preferred.
         """
         with self._idle.lock:
-            self.renew()
             runner, source = self._choose(max_len, rows, spare, prompt)
             if runner is not None:
                 self._idle.take(self, runner)
@@ -94,27 +91,26 @@ class RunnerPool:
             runner = make_runner(
                 self.model.model, batch=rows, max_len=size, compile=self.model.compile, leaves=spare + 1
             )
-            self._held[runner] = HeldRows(rows, self.cache, self._changes)
+            self._held[runner] = HeldRows(rows, self.cache, is_joined(self.model.model))
         if source is not None:
             self._copy(source, runner, prompt)
         return runner
 
-    def renew(self) -> bool:
-        """Drop the idle runners if the model has another dtype, device or attention than theirs; whether it has.
+    def reload(self) -> None:
+        """Take the model as it is now: no runner that was made before is lent again.
 
         Raises:
-            UserError: it has fewer token ids than when it was loaded.
+            UserError: it cannot be served, or has fewer token ids than when it was loaded.
         """
-        if (kind := _kind(self.model)) == self._kind:
-            return False
-        if kind.ids < self.model.vocab_size:
+        model = self.model.model
+        self.clear()
+        self._held = WeakKeyDictionary()
+        renew(model)
+        if isinstance(model, PreTrainedModel) and (ids := head_sizes(model)[0]) < self.model.vocab_size:
             raise UserError(
-                f"{self.model.id} has {kind.ids} token ids now and had {self.model.vocab_size} when it was loaded: "
+                f"{self.model.id} has {ids} token ids now and had {self.model.vocab_size} when it was loaded: "
                 "load the pair again"
             )
-        self.clear()
-        self._kind = kind
-        return True
 
     def held(self, runner: Runner) -> HeldRows:
         """What the rows of a runner of this pool hold."""
@@ -167,7 +163,7 @@ class RunnerPool:
         held.texts[0].cut(0)
         length = given.shared(0, prompt)
         if runner.adopt(source, length):
-            held.take(0, given, length)
+            held.texts[0].take(given.texts[0], length)
         if not given.continues(0, prompt):
             self._idle.put(self, source)
 
@@ -190,25 +186,8 @@ class RunnerPool:
 
     def give_back(self, runner: Runner | None) -> None:
         """Return a runner, whose rows hold what its ``HeldRows`` records."""
-        if runner is not None:
+        if runner is not None and runner in self._held:  # else it was made before a reload
             self._idle.put(self, runner)
-
-
-class _Kind(NamedTuple):
-    """What the caches and masks of a model's runners depend on, and its number of token ids."""
-
-    dtype: torch.dtype | None
-    device: torch.device | None
-    attention: str | None
-    ids: int
-
-
-def _kind(model: LoadedModel) -> _Kind:
-    own = model.model
-    if not isinstance(own, PreTrainedModel):
-        return _Kind(None, None, None, model.vocab_size)
-    attention = getattr(own.config, "_attn_implementation", None)  # ``set_attn_implementation`` changes it
-    return _Kind(own.dtype, torch.device(own.device), attention, head_sizes(own)[0])
 
 
 class _IdleChoice(NamedTuple):

@@ -12,23 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import RLock
-
-from torch import nn
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.sequence import common_prefix
 from sprinter.errors import UserError
-from sprinter.models.capture.marks import Watch
-from sprinter.models.interface import ServedModel
-from sprinter.models.quantised.in_place import check_unchanged
-from sprinter.models.quantised.whole import is_joined
 
 __all__ = [
     "BLOCK",
     "DEFAULT",
     "OFF",
-    "Changes",
     "HeldRows",
     "HeldText",
     "PrefixCache",
@@ -74,26 +66,23 @@ class HeldText:
         tokens: token ids. The row may have more than is recorded here, never less.
         checked: number of leading tokens whose keys and values are known to be finite.
         blocks: number of leading tokens that were read by prefill, or in any way but as a tree if the model is steady.
-        obsolete: whether the model has changed since some of them were read.
         owner: of the request that they were read for; texts of other owners reuse none of them.
 
     Args:
         steady: whether a token is the same in every forward pass of the model.
     """
 
-    __slots__ = ("_steady", "blocks", "checked", "obsolete", "owner", "tokens")
+    __slots__ = ("_steady", "blocks", "checked", "owner", "tokens")
 
     def __init__(self, steady: bool = False) -> None:
         self._steady = steady
         self.tokens: list[int] = []
         self.checked = self.blocks = 0
-        self.obsolete, self.owner = False, ""
+        self.owner = ""
 
     def cut(self, length: int) -> None:
         """Forget all but the first ``length`` slots."""
         self.checked, self.blocks = min(self.checked, length), min(self.blocks, length)
-        if not length:
-            self.obsolete = False
         del self.tokens[length:]
 
     def add(self, start: int, tokens: Sequence[int], *, finite: bool) -> None:
@@ -128,39 +117,11 @@ class HeldText:
 
     def usable(self, reuse: str) -> int:
         """Number of leading tokens that another text may reuse."""
-        if self.obsolete:
-            return 0
         return self.checked if reuse == "all" else self.whole(min(self.checked, self.blocks))
 
     def whole(self, length: int) -> int:
         """Of the first ``length`` tokens those that are the same whatever comes after them."""
         return length if self._steady else length // BLOCK * BLOCK
-
-
-class Changes:
-    """Counts the changes of a model, after which keys and values that it computed before are worth nothing.
-
-    Attributes:
-        steady: whether a token is the same in every forward pass of the model.
-    """
-
-    def __init__(self, model: nn.Module | ServedModel) -> None:
-        self._model = model if isinstance(model, nn.Module) else None  # the weights of a file do not change
-        self.steady = self._model is not None and is_joined(self._model)
-        self._watch, self._lock, self._count = Watch(rotary=False), RLock(), 0
-
-    def check(self) -> None:
-        """Refuse a change that the model's runners would pass over, see ``check_unchanged``."""
-        if self._model is not None:
-            check_unchanged(self._model)
-
-    def count(self) -> int:
-        """Number of changes up to now. A check costs about a fifth of an eager forward pass."""
-        with self._lock:
-            before, self._count = self._count, self._count + 1  # stays so if the check is interrupted
-            if self._model is None or not self._watch.changed(self._model):
-                self._count = before
-            return self._count
 
 
 class HeldRows:
@@ -169,15 +130,12 @@ class HeldRows:
     Args:
         rows: number of rows.
         cache: what is kept and reused.
-        changes: of the runner's model; None if nothing is reused.
+        steady: whether a token is the same in every forward pass of the runner's model.
     """
 
-    def __init__(self, rows: int, cache: PrefixCache = OFF, changes: Changes | None = None) -> None:
-        steady = changes is not None and changes.steady
+    def __init__(self, rows: int, cache: PrefixCache = OFF, steady: bool = False) -> None:
         self.texts = [HeldText(steady) for _ in range(rows)]
         self.cache = cache
-        self._changes = changes
-        self._seen = 0 if changes is None else changes.count()  # before anything in the rows was read
 
     @property
     def on(self) -> bool:
@@ -188,29 +146,6 @@ class HeldRows:
     def empty(self) -> bool:
         """Whether no row holds anything that may be reused."""
         return not any(text.usable(self.cache.reuse) for text in self.texts)
-
-    def check(self) -> None:
-        """Called when a text begins, see ``Changes``."""
-        if self._changes is not None:
-            self._changes.check()
-
-    def outdated(self) -> bool:
-        """Whether the model may have changed since the rows were read; then all texts become obsolete.
-
-        Called when something is about to be reused.
-        """
-        count = 0 if self._changes is None else self._changes.count()
-        if count == self._seen:
-            return False
-        for text in self.texts:
-            text.obsolete = True
-        self._seen = count
-        return True
-
-    def take(self, row: int, other: HeldRows, length: int) -> None:
-        """Record a copy of the first tokens in row 0 of another runner of the same model."""
-        self.texts[row].take(other.texts[0], length)
-        self._seen = other._seen
 
     def shared(self, row: int, prefix: Sequence[int], owner: str = "") -> int:
         """Number of tokens at the beginning of ``prefix`` that a row holds and that a text of this owner may reuse."""

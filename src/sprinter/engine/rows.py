@@ -83,11 +83,7 @@ class CacheRows:
     def begin_text(self, view: ReadState, prefix: Sequence[int]) -> None:
         """Begin a text in its row: keep, or copy from another row, the longest beginning of ``prefix`` that a row holds
         of a text of the same owner. ``view.read`` is its number of tokens; the row holds no others.
-
-        Raises:
-            UserError: the model was changed since it was loaded, in a way that its runner would pass over.
         """
-        self.held.check()
         row = view.row
         view.begun, view.read = True, 0
         self._idle.discard(row)
@@ -95,8 +91,6 @@ class CacheRows:
             return
         owner = self.owners.get(row, "")
         length, source = self.held.most_shared(prefix, row, owner)
-        if length and self.held.outdated():
-            length = 0
         if length and source != row:
             self._unverified.add(row)  # if the copy is interrupted
             self.rewind({row: 0})
@@ -105,7 +99,6 @@ class CacheRows:
             self._unverified.discard(row)
         self.rewind({row: length})
         self.held.texts[row].owner = owner
-        self.runner.renew(row)
         view.read = length
 
     def best_row(self, free: Sequence[int], prefix: Sequence[int], owner: str = "") -> int:
@@ -227,7 +220,7 @@ class CacheRows:
         twins: dict[int, int] = {}
         for row, start, tokens, _ in blocks:
             text = self.held.texts[row]
-            if len(text.tokens) >= start and not text.obsolete:
+            if len(text.tokens) >= start:
                 other = first.setdefault((text.owner, start, *text.tokens[:start], *tokens), row)
                 twins |= {} if other == row else {row: other}
         return twins

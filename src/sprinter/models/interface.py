@@ -156,9 +156,6 @@ class Runner(ABC):
             False if the runners are of different kinds; then nothing was done.
         """
 
-    def renew(self, row: int) -> None:  # noqa: B027 - most runners have nothing to do
-        """Called when a text begins in a row, after those of its tokens that the row holds from an earlier text."""
-
     @abstractmethod
     def wipe(self, row: int) -> None:
         """Clear everything beyond the row's length, so that no NaN there reaches a later forward pass.

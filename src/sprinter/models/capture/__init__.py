@@ -5,5 +5,4 @@
 | ``runner`` | the row runner with captured forward passes |
 | ``trace`` | the forward pass as a plain function of tensors |
 | ``graphs`` | CUDA graphs |
-| ``marks`` | detects when the model has changed since it was captured |
 """

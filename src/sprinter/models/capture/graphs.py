@@ -5,6 +5,7 @@ runner's own. Inputs are padded to the next length of a ladder, and rows, if not
 two; padding has position 0 and writes to a spare slot. The visible keys are also rounded up to a power of two, so that
 attention costs at most twice what the context needs. A runner keeps the graphs that were used last. They share memory
 for intermediate results, so that only one runs at a time. Trees have their own graphs, whose visible keys are an input.
+A graph reads weights where they were when it was captured: their values may change, their place not.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sprinter.errors import SprinterError, UserError, first_line
-from sprinter.models.capture.marks import Watch, places
 from sprinter.models.capture.runner import LONGEST, Captured, Unit, as_module, split_inputs
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.runners.row import Windows
@@ -80,19 +80,10 @@ class GraphUnits:
         default_factory=OrderedDict
     )
     _refused: set[str] = field(default_factory=set)
-    _watch: Watch = field(default_factory=lambda: Watch(contents=False))
-    _places: WeakKeyDictionary[Unit, Hashable] = field(default_factory=WeakKeyDictionary)
+    _weights: WeakKeyDictionary[Unit, Hashable] = field(default_factory=WeakKeyDictionary)
     _pool: Any = None
     _unfused: bool = False
     _full: bool = False
-
-    def begin(self) -> None:
-        """See ``Units``. A graph reads weights from fixed addresses: the values may change, the addresses not."""
-        self._places.clear()
-        if self._watch.changed(self.model):
-            self._graphs.clear()
-            self._refused.clear()
-            self._full = False
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Captured | None:
         """See ``Units``. If memory for another graph runs out, a warning is logged and new shapes run eagerly.
@@ -108,9 +99,9 @@ class GraphUnits:
         if some:
             rows = rows_bucket(rows, held)
         keys = keys_bucket(like[4].shape[-1], slots)
-        if unit not in self._places:
-            self._places[unit] = places(unit)
-        key = (kind, (self._places[unit], -rows if some else rows), length, keys)
+        if unit not in self._weights:  # units of one key over other heads
+            self._weights[unit] = tuple(x.data_ptr() for x in (*unit.parameters(), *unit.buffers()))
+        key = (kind, (self._weights[unit], -rows if some else rows), length, keys)
         if key in self._graphs:
             self._graphs.move_to_end(key)
             return self._graphs[key]
@@ -207,7 +198,7 @@ class _Graph:
         if like[4].dim() == 3:
             self._seen = self._seen.repeat(rows, length, 1)
         module = as_module(run, unit)
-        self._weights = [x for part in (run, unit) for x in (*part.parameters(), *part.buffers())]
+        self._weights = [x.detach() for part in (run, unit) for x in (*part.parameters(), *part.buffers())]
         inputs = (*self._places, self._rows[0], self._seen, self._rows[1:], self._buffers)
         self._fill(like)
         # Run twice outside the graph, on a separate stream, because libraries initialise at their first calls. The keys

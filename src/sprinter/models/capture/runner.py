@@ -99,10 +99,6 @@ def _unit_of(logits: bool, layers: tuple[int, ...]) -> Unit:
 class Units(Protocol):
     """Source of captured units."""
 
-    def begin(self) -> None:
-        """Called when a text begins: drops what was captured from a model or a unit that has changed since."""
-        ...
-
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Captured | None:
         """The captured unit for inputs of this shape; None: run eagerly.
 
@@ -132,11 +128,6 @@ class CapturedRunner(RowRunner):
         self._units = units
         self._buffers: list[Tensor] = []
         self._keys, self._all_rows = self._positions[0], torch.arange(batch, device=self.device)
-
-    def renew(self, row: int) -> None:
-        """Drop what was captured before a change; for a row without tokens the next unit does so."""
-        if self._lengths[row]:
-            self._units.begin()
 
     def run(
         self,
@@ -211,13 +202,6 @@ class CapturedRunner(RowRunner):
                     f"this runner has max_len={self.max_len}"
                 )
 
-    def _begins(self, counts: Sequence[int] | None, rows: Sequence[int] | None) -> bool:
-        """Whether some row reads its first token in this call."""
-        taking_part = range(self.batch) if rows is None else rows
-        return any(
-            self._lengths[row] == 0 and (counts is None or counts[i] > 0) for i, row in enumerate(taking_part)
-        )
-
     def _step(
         self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
     ) -> ModelOutput:
@@ -258,8 +242,6 @@ class CapturedRunner(RowRunner):
         if tokens.shape[1] > LONGEST:
             return None
         self._find_buffers()
-        if self._begins(counts, rows):
-            self._units.begin()
         inputs = [tokens, *self._where(tokens.shape[1], counts, rows, trees), *extras, *self._buffers]
         captured = self._units.find(unit, rows is not None, inputs)
         return None if captured is None else captured(inputs)

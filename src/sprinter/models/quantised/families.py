@@ -134,15 +134,11 @@ class LayerFamily:
         return {name: _whole(one, i) for i, (name, one) in enumerate(made)}
 
     def norms(self, layer: Any) -> Norms:
-        """Looked up where modules keep them, for each layer in each pass."""
+        """Their weights and biases."""
         parts, attention = layer._modules, self.attends(layer)._modules
         query, key = (_weight(attention.get(name)) for name in ("q_norm", "k_norm"))
         first, second = _weight(parts["input_layernorm"]), _weight(parts["post_attention_layernorm"])
         return Norms(first, None, query, key, second, None, None, None)
-
-    def by_parts(self, layer: Any, *given: Any, **named: Any) -> Tensor:
-        """The result of a layer's own ``forward``, which calls its parts."""
-        return type(layer).forward(layer, *given, **named)  # type: ignore[no-any-return]
 
     def is_whole(self, layer: Any) -> bool:
         """Whether the layer has attention as its class makes it, which knows its config and its number."""

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from sprinter.models.capture.marks import Momentary, hooks_everywhere, hooks_of
 from sprinter.models.capture.trace import RowBuffers
 from sprinter.models.quantised.families import (
     ACTIVATIONS,
@@ -47,7 +46,7 @@ from sprinter.models.quantised.fused_plan import (
     tokens_block,
 )
 from sprinter.models.quantised.layers import RoundedLinear, plain_matrix
-from sprinter.models.quantised.unchanged import changed_layer
+from sprinter.models.quantised.unchanged import changed_layer, hooks_everywhere, hooks_of
 from sprinter.models.runners.forward import decoder_layers
 
 __all__ = ["fused_layers", "why_not_fused"]
@@ -248,7 +247,7 @@ def _compiled(x: Tensor, matrix: _Matrices) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Own(Momentary):
+class _Own:
     """``forward`` of a module in the thread that captures; in others the module's own.
 
     Args:

@@ -11,13 +11,10 @@ import logging
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from sprinter.errors import UserError
-from sprinter.models.capture.marks import Watch
 from sprinter.models.quantised.attention import attend_in_order
 from sprinter.models.quantised.layers import is_quantised, plain_matrix, without_gradient
 from sprinter.models.quantised.library import FLOATS, kernel
@@ -25,10 +22,9 @@ from sprinter.models.quantised.norm import Instead
 from sprinter.models.quantised.quantise import SCALE, is_plain, join_quantised, try_joined
 from sprinter.models.quantised.unchanged import changed_layer
 from sprinter.models.quantised.whole import join_layers, joinable, part_layers, reads_in_place
-from sprinter.models.runners.forward import decoder_layers
 from sprinter.models.runners.masks import ORDERED
 
-__all__ = ["check_unchanged", "renew_layers", "run_in_place"]
+__all__ = ["renew_layers", "run_in_place"]
 
 _log = logging.getLogger("sprinter")
 
@@ -36,7 +32,6 @@ _FAR = 1e-3
 """Largest distance of logits that come from the order of sums alone; nothing is rounded."""
 _run: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 """Models that the kernels have run in place, with the attention of before; since a reload, some may run without."""
-_watches: WeakKeyDictionary[PreTrainedModel, Watch] = WeakKeyDictionary()
 
 
 def run_in_place(model: PreTrainedModel) -> str | None:
@@ -98,7 +93,6 @@ def renew_layers(model: PreTrainedModel) -> None:
     Raises:
         UserError: as ``run_in_place``.
     """
-    _watches.pop(model, None)
     if is_quantised(model):
         part_layers(model)
         join_quantised(model)
@@ -106,38 +100,6 @@ def renew_layers(model: PreTrainedModel) -> None:
         _leave(model)
         if (why := run_in_place(model)) is not None:
             _log.warning("our kernels no longer run %s, which is slower: %s", type(model).__name__, why)
-
-
-def check_unchanged(model: nn.Module) -> None:
-    """Refuse a model of whose layers, which our kernels run, a part was changed since: they would pass over that.
-
-    Called when a text begins. Models without such layers run their own modules, whatever these are.
-
-    Raises:
-        UserError: says what has changed.
-    """
-    if not isinstance(model, PreTrainedModel) or not _has_joined(model):
-        return
-    watch = _watches.setdefault(model, Watch(contents=False, rotary=False))
-    if not watch.changed(model):
-        return
-    why, kept = changed_layer(model, joined=True), [torch.float32] if is_quantised(model) else [*FLOATS]
-    advice = "call pair.reload(), or load with compile=False"
-    for weights in model.parameters():
-        if weights.device.type != "cpu" or weights.dtype not in kept:
-            kind = str(weights.dtype).removeprefix("torch.")
-            why = f"its weights are in {kind} on {weights.device}, which our kernels do not read"
-            advice = "load it anew" if is_quantised(model) else advice
-    if why is not None:
-        del _watches[model]  # the next text is refused too
-        raise UserError(f"{type(model).__name__} was changed since it was loaded: {why}; {advice}")
-
-
-def _has_joined(model: PreTrainedModel) -> bool:
-    try:
-        return any(isinstance(vars(layer).get("forward"), Instead) for layer in decoder_layers(model))
-    except NotImplementedError:
-        return False
 
 
 def _why_not(model: PreTrainedModel) -> str | None:

@@ -13,7 +13,6 @@ from transformers import DynamicCache, PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.fingerprint import count_as, weights_fingerprint
 from sprinter.models.cache_name import with_cache
-from sprinter.models.capture.marks import hooks_of
 from sprinter.models.quantised.attention import attend_in_order
 from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.layers import (
@@ -26,7 +25,7 @@ from sprinter.models.quantised.layers import (
 )
 from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import kernel
-from sprinter.models.quantised.unchanged import changed_layer
+from sprinter.models.quantised.unchanged import changed_layer, hooks_of
 from sprinter.models.quantised.whole import is_joined, join_layers
 from sprinter.models.runners.row_cache import RowCache
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import count_as, weights_fingerprint
-from sprinter.models.capture.marks import hooks_of
 from sprinter.models.quantised.layers import RoundedLinear, plain_matrix
+from sprinter.models.quantised.unchanged import hooks_of
 
 __all__ = ["round_linears"]
 

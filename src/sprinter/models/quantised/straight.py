@@ -3,7 +3,8 @@
 In a small model what transformers does between them (masks, lists of layers, outputs of many kinds) takes longer than
 the layers. Here a pass is one call of the kernels, from token ids to logits. Where a part is another than the kernels
 know, is watched by a hook, or a state in between is wanted, the model's own modules are called one after the other, as
-its ``forward`` would; a pass that is anything more than that, or a model that is, takes the usual way.
+its ``forward`` would; a pass that is anything more than that, or a model that is, takes the usual way. What a model is
+is looked at when a runner is made, what its parts are at the runner's first pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import (
     LlamaForCausalLM,
     LlamaModel,
@@ -40,7 +40,7 @@ from sprinter.models.quantised.attention import visible
 from sprinter.models.quantised.layers import QuantisedEmbedding, QuantisedLinear, plain_matrix
 from sprinter.models.quantised.library import FLOATS, NUMBER, MatrixFacts, floats, kernel
 from sprinter.models.quantised.norm import Instead, LastNorm
-from sprinter.models.quantised.unchanged import place_of
+from sprinter.models.quantised.unchanged import hooks_of
 from sprinter.models.quantised.whole import _Call, _Forward, is_joined, reads_in_place
 from sprinter.models.runners.row_cache import RowCache
 
@@ -106,10 +106,16 @@ class Straight:
         """None: its passes take the usual way."""
         if not is_joined(model):
             return None
-        if goes_straight(model):
+        why: str | None = None
+        if not goes_straight(model):
+            if not isinstance(model, _CLASSES):
+                return None
+            why = "its class has a forward of its own"
+        elif _watched(model) or _watched(model.model):
+            why = "it has hooks or a forward of its own"
+        if why is None:
             return cls(model)
-        if isinstance(model, _CLASSES):
-            _tell(model, "its class has a forward of its own, which runs what is between its layers")
+        _tell(model, f"{_USUAL} {why}")
         return None
 
     def __call__(
@@ -128,39 +134,17 @@ class Straight:
             tokens: ``[batch, n]``. layers: numbers from 0. The others as transformers has them.
         """
         model: Any = self._model()
-        made = self._pass(model, tokens, logits, position_ids, attention_mask, cache, layers)
-        if isinstance(made, str):
-            _tell(model, f"transformers runs what is between its layers, because {made}")
-            return None
-        return made
-
-    def _pass(
-        self,
-        model: Any,
-        tokens: Tensor,
-        logits: bool,
-        position_ids: Tensor,
-        attention_mask: Tensor | Mapping[str, Tensor | None] | None,
-        cache: RowCache,
-        layers: Sequence[int],
-    ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]] | str:
-        """What a call returns; why it takes the usual way."""
         if isinstance(attention_mask, Mapping):
             if len(attention_mask) != 1:
-                return "its layers need several masks"
+                _tell(model, f"{_USUAL} its layers need several masks")
+                return None
             (attention_mask,) = attention_mask.values()
         inner = model.model
-        if _KNOWN.get(type(model).forward) is not type(inner).forward:
-            return "its class has another forward than it had"
-        if _watched(model) or _watched(inner) or _global_forward_hooks or _global_forward_pre_hooks:
-            return "it has hooks or a forward of its own"
-        first = next(iter(inner.layers._modules.values()))
-        member = first.__dict__.get("forward")
-        if type(member) is not _Forward or first._forward_hooks or first._forward_pre_hooks:
-            return "its first layer is another than it was, or has hooks"
-        call = member.call_of_all(cache)
+        member = next(iter(inner.layers._modules.values())).__dict__.get("forward")
+        call = member.call_of_all(cache) if type(member) is _Forward else None
         if call is None:
-            return "a layer is another than it was, or has hooks"
+            _tell(model, f"{_USUAL} its layers have hooks, or are of several shapes")
+            return None
         if not layers and (parts := self._parts_of(model, call)) is not None:
             return parts.outputs(model, tokens, position_ids, attention_mask, cache, logits)
         embedded = inner.embed_tokens(tokens)
@@ -170,18 +154,17 @@ class Straight:
         return (model.lm_head(hidden) if logits else None), hidden, tuple(states)
 
     def _parts_of(self, model: Any, call: _Call) -> _OneCall | None:
-        """What one call of the kernels takes, made again where something has changed; None: not in one call."""
-        if self._parts is None or not self._parts.hold(model, call):
+        """What one call of the kernels takes; None: not in one call."""
+        if self._parts is None or self._parts.call is not call:
             self._parts = _OneCall(model, call)
         if not self._parts.fit:
-            _tell(
-                model,
-                "a pass is several calls of the kernels: its embedding, last norm or rotary embedding is not known",
-            )
+            why = "its embedding, last norm or rotary embedding is not known"
+            _tell(model, f"a pass is several calls of the kernels: {why}")
             return None
         return self._parts
 
 
+_USUAL = "transformers runs what is between its layers, because"
 _told: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()
 
 
@@ -203,9 +186,9 @@ class _OneCall:
     """
 
     def __init__(self, model: Any, call: _Call) -> None:
-        self._call, self._known = call, _modules_of(model)
-        self._places = [*map(_state_of, self._known)]
-        embedding, norm, head, rotary = self._known
+        self.call, parts = call, model.model._modules
+        embedding, norm, rotary = (parts[name] for name in ("embed_tokens", "norm", "rotary_emb"))
+        head = model._modules["lm_head"]
         self._rotary: Any = rotary
         rows, weight, width = _embedding_facts(embedding), _norm_weight(norm), call.facts[0].width
         steady = type(rotary) in _ROTARY and rotary.rope_type in _STEADY and not _watched(rotary)
@@ -216,28 +199,18 @@ class _OneCall:
             return
         assert rows is not None and weight is not None
         facts, matrix = _ModelFacts(), _head_facts(head)
-        # What the facts point to lives as long as they do, also where another thread replaces it.
-        self._held: list[Tensor | None] = [*self._weights(), weight]
+        # What the facts point to lives as long as they do.
+        own = [one for part in (embedding, head) for one in (*part.parameters(), *part.buffers())]
+        self._held: list[Any] = [embedding, head, weight, *(one.detach() for one in own)]
         facts.embedding, facts.scale = rows
         if matrix is not None and matrix[0].width == width:
             facts.head, bias = matrix
             self._held.append(bias)
+        self._angles = _angles(rotary, 0)
         facts.layers, facts.count = ctypes.addressof(call.facts), len(call.numbers)
         facts.norm, facts.eps = weight.data_ptr(), norm.variance_epsilon
         facts.scaling, facts.cap = call.shape.scaling, call.shape.cap
         self._facts, self._width, self._vocab = facts, width, facts.head.high
-
-    def _weights(self) -> list[Tensor]:
-        return [one.detach() for part in self._known for one in _weights_of(part) if one is not None]
-
-    def hold(self, model: Any, call: _Call) -> bool:
-        """Whether all is as it was."""
-        now = _modules_of(model)
-        return (
-            call is self._call
-            and all(one is other for one, other in zip(now, self._known, strict=True))
-            and [*map(_state_of, now)] == self._places
-        )
 
     def outputs(
         self,
@@ -258,7 +231,7 @@ class _OneCall:
         """States ``[batch, n, d]``, and logits ``[batch, n, vocab]`` if they are wanted and the output layer is known;
         arguments as for ``Straight``."""
         batch, n = tokens.shape
-        span, (keys, _, rows) = cache.span, cache.visible(self._call.numbers[0])
+        span, (keys, _, rows) = cache.span, cache.visible(self.call.numbers[0])
         states = floats(batch, n, self._width)
         said = floats(batch, n, self._vocab) if logits and self._vocab else None
         held: list[Tensor | None] = [None, None, None]  # position, row, slot
@@ -267,7 +240,9 @@ class _OneCall:
             row, slot = cache.places(batch, n)
             place = positions.expand(batch, n).contiguous()
             held, last = [place, row, slot], int(place.max()) + 1
-        cosine, sine = _angles(self._rotary, last)
+        if len(self._angles[0]) < last:
+            self._angles = _angles(self._rotary, last)
+        cosine, sine = self._angles
         seen, steps = None, (0, 0)
         if mask is not None:
             seen = visible(mask)[:, 0]
@@ -275,7 +250,7 @@ class _OneCall:
                 seen = seen.transpose(0, 1)
             seen = seen if seen.stride(-1) == 1 else seen.contiguous()
             steps = tuple(0 if seen.shape[axis] == 1 else seen.stride(axis) for axis in (0, 1))  # type: ignore[assignment]
-        ids, buffers = tokens.to(torch.int64).contiguous(), cache.addresses(self._call.numbers)
+        ids, buffers = tokens.to(torch.int64).contiguous(), cache.addresses(self.call.numbers)
         kernel().run_pass(
             ctypes.byref(self._facts), ids.data_ptr(), *((n, batch) if span.flat else (batch, n)), span.start,
             *map(_at, held), cosine.data_ptr(), sine.data_ptr(), (ctypes.c_void_p * len(buffers))(*buffers),
@@ -289,26 +264,9 @@ def _at(given: Tensor | None) -> int | None:
     return None if given is None else given.data_ptr()
 
 
-def _modules_of(model: Any) -> tuple[Any, ...]:
-    """Embedding, last norm, output layer and rotary embedding."""
-    parts = model.model._modules
-    return parts["embed_tokens"], parts["norm"], model._modules["lm_head"], parts["rotary_emb"]
-
-
-def _state_of(part: Any) -> list[Any]:
-    """What changes if a module becomes another: its hooks, ``forward``, weights."""
-    own, weights = part.__dict__, _weights_of(part)
-    places = [None if one is None else (place_of(one), one.shape, one.stride()) for one in weights]
-    return [_has_hooks(part), own.get("forward"), own.get("_matrix"), places]
-
-
-def _weights_of(part: Any) -> list[Tensor | None]:
-    return [*part._parameters.values(), *part._buffers.values()]
-
-
 def _is_ours(part: Any) -> bool:
     """Whether nothing watches a module, and what stands in the place of its ``forward`` is ours."""
-    return not _has_hooks(part) and isinstance(part.__dict__.get("forward"), Instead)
+    return not hooks_of(part) and isinstance(part.__dict__.get("forward"), Instead)
 
 
 def _norm_weight(part: Any) -> Tensor | None:
@@ -350,25 +308,13 @@ def _head_facts(part: Any) -> tuple[MatrixFacts, Tensor | None] | None:
     return MatrixFacts(FLOATS[weight.dtype], weight.data_ptr(), high, width, _at(bias), high, high), bias
 
 
-_tables: WeakKeyDictionary[nn.Module, tuple[float, Tensor, Tensor, Tensor]] = WeakKeyDictionary()
-
-
 def _angles(rotary: Any, last: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``[at least last, turned]`` of all positions, as the rotary embedding has them."""
-    sizes, scaling = rotary.inv_freq, rotary.attention_scaling
-    held = _tables.get(rotary)
-    if held is None or held[0] != scaling or not torch.equal(held[1], sizes) or len(held[2]) < last:
-        count = max(256, 1 << (last - 1).bit_length())
-        places = torch.arange(count, device="cpu")[None]
-        cosine, sine = (part[0].float().contiguous() for part in rotary(floats(1), position_ids=places))
-        held = _tables[rotary] = (scaling, sizes.clone(), cosine, sine)
-    return held[2], held[3]
+    places = torch.arange(max(256, 1 << max(last - 1, 0).bit_length()), device="cpu")[None]
+    cosine, sine = (part[0].float().contiguous() for part in rotary(floats(1), position_ids=places))
+    return cosine, sine
 
 
 def _watched(module: Any) -> bool:
     """Whether it has hooks, or another ``forward`` than its class."""
-    return _has_hooks(module) or "forward" in module.__dict__
-
-
-def _has_hooks(module: Any) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return bool(hooks_of(module)) or "forward" in module.__dict__

@@ -1,51 +1,45 @@
-"""Whether decoder layers are what their class makes of a config, and still are what they were.
+"""Whether decoder layers are what their class makes of a config.
 
 The kernels compute what a layer's class computes, and run no code of its parts: whatever else is found there, an
 adapter, a hook, another activation, is found by ``changed_part`` when a model is loaded, and such a layer is left to
-its own modules.
-
-The second check, ``Unchanged``, is made before each forward pass. The weights of a pass push everything else out of the
-processor's caches, so that each object that is looked at before the next one costs a wait for memory: the loops of this
-check are in C, and look at as few as they can.
+its own modules. A pair is frozen then: nothing is looked at again before it is reloaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-from operator import attrgetter, is_, methodcaller
+from collections.abc import Hashable
+from enum import Enum
+from functools import partial
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from sprinter.models.capture.marks import NOT_READ, comparable, hooks_of
 from sprinter.models.quantised.families import FAMILIES
 from sprinter.models.quantised.layers import QuantisedLinear, RoundedLinear
 from sprinter.models.quantised.norm import Instead
+from sprinter.models.runners.forward import NOTING
 
-__all__ = ["Unchanged", "changed_layer", "changed_part", "place_of"]
+__all__ = ["changed_layer", "changed_part", "hooks_everywhere", "hooks_of"]
+
+_NOT_READ = {*vars(nn.Module()), "config", "generation_config", "name_or_path", "_is_hf_initialized"}
+"""Attributes that do not affect what a module computes, or that are read separately."""
 
 _PLAIN = (nn.Linear, Conv1D)
 _LINEAR = (*_PLAIN, QuantisedLinear, RoundedLinear)
 
-_FOLLOW = ref.__call__
-_VARIABLES, _FORWARD = attrgetter("__dict__"), methodcaller("get", "forward")
-_HOOKS, _HOOKS_BEFORE = attrgetter("_forward_hooks"), attrgetter("_forward_pre_hooks")
-_DTYPE, _WRITTEN = attrgetter("dtype"), attrgetter("_version")
 
-
-def changed_layer(model: nn.Module, joined: bool = False) -> str | None:
-    """The first layer of ``FAMILIES`` with a part that is not what its class makes, and what it is, in words.
-
-    Args:
-        joined: of the layers that the kernels run; else of all others.
-    """
+def changed_layer(model: nn.Module) -> str | None:
+    """Of the layers of ``FAMILIES`` that the kernels do not run the first with a part that is not what its class makes,
+    and what it is, in words."""
+    if hooks_everywhere():
+        return "there is a hook for all modules"
     for path, layer in model.named_modules():
         family, own = FAMILIES.get(type(layer)), vars(layer).get("forward")
-        if family is None or isinstance(own, Instead) is not joined:
+        if family is None or isinstance(own, Instead):
             continue
         if not family.is_whole(layer):
             return f"the attention of {path} is not that of its class"
@@ -103,9 +97,9 @@ def _changed_values(part: Any, like: Any, linear: bool) -> str | None:
     if linear:
         return None
     for name, value in vars(like).items():
-        if name in NOT_READ or isinstance(value, Tensor):
+        if name in _NOT_READ or isinstance(value, Tensor):
             continue
-        one, other = comparable(vars(part).get(name)), comparable(value)
+        one, other = _comparable(vars(part).get(name)), _comparable(value)
         if one != other:
             return f".{name} is {one}, not {other}"
     for name in vars(part).keys() - vars(like).keys() - {"forward"}:
@@ -114,64 +108,46 @@ def _changed_values(part: Any, like: Any, linear: bool) -> str | None:
     return None
 
 
-class Unchanged:
-    """What some layers are: modules without hooks, with a ``forward`` of their own, their children and grandchildren,
-    and the weights and buffers of these.
-
-    Layers and ``forward`` are held weakly, as what they hold may hold this.
-
-    Args:
-        layers: the modules.
-    """
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers = [*map(ref, layers)]
-        self._forwards = [ref(layer.__dict__["forward"]) for layer in layers]
-        owners = [owner for layer in layers for owner in (layer, *layer.children())]
-        children = [child for owner in owners for child in owner.children()]
-        tables: list[dict[str, Any]] = [owner._modules for owner in owners]
-        tables += [child._parameters for child in children]
-        tables += [child._buffers for child in children if [*child.buffers(recurse=False)]]
-        self._tables = [table for table in tables if table]
-        self._names, self._entries = [*chain.from_iterable(self._tables)], self._now()
-        self._weights = [one for one in self._entries if isinstance(one, Tensor)]
-        self._dtypes = [*map(_DTYPE, self._weights)]
-        self._addresses = [*map(Tensor.data_ptr, self._weights)]
-        # Of norms and biases in other dtypes there are copies; matrices are read where they are.
-        self._copied = [
-            one
-            for one in self._weights
-            if one.dtype != torch.float32 and one.dim() < 2 and not one.is_inference()
-        ]
-        self._written = [*map(_WRITTEN, self._copied)]
-
-    def _now(self) -> list[Any]:
-        return [*chain.from_iterable(map(dict.values, self._tables))]
-
-    def holds(self, layers: Sequence[nn.Module]) -> bool:
-        """Whether these layers are those, and all of it is as it was.
-
-        Weights may have been written where they are; norms and biases that are not in float32 count as changed then,
-        where PyTorch counts that.
-        """
-        now = self._now()
-        return (
-            len(layers) == len(self._layers)
-            and all(map(is_, map(_FOLLOW, self._layers), layers))
-            and all(map(is_, map(_FOLLOW, self._forwards), map(_FORWARD, map(_VARIABLES, layers))))
-            and not any(map(_HOOKS, layers))
-            and not any(map(_HOOKS_BEFORE, layers))
-            and len(now) == len(self._entries)
-            and all(map(is_, now, self._entries))  # == of tensors compares their numbers
-            and [*chain.from_iterable(self._tables)] == self._names
-            and [*map(Tensor.data_ptr, self._weights)] == self._addresses
-            and [*map(_DTYPE, self._weights)] == self._dtypes
-            and [*map(_WRITTEN, self._copied)] == self._written
-        )
+def hooks_of(part: nn.Module) -> list[Hashable]:
+    """Ids of the hooks that may change what a submodule computes; torch never uses the same id twice."""
+    return _foreign(part._forward_hooks) + _foreign(part._forward_pre_hooks)
 
 
-def place_of(weight: Tensor) -> tuple[int, torch.dtype, int]:
-    """Where it is, and how often it was written, as far as PyTorch counts that and it is not in float32: of norms and
-    biases in other dtypes there are copies."""
-    kind = weight.dtype
-    return weight.data_ptr(), kind, 0 if kind == torch.float32 or weight.is_inference() else weight._version
+def hooks_everywhere() -> list[Hashable]:
+    """Ids of such hooks that were registered for all modules."""
+    return _foreign(torch_module._global_forward_hooks) + _foreign(torch_module._global_forward_pre_hooks)
+
+
+def _foreign(hooks: dict[int, Any]) -> list[Hashable]:
+    # Copied to a list first: another thread may register and remove its own hook meanwhile.
+    return [
+        (number, id(hook))
+        for number, hook in (list(hooks.items()) if hooks else ())
+        if getattr(hook, "__module__", None) not in NOTING
+    ]
+
+
+_VALUES = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def _comparable(value: Any) -> Hashable:
+    """A value in comparable, printable form; for other objects their class."""
+    if isinstance(value, Enum):
+        return str(value)
+    if isinstance(value, _VALUES):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(map(_comparable, value))
+    if isinstance(value, dict):
+        return tuple((_comparable(key), _comparable(held)) for key, held in value.items())
+    if isinstance(value, set | frozenset):
+        return tuple(sorted(repr(_comparable(held)) for held in value))
+    if isinstance(value, PretrainedConfig):
+        return tuple((name, _comparable(one)) for name, one in sorted(vars(value).items()) if name[0] != "_")
+    if isinstance(value, partial):
+        return _comparable((value.func, value.args, value.keywords))
+    return _name(value) if hasattr(value, "__qualname__") else _name(type(value))
+
+
+def _name(what: Any) -> str:
+    return f"{what.__module__}.{what.__qualname__}"

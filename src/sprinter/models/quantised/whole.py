@@ -4,11 +4,10 @@ Their weights are quantised, or in float32 or bfloat16 where they are (``in_plac
 
 The step of a small model spends as much time in Python and in small operators as in its products. The layers stay what
 they are, modules of transformers; only their ``forward`` is another, which does not call those of their children. So a
-layer joins only if its parts are what its class makes of the config, without hooks (``changed_part``). Hooks on the
-layer itself run; where there are hooks for all modules, layers run part by part. Over the cache of the row runner, the
-first layer runs those behind it too, up to one whose states a hook wants to see; each of these then returns what it is
-given. What the first runs are the layers that its model holds behind it at that time: one that is wrapped, replaced or
-left out ends the call.
+layer joins only if its parts are what its class makes of the config, without hooks (``changed_part``), and none does
+where there are hooks for all modules. Hooks on the layer itself run. Over the cache of the row runner, the first layer
+runs those behind it too, up to one whose states a hook wants to see, or that did not join; each of these then returns
+what it is given. What the kernels read of a layer is noted at its first pass, and stays so.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import PreTrainedModel
 
-from sprinter.models.capture.marks import hooks_everywhere
 from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.families import FAMILIES, MATRICES, NORMS, LayerShape, MatrixPart
 from sprinter.models.quantised.layers import QuantisedLinear, plain_matrix, without_gradient
 from sprinter.models.quantised.library import CHANNELS, FLOATS, MatrixFacts, floats, kernel
 from sprinter.models.quantised.norm import Instead, LastNorm, is_last_norm
-from sprinter.models.quantised.unchanged import Unchanged, changed_part, place_of
+from sprinter.models.quantised.unchanged import changed_part, hooks_everywhere
 from sprinter.models.runners.forward import NOTING
 from sprinter.models.runners.row_cache import RowCache
 
@@ -82,7 +79,10 @@ def part_layers(model: nn.Module) -> None:
 def joinable(model: PreTrainedModel, in_place: bool) -> list[tuple[nn.Module, int, nn.Module]]:
     """The layers that ``join_layers`` knows: where they stand, their numbers there, and they."""
     config = model.config.get_text_config(decoder=True)
-    if getattr(config, "pretraining_tp", 1) != 1 or getattr(config, "use_bidirectional_attention", False):
+    unlike = getattr(config, "pretraining_tp", 1) != 1 or getattr(
+        config, "use_bidirectional_attention", False
+    )
+    if unlike or hooks_everywhere():
         return []
     found: list[tuple[nn.Module, int, nn.Module]] = []
     for parent in list(model.modules()):
@@ -169,7 +169,7 @@ class _Forward(Instead):
         in_place: its matrices are plain linear layers.
 
     Attributes:
-        family: how the layer is built. held: what the facts point to and the layer does not hold.
+        family: how the layer is built. held: what the facts point to, as long as they do.
         shape: what layers that run in one call have in common; set with the facts.
     """
 
@@ -178,8 +178,7 @@ class _Forward(Instead):
         self.layer, self._stack, self._place, self._in_place = self._layer, stack, place, in_place
         self.family = FAMILIES[type(layer)]
         self._facts: _Facts | None = None
-        self._places: list[Any] = []  # of the norms' weights, and of others that are read in place
-        self.held: list[Tensor | None] = []
+        self.held: list[Any] = []
         self.shape: tuple[Any, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
@@ -198,8 +197,6 @@ class _Forward(Instead):
     def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
         """``[batch, n, d]`` -> ``[batch, n, d]``, as transformers' decoder layers have it."""
         layer, family = self.layer(), self.family
-        if hooks_everywhere():  # for all modules, parts of layers too
-            return self.family.by_parts(layer, hidden_states, *given, **named)
         if (last := self._stack.done(hidden_states)) is not None and self._place <= last:
             return hidden_states if self._place < last else self._stack.taken(hidden_states)
         if len(given) > len(family.given):
@@ -286,45 +283,30 @@ class _Forward(Instead):
         return self._stack is stack and self._place == place
 
     def facts(self) -> _Facts:
-        """The facts, made again where weights are others than before."""
-        layer, family = self.layer(), self.family
-        read = [*family.norms(layer)]
-        places: list[Any] = []
-        for linear in family.holders(layer):
-            if self._in_place:
-                read += [linear._parameters.get("weight"), linear._parameters.get("bias")]
-            else:  # valid as long as the linear layers are the same
-                bias = linear._buffers.get("bias")
-                places += [linear, None if bias is None else place_of(bias)]
-        places += [None if weight is None else place_of(weight) for weight in read]
-        if self._facts is None or places != self._places:
-            self._facts, self._places = self._made(read), places
+        """The facts, made at the first call."""
+        if self._facts is None:
+            self._facts = self._made()
         return self._facts
 
-    def _made(self, read: list[Tensor | None]) -> _Facts:
-        """Args: read: the norms' weights, then weight and bias of each linear layer that is read in place."""
-        held = [
-            None if weight is None else weight.detach()
-            for weight in (*read[: len(NORMS)], *read[len(NORMS) + 1 :: 2])
-        ]
+    def _made(self) -> _Facts:
+        norms, holders = [*self.family.norms(self.layer())], self.family.holders(self.layer())
+        names = ("bias", "weight") if self._in_place else ()
+        own = [*norms, *(linear._parameters.get(name) for name in names for linear in holders)]
+        own += () if self._in_place else [linear._buffers.get("bias") for linear in holders]
+        held = [None if one is None else one.detach() for one in own]
         dtypes = [*FLOATS] if self._in_place else [torch.float32]
         if any(one is not None and (one.dtype not in dtypes or one.device.type != "cpu") for one in held):
             kind = "is compiled stays as it is" if self._in_place else "has quantised layers stays in float32"
             raise RuntimeError(f"a model that {kind}, on the CPU")
-        self.held = [None if one is None else one.float() for one in held]
-        facts, layer, biases = _Facts(), self.layer(), self.held[len(NORMS) :]
-        # Matrices too: another thread may replace them between two passes of which one alone looks.
-        self.held = [*self.held, *(None if one is None else one.detach() for one in read[len(NORMS) :: 2])]
+        small = [None if one is None else one.float() for one in held[: len(norms) + len(holders)]]
+        self.held = [*small, *held, *holders]
+        facts, layer, biases = _Facts(), self.layer(), small[len(NORMS) :]
         parts, shape = self.family.parts(layer), self.family.shape(layer)
         for name, part in parts.items():
-            if self._in_place and not reads_in_place(part.linear):
-                raise RuntimeError(
-                    f"{name} of a compiled model is another than it was: load with compile=False"
-                )
-            if not self._in_place and not _has_whole_groups(part.linear):
-                raise RuntimeError(f"{name} of a quantised model is another than it was: load it anew")
+            if not (reads_in_place if self._in_place else _has_whole_groups)(part.linear):
+                raise RuntimeError(f"{name} is another than when the model was loaded: load it anew")
             setattr(facts, name, _facts_of(part, biases[part.number] if self._in_place else None))
-        for name, weight in zip(NORMS, self.held, strict=False):
+        for name, weight in zip(NORMS, small, strict=False):
             setattr(facts, name, None if weight is None else weight.data_ptr())
         facts.width, facts.d, facts.turned = _columns(parts["q"]), shape.d, shape.turned
         facts.heads, facts.kv = parts["q"].rows // shape.d, parts["k"].rows // shape.d
@@ -342,6 +324,7 @@ class _Call:
 
     Attributes:
         facts: an array, as the kernels take them. numbers: of the layers in the cache. shape: of each.
+        hooks: on the layers, which come and go where a runner notes states.
     """
 
     def __init__(self, first: int, layers: list[Any], members: list[_Forward], shape: LayerShape) -> None:
@@ -350,7 +333,7 @@ class _Call:
         self.facts, self.shape = (_Facts * len(each))(*each), shape
         self._held = [member.held for member in members]  # what the facts point to
         self.numbers = [FAMILIES[type(layer)].attends(layer).layer_idx for layer in layers]
-        self.unchanged: Unchanged | None = None  # since it was kept for later passes
+        self.hooks = [table for layer in layers for table in (layer._forward_hooks, layer._forward_pre_hooks)]
 
 
 class _Stack:
@@ -378,12 +361,12 @@ class _Stack:
         return states
 
     def together(self, first: int, cache: RowCache) -> _Call | None:
-        """The layers that can run in one call, from the first on: as the model holds them now, of one shape and mask,
-        with a place in the cache, and without a hook between; None if that is one of several."""
-        layers = self._layers(first)
+        """The layers that can run in one call, from the first on: of one shape and mask, with a place in the cache, and
+        without a hook between; None if that is one of several."""
         call = self._calls.get(first)
-        if call is not None and call.unchanged and call.unchanged.holds(layers) and _has_room(cache, call):
+        if call is not None and not any(call.hooks) and _has_room(cache, call):
             return call
+        layers = self._layers(first)
         found: list[Any] = []
         members: list[_Forward] = []
         shape: tuple[Any, ...] = ()
@@ -404,8 +387,7 @@ class _Stack:
         if not found or (len(found) < 2 and len(layers) > 1):
             return None
         call = _Call(first, found, members, shape[-1])
-        if len(found) == len(layers) and not any(layer._forward_hooks for layer in layers):
-            call.unchanged = Unchanged(layers)
+        if len(found) == len(layers) and not any(call.hooks):
             self._calls[first] = call
         return call
 
@@ -424,7 +406,7 @@ class _Stack:
         """The model's layers from number ``first`` on, as far as it runs them."""
         parent: Any = self.parent()
         layers = None if parent is None else parent._modules.get(self.name)
-        if layers is None or _global_forward_hooks or _global_forward_pre_hooks:
+        if layers is None:
             return []
         depth = getattr(getattr(parent, "config", None), "num_hidden_layers", len(layers))
         return list(layers._modules.values())[first:depth]
