@@ -119,34 +119,3 @@ def test_k_of_n_equal_tokens_reach_k_nths(way: object, dtype: torch.dtype, n: in
     for k in range(1, n, max(1, n // 25)):
         law = way(torch.full((n,), 0.3, dtype=dtype), Sampling(top_p=k / n))
         assert (law > 0).tolist() == [True] * k + [False] * (n - k)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import
-def test_compiled_rows_keep_the_same_tokens() -> None:
-    """All at once, each case a row: ties, zeros of either sign, boundaries of top-p, extreme temperatures."""
-    vocab, logits, settings = 300, list[Tensor](), list[Sampling]()
-    for n in (3, 7, 10, 30, 100):
-        for k in (1, n // 3, n // 2, n - 1):
-            for shift in (0.0, -0.0, 0.3):
-                row = torch.full((vocab,), -torch.inf)
-                row[:n] = shift
-                row[: n // 2 : 2] *= -1 if shift == 0 else 1
-                logits += [row, row]
-                settings += [Sampling(top_p=k / n), Sampling(1e-4, top_k=k)]
-    chance = torch.Generator().manual_seed(3)
-    for temperature in TEMPERATURES:
-        for top_k, top_p, min_p in ((0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.8, 0.0), (60, 0.37, 0.02)):
-            logits.append((8 * torch.randn(vocab, generator=chance)).round() / 4)
-            settings.append(Sampling(temperature, top_k, top_p, min_p))
-    temperatures, top_p, min_p = (
-        torch.tensor([getattr(one, name) for one in settings], dtype=torch.float64)
-        for name in ("temperature", "top_p", "min_p")
-    )
-    cuts = (torch.tensor([one.top_k for one in settings]), top_p, min_p)
-    with torch.no_grad():
-        made = torch.compile(process_rows)(torch.stack(logits), temperatures, cuts)
-    for law, row, one in zip(made, logits, settings, strict=True):
-        assert torch.equal(law > 0, process(row, one) > 0), one
-        assert float(tv_distance(law, process(row, one))) < 1e-5, one

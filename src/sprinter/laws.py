@@ -213,7 +213,7 @@ def process_rows(
 
 def _first_k(full: Tensor, k: Tensor) -> Tensor:
     order = _ordered(full)
-    # Counted in floating point, which compilers vectorise; exact up to 2^24 tokens.
+    # Counted in floating point; exact up to 2^24 tokens.
     least = _least_kept(order, lambda above: torch.where(above, 1.0, 0.0).sum(-1, keepdim=True) >= k)
     return _largest(order, k, least)
 
@@ -257,7 +257,7 @@ def first_largest(weights: Tensor) -> Tensor:
 
     On a CPU numpy finds it about ten times as fast as torch.
     """
-    if weights.device.type != "cpu" or torch.compiler.is_compiling():
+    if weights.device.type != "cpu":
         return weights.argmax(-1, keepdim=True)
     return torch.from_numpy(np.asarray(weights.detach().numpy().argmax(-1))).unsqueeze(-1)
 

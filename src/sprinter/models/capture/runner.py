@@ -58,7 +58,7 @@ class Unit(nn.Module):
 
     def __init__(self, name: str = "pass", **facts: Any) -> None:
         super().__init__()
-        self.name, self.facts = name, facts
+        self.name = name
         self.key = f"{name} {json.dumps(facts, sort_keys=True)}"
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -430,7 +430,7 @@ def _states_of(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[dict[i
     handles: list[Any] = []
 
     def noting(layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        # A function of this module, not a partial: ``Watch`` recognises harmless hooks by their module.
+        # A function of this module, not a partial: hooks that only note are known by it, see ``NOTING``.
         def note(_: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
             states[layer] = output if isinstance(output, Tensor) else output[0]
 
