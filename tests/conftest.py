@@ -88,7 +88,7 @@ def no_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setattr("sprinter.engine.costs._LONGEST_S", 0.2)
         patch.setattr("sprinter.engine.costs._HOST_REPEATS", 1)
         patch.setattr("sprinter.engine.costs._LONG", 10.0)  # s; passes may take long here
-        patch.setattr("sprinter.engine.parts._PAYS", 0.0)  # the default drafts, whatever passes cost here
+        patch.setattr("sprinter.engine.runtime._PAYS", 0.0)  # the default drafts, whatever passes cost here
         costs = import_module("sprinter.engine.costs")
         MEASURED.update({name: getattr(costs, name) for name in ("_measure", "_measure_shared")})
         patch.setattr(costs, "_measure", assumed_costs)

@@ -32,7 +32,6 @@ from transformers import AutoTokenizer
 from benchmarks.common import command, grid, heldout_prompts, option_parser, write_results
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.environment import environment
-from sprinter.models.bars import set_bars
 from sprinter.models.choose import make_runner
 from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf.dequantise import dequantised
@@ -40,6 +39,7 @@ from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.tokenizer import gguf_tokenizer
 from sprinter.models.gguf.write import write_gguf
 from sprinter.models.pair import builtin_paths
+from sprinter.models.progress import set_bars
 from sprinter.models.source import models_folder
 
 NAME = "llamacpp/agreement"

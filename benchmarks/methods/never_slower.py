@@ -188,7 +188,7 @@ def defaults(chosen: Any) -> list[dict[str, Any]]:
                     "tokens_per_s": {arm: float(tokens[arm].sum() / seconds[arm].sum()) for arm in arms},
                     "tokens": {arm: tokens[arm].tolist() for arm in arms},
                     "seconds": {arm: seconds[arm].round(4).tolist() for arm in arms},
-                    "default_over_plain": ratio, "costs": asdict(pair._parts.costs_of(parse_method("auto"), rows)),
+                    "default_over_plain": ratio, "costs": asdict(pair._runtime.costs_of(parse_method("auto"), rows)),
                 }
             )  # fmt: skip
         del pair

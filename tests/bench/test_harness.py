@@ -280,7 +280,7 @@ def test_auto_goes_on_with_the_costs_of_the_run(tmp_path: Path, monkeypatch: pyt
     specs = []
     for cost in (0.1, 0.2):
         costs = PassCosts(((1, 1.0), (9, 1.0)), ((1, cost), (9, cost)))
-        monkeypatch.setattr("sprinter.engine.parts.pass_costs", lambda *_, costs=costs: costs)
+        monkeypatch.setattr("sprinter.engine.runtime.pass_costs", lambda *_, costs=costs: costs)
         pair, extras = sprinter.load_pair(), Extras(quality=None, analysis=False)
         found = run_bench(pair, [AutoArm()], [suite(1)], out=tmp_path, extras=extras)
         specs.append(found["arms"][0]["spec"])

@@ -83,7 +83,7 @@ def test_the_default_is_a_row_and_one_command_is_recommended(
     texts.write_text(LINES)
     line = ("doctor", *places.pair, "--probe", str(texts), "--probe-tokens", "24", "-t", "0")
     target, draft = places.pair[1], places.pair[3]
-    monkeypatch.setattr("sprinter.engine.parts._PAYS", 1.1)  # 0 in other tests
+    monkeypatch.setattr("sprinter.engine.runtime._PAYS", 1.1)  # 0 in other tests
     for times, default in (
         (PassTimes({n: 1.0 + 0.01 * n for n in range(1, 10)}, 0.02), "auto("),
         (PassTimes({n: 1.0 * n for n in range(1, 10)}, 0.9), "autoregressive"),

@@ -127,8 +127,8 @@ def test_a_run_goes_on_with_the_costs_of_its_record(
     args = ("generate", "--prompts", str(prompts), *places.pair, *method, "-n", "4", "--out", str(out))
     for cost in (0.1, 0.2):
         costs = PassCosts(((1, 1.0), (9, 1.0)), ((1, cost), (9, cost)), shared=((4, 1.0, cost),))
-        monkeypatch.setattr("sprinter.engine.parts.pass_costs", lambda *_, costs=costs: costs)
-        monkeypatch.setattr("sprinter.engine.parts.shared_costs", lambda *_, costs=costs: costs)
+        monkeypatch.setattr("sprinter.engine.runtime.pass_costs", lambda *_, costs=costs: costs)
+        monkeypatch.setattr("sprinter.engine.runtime.shared_costs", lambda *_, costs=costs: costs)
         status, _, err = run(*args)
         assert status == 0, err
         rows = objects(out.read_text())

@@ -17,7 +17,7 @@ from sprinter.decode.draft import Origin, Record
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.loop import Limits
-from sprinter.decode.switch import DraftSwitch, Paced, PassShare, Replayed, RoundCount, Tracker
+from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, PassShare, Replayed, RoundCount, Tracker
 from sprinter.random import AddressedDraws
 
 PAIR = MarkovPair(seed=5, zeros=0.2)
@@ -87,7 +87,7 @@ class Circle(MarkovPair):
 
 
 def copying(costs: PassCosts) -> Callable[[Record], DraftSwitch]:
-    return lambda record: Paced(Tracker(costs, copying=Tracker(costs)))
+    return lambda record: AdaptiveSwitch(Tracker(costs, copying=Tracker(costs)))
 
 
 @pytest.mark.parametrize("spec", ["speculative(gamma=5)", "svip", "specinfer(gamma=3)", "relaxed"])
@@ -120,7 +120,7 @@ def test_copies_that_lose_are_given_up(copies_of_one: list[int]) -> None:
 def test_a_draft_that_gains_less_than_copies_is_not_taken_back() -> None:
     costs = PassCosts(((1, 1.0), (9, 1.0)), ((1, 0.5), (9, 0.5)))
     for copied, back in ((1, True), (4, False)):  # tokens that a round at rest adds
-        row = Paced(Tracker(costs, copying=Tracker(costs)))
+        row = AdaptiveSwitch(Tracker(costs, copying=Tracker(costs)))
         for number in range(1, 400):
             if row.drafts(number):
                 row.count(RoundCount(2, 1, 3, 1 if number < 10 else 3))  # then in the time of two
@@ -136,7 +136,7 @@ def test_copies_that_rows_wait_for_in_vain_are_given_up(rows: int, matches: floa
     """Passes read as many tokens of every row as the longest: a refused copy delays all, and pays for it."""
     costs = PassCosts(((1, 1.0), (9, 1.4), (64, 5.0)), ((1, 1.0), (9, 1.0)))
     tracker, chance = Tracker(costs, lambda: rows, Tracker(costs, lambda: rows, apart=True)), Random(1)
-    group = [Paced(tracker) for _ in range(rows)]
+    group = [AdaptiveSwitch(tracker) for _ in range(rows)]
     spent, rounds = 0.0, 3000
     for number in range(1, rounds + 1):
         drafting = [row.drafts(number) for row in group]
@@ -146,7 +146,7 @@ def test_copies_that_rows_wait_for_in_vain_are_given_up(rows: int, matches: floa
         ]
         longer = sum(read) - rows
         for row, drafts, n in zip(group, drafting, read, strict=True):
-            row.passed(PassShare(True, rows, max(read), (n - 1) / longer if longer else 0.0))
+            row.charge(PassShare(True, rows, max(read), (n - 1) / longer if longer else 0.0))
             row.count(RoundCount(int(drafts), 1, n, 1))
         spent += costs.for_rows(rows).target_s(max(read))
     assert spent / rounds < 1.03 * costs.for_rows(rows).target_s(1)
@@ -157,7 +157,7 @@ def test_copies_that_cannot_pay_are_not_tried(rows: int, some: bool) -> None:
     """Sixteen rows that wait for one lose more than the eight tokens that it can gain."""
     costs = PassCosts(((1, 1.0), (9, 1.4), (64, 5.0)), ((1, 1.0), (9, 1.0)))
     copying = Tracker(costs, lambda: rows, apart=True, longest=8)
-    group = [Paced(Tracker(costs, lambda: rows, copying)) for _ in range(rows)]
+    group = [AdaptiveSwitch(Tracker(costs, lambda: rows, copying)) for _ in range(rows)]
     tried = 0
     for number in range(1, 400):
         for row in group:
@@ -172,7 +172,7 @@ def test_a_draft_that_pays_only_if_all_rows_share_its_steps() -> None:
     costs = PassCosts(((1, 1.0), (100, 1.0)), ((1, 0.25), (100, 0.25)))
     for apart in (False, True):
         tracker = Tracker(costs, lambda: 4)
-        group = [Paced(tracker) for _ in range(4)]
+        group = [AdaptiveSwitch(tracker) for _ in range(4)]
         drafting: list[int] = []
         for number in range(1, 200):
             drafting.append(0)
@@ -181,11 +181,11 @@ def test_a_draft_that_pays_only_if_all_rows_share_its_steps() -> None:
                     drafting[-1] += 1
                     # Two steps: 1.5 plain tokens' time for 2 tokens, or 3 of a row by itself.
                     for _ in range(2):
-                        row.passed(PassShare(False, 1 if apart else 4, 1, 0.0))
-                    row.passed(PassShare(True, 4, 3, 0.25))
+                        row.charge(PassShare(False, 1 if apart else 4, 1, 0.0))
+                    row.charge(PassShare(True, 4, 3, 0.25))
                     row.count(RoundCount(2, 1, 3, 2))
                 else:
-                    row.passed(PassShare(True, 4, 1, 0.0))
+                    row.charge(PassShare(True, 4, 1, 0.0))
                     row.count(RoundCount(0, 1, 1, 1))
         assert (drafting == [4] * 199) is not apart
         # A trial counts what rounds took before: it fails, and the others do not begin again.
@@ -196,12 +196,12 @@ def test_rows_that_still_read_their_prompts_are_not_missed() -> None:
     """Sixteen rows of which four decode: these could share no pass with the others, whatever they do."""
     costs = PassCosts(((1, 1.0), (100, 1.0)), ((1, 0.1), (100, 0.1)))
     tracker = Tracker(costs, lambda: 16)
-    group = [Paced(tracker) for _ in range(16)]
+    group = [AdaptiveSwitch(tracker) for _ in range(16)]
     assert all(row.drafts(1) for row in group)
     for number in range(2, 60):
         for row in group[:4]:
-            row.passed(PassShare(False, 4, 1, 0.0))
-            row.passed(PassShare(True, 4, 2, 0.25))
+            row.charge(PassShare(False, 4, 1, 0.0))
+            row.charge(PassShare(True, 4, 2, 0.25))
             row.count(RoundCount(1, 1, 2, 2))  # 1.1 plain tokens' time
             assert row.drafts(number)
 
@@ -220,7 +220,7 @@ def test_rows_that_do_their_rounds_together_rest_together() -> None:
 
 def test_a_row_among_others_of_other_methods_is_judged_by_its_own_rounds() -> None:
     """The tracker is of one method and sampling: the other rows of the pass never ask here."""
-    row, drafted = Paced(Tracker(FLAT, lambda: 32)), 0
+    row, drafted = AdaptiveSwitch(Tracker(FLAT, lambda: 32)), 0
     while row.drafts(drafted + 1):
         row.count(RoundCount(5, 1, 6, 1))
         drafted += 1
@@ -230,7 +230,7 @@ def test_a_row_among_others_of_other_methods_is_judged_by_its_own_rounds() -> No
 
 def test_copies_that_pay_for_one_row_are_used_by_it() -> None:
     costs = PassCosts(((1, 1.0), (9, 1.4), (64, 5.0)), ((1, 1.0), (9, 1.0)))
-    row, written = Paced(Tracker(costs, copying=Tracker(costs, apart=True))), 0
+    row, written = AdaptiveSwitch(Tracker(costs, copying=Tracker(costs, apart=True))), 0
     for number in range(1, 200):
         drafts = row.drafts(number)
         copies = not drafts and row.copies(number)
@@ -250,7 +250,7 @@ def test_the_adversary_does_switch() -> None:
 
 
 def paced(costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Callable[[Record], DraftSwitch]:
-    return lambda record: Paced(Tracker(costs, rows))
+    return lambda record: AdaptiveSwitch(Tracker(costs, rows))
 
 
 def written(spec: str, pair: MarkovPair, length: int, switch: Callable[[Record], DraftSwitch]) -> Record:
@@ -332,12 +332,12 @@ class Rows:
     """Rows of one tracker, round by round, each of which loses or gains so much."""
 
     tracker: Tracker
-    rows: list[Paced]
+    rows: list[AdaptiveSwitch]
 
     @classmethod
     def of(cls, count: int) -> Rows:
         tracker = Tracker(PassCosts(((1, 1.0), (100, 1.0)), ((1, 1.0), (100, 1.0))), lambda: count)
-        return cls(tracker, [Paced(tracker) for _ in range(count)])
+        return cls(tracker, [AdaptiveSwitch(tracker) for _ in range(count)])
 
     def round(self, number: int, added: int) -> int:
         """A round of all rows with one draft step each; returns how many drafted."""
@@ -411,7 +411,7 @@ def test_levels_of_trees_cost_what_they_read() -> None:
     costs = PassCosts(((1, 1.0), (64, 1.0)), ((1, 0.1), (8, 0.8)))
     wide, slim = Tracker(costs), Tracker(costs)
     for tracker, width in ((wide, 8.0), (slim, 1.0)):
-        row = Paced(tracker)
+        row = AdaptiveSwitch(tracker)
         for number in range(1, 8):
             if row.drafts(number):
                 row.count(RoundCount(steps=4, width=width, read=30, added=2))  # 4.2 or 1.4 against 2
@@ -425,7 +425,7 @@ def test_what_the_host_does_for_each_row_counts() -> None:
     for chosen in (costs, slow):
         for count in (1, 16):
             tracker = Tracker(chosen, lambda count=count: count)  # type: ignore[misc]
-            row = Paced(tracker)
+            row = AdaptiveSwitch(tracker)
             for number in range(1, 60):
                 if row.drafts(number):
                     row.count(RoundCount(steps=4, width=1, read=5, added=3))  # 1.8 s in passes

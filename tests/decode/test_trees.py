@@ -22,7 +22,6 @@ from sprinter.decode import (
     Fixed,
     Gate,
     GreedyMatch,
-    Growth,
     Judge,
     Method,
     Model,
@@ -35,6 +34,7 @@ from sprinter.decode import (
     Svip,
     Tips,
     Traversal,
+    TreeBuilder,
     TreeRule,
     Typical,
     Widened,
@@ -174,7 +174,7 @@ class NormalisedByTheFirst(_Mutated):
 class Mutant(Drawn):
     growth_of: type[_DrawnGrowth] = _DrawnGrowth
 
-    def growth(self, root: Root) -> Growth:
+    def growth(self, root: Root) -> TreeBuilder:
         return self.growth_of(root, [int(one) for one in self.widths.split("x")], False)
 
 
@@ -193,7 +193,7 @@ class KeepsTheRefused(OneHot):
 class Reranked(Drawn):
     """Drops the less probable of drawn siblings: their laws are no longer those that they were drawn from."""
 
-    def growth(self, root: Root) -> Growth:
+    def growth(self, root: Root) -> TreeBuilder:
         class Ranks(_DrawnGrowth):
             def kept(self) -> list[int]:
                 best = max(range(len(self.tokens)), key=lambda node: float(self.laws[0][self.tokens[node]]))

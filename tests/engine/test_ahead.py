@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sprinter
-from sprinter.engine.ahead import MOST, Ahead, best_ahead
+from sprinter.engine.lookahead import MOST, Ahead, best_ahead
 from sprinter.errors import UserError
 
 

@@ -14,7 +14,7 @@ from tests.engine.conftest import double_pair
 import sprinter
 from sprinter.engine.engine import Engine
 from sprinter.engine.policy import Policy
-from sprinter.engine.rows import CacheRows, Feed
+from sprinter.engine.rows import CacheRows, RowInput
 from sprinter.errors import BatchError, UserError
 from sprinter.models.choose import make_runner
 
@@ -262,9 +262,9 @@ def test_memory_does_not_grow(pair: sprinter.Pair) -> None:
 
 
 def test_prompts_of_unlike_length_are_read_apart(pair: sprinter.Pair) -> None:
-    feeds = [Feed(row, (2, 0, 0, 1, 0, 0)[row], [1] * n) for row, n in enumerate((80, 3, 79, 5, 30, 8))]
+    feeds = [RowInput(row, (2, 0, 0, 1, 0, 0)[row], [1] * n) for row, n in enumerate((80, 3, 79, 5, 30, 8))]
     rows = CacheRows(make_runner(pair.models.target.model, batch=6, max_len=90), 24, "target")
-    rows.read_prompts([Feed(0, 0, [1, 2]), Feed(3, 0, [3])])
+    rows.read_prompts([RowInput(0, 0, [1, 2]), RowInput(3, 0, [3])])
     widths = list[int]()
 
     def watch(module: object, args: object, kwargs: dict[str, Any]) -> None:

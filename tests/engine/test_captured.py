@@ -12,7 +12,7 @@ from tests.models.tiny import CONTEXT, VOCAB, tiny
 
 from sprinter.decode.signals import SIGNALS
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.rows import CacheRows, Feed
+from sprinter.engine.rows import CacheRows, RowInput
 from sprinter.engine.steps import (
     Drafted,
     DraftPlan,
@@ -180,7 +180,10 @@ def test_a_head_that_reads_the_state_at_x_goes_the_eager_way() -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_target_passes_are_those_of_the_eager_way(sampling: Sampling) -> None:
     eager, rows = both(3)
-    asked = [TargetRow(Feed(0, 4, [1, 2, 3]), sampling, True), TargetRow(Feed(2, 4, [7]), Sampling(0.4))]
+    asked = [
+        TargetRow(RowInput(0, 4, [1, 2, 3]), sampling, True),
+        TargetRow(RowInput(2, 4, [7]), Sampling(0.4)),
+    ]
     for one, other in zip(CapturedTargetPasses(rows)(asked), EagerTargetPasses(eager)(asked), strict=True):
         torch.testing.assert_close(one.laws, other.laws, rtol=0, atol=1e-5)
         assert (one.raw is None) == (other.raw is None)
@@ -195,6 +198,6 @@ def test_logits_that_are_not_finite_are_an_error(monkeypatch: pytest.MonkeyPatch
     (error,) = CapturedDraftSteps(rows)([row])
     assert isinstance(error, SprinterError)
     assert "the draft model's logits are NaN at position 4" in str(error)
-    (error,) = CapturedTargetPasses(rows)([TargetRow(Feed(0, 4, [5, 6]), Sampling())])
+    (error,) = CapturedTargetPasses(rows)([TargetRow(RowInput(0, 4, [5, 6]), Sampling())])
     assert isinstance(error, SprinterError)
     assert "logits are NaN at position 4" in str(error)

@@ -64,7 +64,7 @@ def test_idle_caches_are_used_or_dropped_before_rows_are_refused(monkeypatch: py
         pass
     idle = [
         weakref.ref(runner)
-        for one in (pair._parts.targets, pair._parts.drafts)
+        for one in (pair._runtime.targets, pair._runtime.drafts)
         if one
         for runner in one._free
     ]

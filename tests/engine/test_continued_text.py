@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 import sprinter
 from sprinter.decode.draft import Origin, Token
 from sprinter.engine.ending import Spelling, TextWriter, continued_text, prompt_end, special_ids
-from sprinter.engine.task import render
+from sprinter.engine.request import render
 
 TOKENIZERS = {name: make() for name, make in KINDS.items()}
 LLAMA = TOKENIZERS["llama2"]

@@ -22,7 +22,7 @@ def test_costs_are_measured_once_and_kept(
     builtin_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
-    described = builtin_pair._parts.described
+    described = builtin_pair._runtime.described
     found = pass_costs(builtin_pair.models, described)
     assert [n for n, _ in found.target] == [1, 2, 4, 8, 16, 32, 64] and [n for n, _ in found.draft] == [
         1,
@@ -51,7 +51,7 @@ def test_processes_do_not_measure_at_the_same_time(
     """Another one holds the lock, and has kept its costs when it lets go."""
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
-    described = builtin_pair._parts.described
+    described = builtin_pair._runtime.described
     assert pass_costs(builtin_pair.models, described) == CHEAP
     (kept,) = (tmp_path / "cache" / "costs").iterdir()
     content = kept.read_bytes()
@@ -74,7 +74,7 @@ def test_a_cache_that_cannot_be_used_only_costs_time(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
-    assert pass_costs(builtin_pair.models, builtin_pair._parts.described) == CHEAP
+    assert pass_costs(builtin_pair.models, builtin_pair._runtime.described) == CHEAP
     assert "cannot be kept" in caplog.text
 
 
@@ -84,7 +84,7 @@ def test_costs_of_files_in_the_models_folder_are_kept(
     """They are named as on the hub, and have no revision."""
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
-    described = dict(tiny_pair._parts.described)
+    described = dict(tiny_pair._runtime.described)
     models = tiny_pair.models
     for name in ("target", "draft"):
         described[name] = {**described[name], "id": f"org/repository/{name}.gguf", "revision": None}
@@ -120,7 +120,7 @@ def test_costs_of_models_without_a_name_are_not_kept(
 ) -> None:
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
     pair = sprinter.Pair(tiny_pair.models)
-    assert pass_costs(pair.models, pair._parts.described).target[0][1] > 0
+    assert pass_costs(pair.models, pair._runtime.described).target[0][1] > 0
     assert not (tmp_path / "cache" / "costs").exists()
 
 
@@ -132,7 +132,7 @@ def test_passes_of_rows_are_measured_once_and_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
-    models, described = builtin_pair.models, builtin_pair._parts.described
+    models, described = builtin_pair.models, builtin_pair._runtime.described
     found = shared_costs(models, described, CHEAP)
     assert [rows for rows, _, _ in found.shared] == [4, 16] and replace(found, shared=()) == CHEAP
     with monkeypatch.context() as patched:

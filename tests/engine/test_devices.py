@@ -16,11 +16,11 @@ import sprinter
 from sprinter.decode.draft import AskDraft, Draft, Stats
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import parse_method
-from sprinter.engine import parts
+from sprinter.engine import runtime
 from sprinter.engine.captured import CapturedDraftSteps, captured_steps
 from sprinter.engine.executor import Executor
+from sprinter.engine.request_run import RequestRun
 from sprinter.engine.rows import CacheRows
-from sprinter.engine.run import RequestRun
 from sprinter.engine.steps import Drafted, DraftRow
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
@@ -78,7 +78,7 @@ def test_a_draft_on_another_device_writes_the_same_text(
     def elsewhere(draft: CacheRows | None, target: CacheRows | None) -> Any:
         return ElsewhereDraftSteps(draft) if draft else None, captured_steps(None, target)[1]
 
-    monkeypatch.setattr(parts, "captured_steps", elsewhere)
+    monkeypatch.setattr(runtime, "captured_steps", elsewhere)
     assert outcome() == here
 
 

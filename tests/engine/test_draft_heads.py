@@ -19,7 +19,7 @@ from sprinter.decode import row as row_module
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.sequence import ReadState
-from sprinter.engine.run import RequestRun
+from sprinter.engine.request_run import RequestRun
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.medusa import MedusaHeads
@@ -212,9 +212,9 @@ def test_never_slower_counts_the_heads_own_steps() -> None:
     for step, switches in ((5.0, True), (1e-6, False)):
         pair = sprinter.Pair(pair_of("llama").models, None, [half_trained("llama")])
         flat = tuple((n, 1.0) for n in (1, 8))
-        pair._parts.pass_costs = PassCosts(flat)  # in place of measuring
-        assert pair._parts.head_costs.draft_s(1) > 0
-        pair._parts.head_costs = PassCosts(flat, ((1, step), (8, step)))
+        pair._runtime.pass_costs = PassCosts(flat)  # in place of measuring
+        assert pair._runtime.head_costs.draft_s(1) > 0
+        pair._runtime.head_costs = PassCosts(flat, ((1, step), (8, step)))
         out = pair.generate(PROMPT, method="heads(gamma=2)", never_slower=True, max_new_tokens=40, seed=3)
         assert bool(out.stats.switches) == switches
     method = pair.method_for(method="drafter=heads,stop=optimal(step=measured,token=measured)")
@@ -228,7 +228,10 @@ def test_a_text_is_copied_while_heads_rest(method: str, monkeypatch: pytest.Monk
     )  # a text of random weights seldom repeats three tokens
     pair = sprinter.Pair(pair_of("llama").models, None, [half_trained("llama")])
     flat = tuple((n, 1.0) for n in (1, 8))
-    pair._parts.pass_costs, pair._parts.head_costs = PassCosts(flat), PassCosts(flat, ((1, 5.0), (8, 5.0)))
+    pair._runtime.pass_costs, pair._runtime.head_costs = (
+        PassCosts(flat),
+        PassCosts(flat, ((1, 5.0), (8, 5.0))),
+    )
     options: dict[str, Any] = {"max_new_tokens": 80, "min_new_tokens": 80, "temperature": 0.0}
     out = pair.generate(PROMPT, method=method, never_slower=True, **options)
     assert out.stats.switches and out.stats.copy_switches and out.stats.accepted

@@ -20,8 +20,8 @@ from sprinter.engine import pool
 from sprinter.engine.engine import Engine
 from sprinter.engine.executor import Executor
 from sprinter.engine.policy import Policy
-from sprinter.engine.rows import CacheRows, Feed
-from sprinter.engine.run import RequestRun
+from sprinter.engine.request_run import RequestRun
+from sprinter.engine.rows import CacheRows, RowInput
 from sprinter.errors import BatchError, SprinterError
 
 PROMPT = [3, 7, 1, 12, 5]
@@ -212,18 +212,18 @@ def test_what_a_broken_pass_left_in_a_row_is_not_read(pair: sprinter.Pair) -> No
     rows = CacheRows(runner_maker("row")(pair.models.target.model, batch=2, max_len=40), 24, "target")
     text = [5, 3, 8, 1, 9, 4]
     model: Any = pair.models.target.model
-    rows.read([Feed(0, 0, text), Feed(1, 0, text * 3)])
+    rows.read([RowInput(0, 0, text), RowInput(1, 0, text * 3)])
 
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
 
     keys = model.model.layers[0].self_attn.k_proj
     with hooked(keys, nan_at(1, 0)), hooked(model.lm_head, broken), pytest.raises(KeyboardInterrupt):
-        rows.read([Feed(0, 6, [1, 2, 3]), Feed(1, 18, [1])])
+        rows.read([RowInput(0, 6, [1, 2, 3]), RowInput(1, 18, [1])])
     for row in range(2):
         rows.end_text(row)
     assert rows.runner.lengths == [0, 0]
-    read = rows.read([Feed(0, 0, text), Feed(1, 0, [1])])
+    read = rows.read([RowInput(0, 0, text), RowInput(1, 0, [1])])
     assert not read.faults
 
 
@@ -267,9 +267,9 @@ def test_padding_that_is_nan_reaches_nobody(pair: sprinter.Pair, kind: str) -> N
     recorder = Told(runner_maker(kind)(model, batch=3, max_len=40), model)
     rows = CacheRows(recorder.runner, 24, "target")
     for feeds in (
-        [Feed(0, 0, [1] * 9), Feed(1, 0, [2]), Feed(2, 0, [3] * 4)],
-        [Feed(0, 9, [4]), Feed(2, 4, [5, 6, 7])],
-        [Feed(0, 10, [8]), Feed(1, 1, [9]), Feed(2, 7, [9])],
+        [RowInput(0, 0, [1] * 9), RowInput(1, 0, [2]), RowInput(2, 0, [3] * 4)],
+        [RowInput(0, 9, [4]), RowInput(2, 4, [5, 6, 7])],
+        [RowInput(0, 10, [8]), RowInput(1, 1, [9]), RowInput(2, 7, [9])],
     ):
         assert not rows.read(feeds).faults
 
@@ -287,10 +287,10 @@ def test_an_interrupted_generate_gives_its_caches_back(pair: sprinter.Pair) -> N
         raise KeyboardInterrupt
 
     pair.generate(**asked(0))
-    kept = list(pair._parts.targets._free)
+    kept = list(pair._runtime.targets._free)
     with hooked(pair.models.target.model.lm_head, broken), pytest.raises(KeyboardInterrupt):  # type: ignore[union-attr]
         pair.generate(**asked(0))
-    assert sorted(map(id, pair._parts.targets._free)) == sorted(map(id, kept))
+    assert sorted(map(id, pair._runtime.targets._free)) == sorted(map(id, kept))
 
 
 def test_the_default_policy_starves_nobody(pair: sprinter.Pair) -> None:

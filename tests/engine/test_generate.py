@@ -14,7 +14,7 @@ import torch
 import sprinter
 from sprinter.decode.draft import Origin
 from sprinter.engine.ending import Detokenizer, cut_at_stop
-from sprinter.engine.run import RequestRun
+from sprinter.engine.request_run import RequestRun
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling, process, tv_distance
 from sprinter.random import AddressedDraws, Purpose
@@ -147,7 +147,7 @@ def test_draft_only_without_a_call_has_null_numbers(tiny_pair: sprinter.Pair) ->
 
 def test_counts_and_flops_agree_with_the_record(tiny_pair: sprinter.Pair) -> None:
     out = tiny_pair.generate(PROMPT, method="sprinter(tau=0.5)", max_new_tokens=40, seed=1)
-    stats, costs = out.stats, tiny_pair._parts.costs
+    stats, costs = out.stats, tiny_pair._runtime.costs
     origins = [token.origin for token in out.tokens]
     assert stats.trusted == origins.count(Origin.TRUSTED)
     assert stats.accepted == origins.count(Origin.ACCEPTED)

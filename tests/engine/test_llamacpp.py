@@ -152,7 +152,7 @@ def test_runners_are_used_again(files: Path) -> None:
     here = load(files, "f32")
     first = [ids(here, "sprinter(tau=0.5)", seed) for seed in range(3)]
     assert [ids(here, "sprinter(tau=0.5)", seed) for seed in range(3)] == first
-    assert len(here._parts.targets._free) == 1
+    assert len(here._runtime.targets._free) == 1
 
 
 def test_batches_of_texts(pair: sprinter.Pair) -> None:
@@ -198,9 +198,9 @@ def test_what_does_not_fit_is_refused(pair: sprinter.Pair, files: Path, tmp_path
 
 
 def test_threads_follow_torch(pair: sprinter.Pair) -> None:
-    runner = pair._parts.targets.take(16)
+    runner = pair._runtime.targets.take(16)
     assert runner._llama.llama_n_threads(runner._context) == torch.get_num_threads()  # type: ignore[attr-defined]
-    pair._parts.targets.give_back(runner)
+    pair._runtime.targets.give_back(runner)
 
 
 @pytest.mark.slow
@@ -220,4 +220,4 @@ def test_ten_thousand_rounds_of_decoding_without_growth(tmp_path: Path) -> None:
         gc.collect()
         sizes.append(int(statm.read_text().split()[1]) * 4096)
     assert len(sizes) > 5 and max(sizes[2:]) - sizes[1] < 2**20
-    assert len(here._parts.targets._free) == len(here._parts.drafts._free) == 1  # type: ignore[union-attr]
+    assert len(here._runtime.targets._free) == len(here._runtime.drafts._free) == 1  # type: ignore[union-attr]

@@ -74,8 +74,8 @@ def test_an_engine_whose_caches_hold_texts_says_what_to_do() -> None:
 def test_a_reload_forgets_what_was_known() -> None:
     pair = pair_of()
     ids(pair)
-    assert pair._parts.targets._free and pair._parts.described
+    assert pair._runtime.targets._free and pair._runtime.described
     with sprinter.Engine(pair, rows=1, max_len=20):
         pair.reload()
-    assert not pair._parts.targets._free and "described" not in vars(pair._parts)  # nor the engine's rows
+    assert not pair._runtime.targets._free and "described" not in vars(pair._runtime)  # nor the engine's rows
     assert len(ids(pair)) > 0

@@ -19,14 +19,14 @@ from sprinter.decode.lookup import Lookup
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.switch import RoundCount, Spent, Tracker
 from sprinter.engine import costs as costs_module
-from sprinter.engine import parts, task
+from sprinter.engine import request, runtime
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
 CHEAP = PassCosts(((1, 1.0), (9, 1.05)), ((1, 0.02), (9, 0.02)))
 DEAR = PassCosts(((1, 1.0), (9, 9.0)), ((1, 0.9), (9, 4.0)))
 PROMPT = [3, 5, 7, 9]
-PAYS = parts._PAYS  # before the settings for all tests replace it
+PAYS = runtime._PAYS  # before the settings for all tests replace it
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def with_costs(tiny_pair: sprinter.Pair) -> Callable[[PassCosts], sprinter.Pair]
 
     def make(costs: PassCosts) -> sprinter.Pair:
         pair = sprinter.Pair(tiny_pair.models)
-        pair._parts.pass_costs = pair._parts.shared_costs = costs  # in place of measuring
+        pair._runtime.pass_costs = pair._runtime.shared_costs = costs  # in place of measuring
         return pair
 
     return make
@@ -194,7 +194,7 @@ async def _at_once(pair: sprinter.Pair) -> list[str]:
 def test_an_engine_forgets_what_was_decoded_longest_ago(
     with_costs: Callable[[PassCosts], sprinter.Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sprinter.engine.task._MOST_TRACKERS", 2)
+    monkeypatch.setattr("sprinter.engine.request._MOST_TRACKERS", 2)
     with sprinter.Engine(with_costs(CHEAP), rows=2) as engine:
         for temperature in (1.0, 0.9, 1.0, 0.8, 0.7, 0.8):
             engine.add(
@@ -222,7 +222,7 @@ def test_without_never_slower_auto_depends_on_no_other_row(
 
 
 def test_the_host_counts_more_where_a_rule_learns(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
-    parts = with_costs(replace(CHEAP, host=(0.1, 0.2, 0.3)))._parts
+    parts = with_costs(replace(CHEAP, host=(0.1, 0.2, 0.3)))._runtime
     found = {name: parts.costs_of(parse_method(name)).host for name in ("speculative", "auto", "certain")}
     assert found["speculative"] == found["certain"] == (0.1, 0.2, 0.0)
     assert found["auto"] == pytest.approx((0.1, 0.5, 0.0))
@@ -281,8 +281,8 @@ def test_rounds_that_rest_are_charged_for_nothing(
 ) -> None:
     """What passes cost is not worked out where all rows decode plainly."""
     pair, calls = with_costs(PassCosts(((1, 1.0), (4, 2.0)), ((1, 1.0), (4, 1.2)))), []
-    shares = task.pass_shares
-    monkeypatch.setattr(task, "pass_shares", lambda *given: calls.append(1) or shares(*given))
+    shares = request.pass_shares
+    monkeypatch.setattr(request, "pass_shares", lambda *given: calls.append(1) or shares(*given))
     options: dict[str, Any] = {"max_new_tokens": 60, "never_slower": True, "seed": [3, 4, 5, 6]}
     made = pair.generate_batch([PROMPT] * 4, rows=4, method="speculative(gamma=3)", **options)
     assert all(one.stats.switches[0] < 5 and len(one.stats.switches) == 1 for one in made)
@@ -317,7 +317,7 @@ def test_the_default_is_exact_and_drafts_where_that_can_pay(
     costs: PassCosts,
     method: str,
 ) -> None:
-    monkeypatch.setattr(parts, "_PAYS", PAYS)
+    monkeypatch.setattr(runtime, "_PAYS", PAYS)
     pair = with_costs(costs)
     made = pair.generate(PROMPT, max_new_tokens=40, seed=1)
     assert made.method.partition("(")[0] == method and made.stats.lossless
@@ -342,7 +342,7 @@ def test_the_default_is_exact_and_drafts_where_that_can_pay(
 def test_the_default_of_a_batch_is_by_the_costs_of_its_rows(
     with_costs: Callable[[PassCosts], sprinter.Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "_PAYS", PAYS)
+    monkeypatch.setattr(runtime, "_PAYS", PAYS)
     alone = PassCosts(((1, 1.0), (4, 1.0), (8, 2.0), (16, 4.0)), ((1, 0.1), (8, 0.2)))
     pair = with_costs(alone)
     one, four = (pair.generate_batch([PROMPT] * rows, max_new_tokens=8, rows=rows) for rows in (1, 4))

@@ -17,7 +17,7 @@ from sprinter.decode import Method
 from sprinter.engine.batch import options_of_each
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.errors import OptionError, UserError
-from sprinter.models.cut import kept_tokens
+from sprinter.models.reduced_vocab import kept_tokens
 
 PROMPT = [3, 1, 4, 1, 5]
 OTHER = [2, 7, 1]

@@ -26,8 +26,8 @@ from sprinter.engine.prefix import DEFAULT, OFF, HeldText, PrefixCache
 from sprinter.engine.rows import CacheRows
 from sprinter.errors import BatchError, SprinterError, UserError
 from sprinter.models.pair import LoadedModel, LoadedPair
+from sprinter.models.quantised.fused_layers import is_joined
 from sprinter.models.quantised.quantise import quantise
-from sprinter.models.quantised.whole import is_joined
 
 BLOCK = 4
 METHODS = (
@@ -152,7 +152,7 @@ def test_one_row_grows_with_its_conversation(monkeypatch: pytest.MonkeyPatch) ->
             made = list(chat(here, "speculative(gamma=3)"))
             assert list(map(facts, made)) == list(map(facts, chat(fresh, "speculative(gamma=3)")))
             assert all(out.stats.cached_tokens and out.stats.draft_cached_tokens for out in made[1:])
-            assert len(here._parts.targets._free) == 1, "the shorter ones are superseded"
+            assert len(here._runtime.targets._free) == 1, "the shorter ones are superseded"
 
 
 @pytest.mark.parametrize("kind", ["steady", "all"])
@@ -168,7 +168,7 @@ def test_a_row_goes_on_after_a_text_that_a_stop_token_ended(kind: str) -> None:
         assert out.finish_reason == "stop"
         rejected += out.tokens[-1].origin == sprinter.Origin.REPLACEMENT
         talk += [*(token.id for token in out.tokens), 3 + turn]
-        for models_pool in (here._parts.targets, here._parts.drafts):
+        for models_pool in (here._runtime.targets, here._runtime.drafts):
             (runner,) = models_pool._free
             held = models_pool._held[runner]
             assert held.continues(0, talk), "what the row holds is a beginning of the next prompt"
@@ -192,13 +192,13 @@ def test_conversations_with_one_beginning_keep_their_own_rows() -> None:
 def test_the_text_that_was_idle_longest_is_forgotten_first() -> None:
     probe = pair_of(DEFAULT, single())
     probe.generate([1] * 20, max_new_tokens=2)
-    each = probe._parts.targets._idle.total_bytes
+    each = probe._runtime.targets._idle.total_bytes
     here = pair_of(PrefixCache(2 * each + 1), single())
     texts = {name: [number] * 20 for name, number in {"a": 1, "b": 2, "c": 3}.items()}
 
     def cached(name: str) -> int:
         out = here.generate(texts[name], max_new_tokens=2)
-        assert 0 < here._parts.targets._idle.total_bytes <= 2 * each + 1
+        assert 0 < here._runtime.targets._idle.total_bytes <= 2 * each + 1
         return out.stats.cached_tokens
 
     assert [cached(name) for name in "abbaca"] == [0, 0, 16, 16, 0, 16]
@@ -208,7 +208,7 @@ def test_the_text_that_was_idle_longest_is_forgotten_first() -> None:
     assert cached("a") == 0
     small = pair_of(PrefixCache(each // 4), single())
     assert [small.generate([1] * 20, max_new_tokens=2).stats.cached_tokens for _ in range(2)] == [0, 0]
-    assert small._parts.targets._idle.total_bytes == 0
+    assert small._runtime.targets._idle.total_bytes == 0
 
 
 def test_nothing_is_reused_without_a_cache() -> None:

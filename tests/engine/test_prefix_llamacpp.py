@@ -78,4 +78,4 @@ def test_rows_are_clean_after_a_cancelled_request(paths: tuple[Path, Path]) -> N
         stream._step(), stream._step()
     out = here.generate(SYSTEM, max_new_tokens=9)
     assert facts(out) == facts(fresh.generate(SYSTEM, max_new_tokens=9))
-    assert not here._parts.targets._free[0].soiled
+    assert not here._runtime.targets._free[0].may_hold_nan

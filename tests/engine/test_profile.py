@@ -81,7 +81,7 @@ def test_the_fastest_setting_within_the_budget(
 ) -> None:
     pair = tuned(builtin_pair, path)
     found = pair.method_for(**options)
-    expected = parse_method(spec).settle(pair._parts.taus)
+    expected = parse_method(spec).settle(pair._runtime.taus)
     assert replace(found, name="", paper="") == replace(expected, name="", paper="")
     assert pair.default_method == "block(gamma=4)"
 

@@ -220,7 +220,7 @@ def test_rows_that_are_as_long_as_a_context_are_used_again(monkeypatch: pytest.M
             engine.add(PROMPT, max_new_tokens=2)
             engine.finish()
     assert len(made) == 2
-    assert pair._parts.drafts is not None and pair._parts.drafts.holds(96, 2)
+    assert pair._runtime.drafts is not None and pair._runtime.drafts.holds(96, 2)
 
 
 @pytest.mark.parametrize(
@@ -228,4 +228,4 @@ def test_rows_that_are_as_long_as_a_context_are_used_again(monkeypatch: pytest.M
 )
 def test_damaged_costs_of_a_run_that_is_resumed_are_refused(tiny_pair: sprinter.Pair, kept: Any) -> None:
     with pytest.raises(UserError, match="are damaged"):
-        tiny_pair._parts.use_measured(kept)
+        tiny_pair._runtime.use_measured(kept)

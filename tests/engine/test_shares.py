@@ -8,7 +8,7 @@ import pytest
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.switch import PassShare, RoundCount, Tracker
-from sprinter.engine.rows import Feed
+from sprinter.engine.rows import RowInput
 from sprinter.engine.shares import pass_shares
 from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
 from sprinter.engine.trees import TreeRow
@@ -19,7 +19,7 @@ COSTS = PassCosts(((1, 1.0), (4, 1.3), (16, 4.0)), ((1, 0.2), (8, 0.5)), host=(0
 
 
 def target(tokens: int) -> TargetRow:
-    return TargetRow(Feed(0, 5, [1] * tokens), Sampling())
+    return TargetRow(RowInput(0, 5, [1] * tokens), Sampling())
 
 
 def draft(tokens: int, count: int = 1) -> DraftRow:
@@ -55,9 +55,9 @@ def test_what_a_draft_must_read_after_a_rest_is_not_charged() -> None:
         pass_shares([draft(2), draft(1)], True, True),
     )
     assert after_a_rest == usual and other[0].part == 0.0
-    trees = [[(TreeRow(Feed(0, 5, [1] * n), 1, Sampling())) for n in (read, 1)] for read in (90, 2)]
+    trees = [[(TreeRow(RowInput(0, 5, [1] * n), 1, Sampling())) for n in (read, 1)] for read in (90, 2)]
     assert pass_shares(trees[0], True, True) == pass_shares(trees[1], True, True)
-    (tips, _) = pass_shares([(TreeRow(Feed(0, 5, [1] * 6), 6, Sampling())), trees[0][1]], True, True)
+    (tips, _) = pass_shares([(TreeRow(RowInput(0, 5, [1] * 6), 6, Sampling())), trees[0][1]], True, True)
     assert tips == [PassShare(False, 2, 6.0, 1.0)]
 
 

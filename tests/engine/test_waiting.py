@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sprinter.bench.arms.engine import settle
-from sprinter.engine.rows import Feed, ForwardResult
+from sprinter.engine.rows import ForwardResult, RowInput
 from sprinter.engine.steps import EagerTargetPasses, TargetRow
 from sprinter.laws import Sampling
 
@@ -23,7 +23,7 @@ def test_a_target_pass_waits_for_its_own_device(waited: list[torch.device]) -> N
             logits = torch.zeros(1, 2, 7, device="meta")
             return ForwardResult(logits, logits, {})
 
-    EagerTargetPasses(Rows())([TargetRow(Feed(0, 0, [1, 2]), Sampling())])  # type: ignore[arg-type]
+    EagerTargetPasses(Rows())([TargetRow(RowInput(0, 0, [1, 2]), Sampling())])  # type: ignore[arg-type]
     assert waited == [torch.device("meta")]
 
 

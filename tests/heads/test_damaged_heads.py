@@ -194,8 +194,8 @@ def test_costs_beside_a_target_in_half_precision(make: Callable[[], TokenHeads])
     target = type(tiny("llama"))(tiny("llama").config).bfloat16().eval()
     pair = sprinter.load_pair(target, tokenizer=word_tokenizer(), heads=[make()], compile=False)
     flat = sprinter.decode.costs.PassCosts(((1, 1.0), (8, 1.0)))
-    pair._parts.pass_costs = flat  # in place of measuring
-    assert pair._parts.head_costs.draft_s(1) > 0
+    pair._runtime.pass_costs = flat  # in place of measuring
+    assert pair._runtime.head_costs.draft_s(1) > 0
     out = pair.generate([3, 1, 4], max_new_tokens=6, min_new_tokens=6, never_slower=True)
     assert len(out.tokens) == 6
 

@@ -113,8 +113,8 @@ class Forest:
             return []
         return self.paths[row][self.random.randrange(root, len(self.tokens[row]))][root:]
 
-    def keep(self, row: int, path: Sequence[int]) -> None:
-        self.runner.keep(row, path)
+    def commit_path(self, row: int, path: Sequence[int]) -> None:
+        self.runner.commit_path(row, path)
         if self.roots[row] is not None:
             whole = [*range(self.roots[row] or 0), *path]
             self.tokens[row] = [self.tokens[row][slot] for slot in whole]
@@ -138,7 +138,7 @@ class Forest:
         self.read([5, 1, 0])
         self.read([3, 2], rows=[2, 0])
         for row in range(3):
-            self.keep(row, self.random_path(row))
+            self.commit_path(row, self.random_path(row))
 
     def go_on(self) -> None:
         """Plain text in three rows, and ragged trees behind it."""
@@ -155,11 +155,11 @@ class Forest:
                 self.read([self.random.randint(0, 5) for _ in range(3)])
             elif act == "plain" and room > 3:
                 for row in range(3):
-                    self.keep(row, self.random_path(row))
+                    self.commit_path(row, self.random_path(row))
                 self.read([self.random.randint(1, 3) for _ in range(3)], tree=False)
             elif act == "keep":
                 row = self.random.randrange(3)
-                self.keep(row, self.random_path(row))
+                self.commit_path(row, self.random_path(row))
             elif act == "copy":
                 whole = len(self.tokens[0])
                 length = self.random.choice([whole, self.random.randint(0, whole)])
@@ -182,7 +182,7 @@ class Forest:
         self.read([4], tree=False)
         self.rewind([0])
         self.read([6])  # two roots may follow nothing
-        self.keep(0, self.paths[0][5])
+        self.commit_path(0, self.paths[0][5])
 
 
 def forest(

@@ -16,10 +16,10 @@ import sprinter
 from sprinter.errors import UserError
 from sprinter.models.choose import make_runner
 from sprinter.models.pair import builtin_paths, load_models
+from sprinter.models.quantised.fused_layers import _Forward, _Stack, is_joined
 from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.unchanged import changed_layer
-from sprinter.models.quantised.whole import _Forward, _Stack, is_joined
 from sprinter.models.runners.forward import decoder_layers
 
 

@@ -12,8 +12,8 @@ from tests.models.refused import refusal
 import sprinter
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.models.cut import VOCABULARY_FORMAT, CutHead, kept_tokens
 from sprinter.models.pair import load_models
+from sprinter.models.reduced_vocab import VOCABULARY_FORMAT, CutHead, kept_tokens
 from sprinter.training.drafts.vocabulary import choose_vocabulary
 
 KEPT = 40

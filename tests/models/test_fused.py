@@ -23,7 +23,6 @@ from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.choose import _choose, make_runner
-from sprinter.models.cut import cut_output
 from sprinter.models.quantised import families
 from sprinter.models.quantised import fused as layers
 from sprinter.models.quantised import fused_plan as plan
@@ -32,6 +31,7 @@ from sprinter.models.quantised.fused import fused_layers, why_not_fused
 from sprinter.models.quantised.fused_plan import COLUMNS, ROWS, product_plan, stages, tokens_block
 from sprinter.models.quantised.fused_trial import fused
 from sprinter.models.quantised.rounded import round_linears
+from sprinter.models.reduced_vocab import cut_output
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is installed on Linux alone")
 ON_GPU = torch.cuda.is_available()

@@ -9,7 +9,7 @@ from tests.real import needs_gguf, needs_llama, real_file
 
 import sprinter
 from sprinter.engine.ending import Detokenizer
-from sprinter.models.gguf.splits import PRE_TOKENIZERS
+from sprinter.models.gguf.pretokenizers import PRE_TOKENIZERS
 from sprinter.models.gguf.tokenizer import gguf_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

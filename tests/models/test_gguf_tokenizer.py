@@ -12,7 +12,7 @@ from sprinter.engine.ending import Detokenizer, continued_text
 from sprinter.errors import UserError
 from sprinter.models.gguf import tokenizer as module
 from sprinter.models.gguf.output_head import check_whole
-from sprinter.models.gguf.splits import PRE_TOKENIZERS
+from sprinter.models.gguf.pretokenizers import PRE_TOKENIZERS
 from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
 
 PATH = Path("a.gguf")

@@ -13,7 +13,7 @@ from tests.models.told import Told
 
 from sprinter.errors import UserError
 from sprinter.models.capture import graphs
-from sprinter.models.capture.graphs import LADDER, GraphUnits, keys_bucket, rows_bucket, rung
+from sprinter.models.capture.graphs import LADDER, GraphUnits, keys_bucket, length_bucket, rows_bucket
 from sprinter.models.capture.runner import PASS, CapturedRunner
 from sprinter.models.choose import _choose, make_runner
 
@@ -25,8 +25,8 @@ def runner_of(kind: str, batch: int, max_len: int, must: bool = True) -> Capture
 
 
 def test_ladder_and_buckets() -> None:
-    assert [rung(n) for n in (1, 2, 3, 5, 8, 9, 32)] == [1, 2, 4, 8, 8, 16, 32]
-    assert rung(LADDER[-1] + 1) is None
+    assert [length_bucket(n) for n in (1, 2, 3, 5, 8, 9, 32)] == [1, 2, 4, 8, 8, 16, 32]
+    assert length_bucket(LADDER[-1] + 1) is None
     assert [keys_bucket(seen, 1025) for seen in (1, 128, 129, 700, 1024)] == [128, 128, 256, 1024, 1024]
     assert keys_bucket(40, 61) == 60
 

@@ -26,9 +26,9 @@ import sprinter
 from sprinter.errors import UserError
 from sprinter.models.choose import capture_kind, make_runner, renew
 from sprinter.models.pair import load_models
-from sprinter.models.quantised import in_place, library, whole
+from sprinter.models.quantised import fused_layers, in_place, library
+from sprinter.models.quantised.fused_layers import _Stack, is_joined
 from sprinter.models.quantised.quantise import quantise
-from sprinter.models.quantised.whole import _Stack, is_joined
 
 
 def saved(name: str, folder: Path, dtype: str = "float32") -> Path:
@@ -232,14 +232,14 @@ def test_layers_that_the_kernels_do_not_run_are_said(tmp_path: Path) -> None:
 def test_layers_that_compute_something_else_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = whole._Forward._made
+    original = fused_layers._Forward._made
 
-    def without_norm(self: whole._Forward, *weights: Any) -> object:
+    def without_norm(self: fused_layers._Forward, *weights: Any) -> object:
         facts = original(self, *weights)
         facts.eps = 1e3
         return facts
 
-    monkeypatch.setattr(whole._Forward, "_made", without_norm)
+    monkeypatch.setattr(fused_layers._Forward, "_made", without_norm)
     with pytest.raises(UserError, match=r"the joined layers of .* differ from its own: use compile=False"):
         compiled(saved("llama", tmp_path))
 

@@ -18,8 +18,8 @@ from sprinter.errors import UserError
 from sprinter.models.choose import make_runner, renew
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.pair import builtin_paths, load_models
+from sprinter.models.quantised.fused_layers import _Forward, _Stack, is_joined
 from sprinter.models.quantised.quantise import quantise
-from sprinter.models.quantised.whole import _Forward, _Stack, is_joined
 from sprinter.models.runners.row_cache import RowCache
 
 

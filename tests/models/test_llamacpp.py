@@ -195,8 +195,8 @@ def test_chains_with_parents_are_plain_text(tiny: tuple[PreTrainedModel, GgufMod
     runner.extend(torch.tensor([[5, 6], [7, 8]]))
     runner.extend(torch.tensor([[9, 10, 11]]), rows=[0], parents=[[1, 2, 3]])
     runner.copy(0, [1])
-    runner.keep(0, [2])
-    runner.keep(1, [2, 3, 4])
+    runner.commit_path(0, [2])
+    runner.commit_path(1, [2, 3, 4])
     assert runner.lengths == [3, 5]
     logits = runner.extend(torch.tensor([[12], [12]])).logits
     assert logits is not None

@@ -65,7 +65,7 @@ def test_after_keep_a_row_goes_on_as_after_plain_text(
     runner = make_runner(tiny[1], max_len=40, leaves=8)
     runner.extend(torch.tensor([prompt]))
     runner.extend(torch.tensor([nodes]), parents=[TREE])
-    runner.keep(0, path)
+    runner.commit_path(0, path)
     text = [*prompt, *[nodes[slot - 5] for slot in path]]
     assert runner.lengths == [len(text)]
     made = runner.extend(torch.tensor([more])).logits
@@ -97,7 +97,7 @@ def test_an_interrupted_pass_leaves_the_tree_as_it_was(
     assert rows.runner.lengths == [9, 8] and held(rows) == before
     rows.read([3, 2])
     for row in range(2):
-        rows.keep(row, rows.random_path(row))
+        rows.commit_path(row, rows.random_path(row))
     rows.read([3, 2], tree=False)
 
 
@@ -125,7 +125,7 @@ def test_an_interrupt_anywhere_loses_no_sequence_and_no_prefix(
                 rows.read([6, 5])
                 rows.read([4, 4])
                 for row in range(2):
-                    rows.keep(row, rows.random_path(row))
+                    rows.commit_path(row, rows.random_path(row))
             except KeyboardInterrupt:
                 pass
         lengths = [min(length, prefix) for length, prefix in zip(runner.lengths, (5, 3), strict=True)]
@@ -136,7 +136,7 @@ def test_an_interrupt_anywhere_loses_no_sequence_and_no_prefix(
         assert held(rows) == 0
         rows.read([4, 6])
         for row in range(2):
-            rows.keep(row, rows.random_path(row))
+            rows.commit_path(row, rows.random_path(row))
         rows.read([2, 3], tree=False)
 
 
@@ -156,7 +156,7 @@ def test_too_many_leaves_are_refused_and_change_nothing(tiny: tuple[PreTrainedMo
     runner.copy(0, [1], 5)
     assert runner.lengths == [before[0] + 1, 5]
     rows.tokens[1], rows.paths[1], rows.roots = [*rows.tokens[0]], [*rows.paths[0]], [None, None]
-    runner.keep(0, [])
+    runner.commit_path(0, [])
     rows.read([2, 2], tree=False)
     for batch, leaves, why in (
         (8, 40, "use rows=6, or smaller trees"),
@@ -181,5 +181,5 @@ def test_a_row_with_a_tree_is_not_adopted(tiny: tuple[PreTrainedModel, GgufModel
     runner.extend(torch.tensor([[5, 6, 7]]))
     runner.extend(torch.tensor([[8, 9]]), parents=[[2, 2]])
     assert not other.adopt(runner, 4)
-    runner.keep(0, [3])
+    runner.commit_path(0, [3])
     assert other.adopt(runner, 4) and other.lengths == [4]

@@ -18,7 +18,7 @@ from sprinter.models import options as options_module
 from sprinter.models import pair as pair_module
 from sprinter.models import source
 from sprinter.models.devices import dtype_of
-from sprinter.models.ends import eos_ids_of
+from sprinter.models.eos import eos_ids_of
 from sprinter.models.pair import LoadedPair, builtin_paths, check_request, load_models
 
 

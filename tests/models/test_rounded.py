@@ -15,10 +15,10 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.drafting import OutputLayer
 from sprinter.models import options as options_module
 from sprinter.models.choose import capture_kind, make_runner
-from sprinter.models.cut import some_rows
 from sprinter.models.options import load_options
 from sprinter.models.quantised.layers import RoundedLinear, parameter_count
 from sprinter.models.quantised.rounded import round_linears
+from sprinter.models.reduced_vocab import some_rows
 
 
 @torch.no_grad()

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from sprinter.models.choose import make_runner
-from sprinter.models.cut import cut_output
 from sprinter.models.pair import load_models
 from sprinter.models.quantised.quantise import quantise
-from sprinter.models.quantised.straight import Straight, _angles, _OneCall
+from sprinter.models.quantised.single_call import Straight, _angles, _OneCall
+from sprinter.models.reduced_vocab import cut_output
 
 TEXT = torch.randint(1, 250, (3, 24), generator=torch.Generator().manual_seed(0))
 

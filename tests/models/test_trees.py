@@ -41,8 +41,8 @@ def test_in_float64_to_the_last_bits(kind: str) -> None:
     rows.read([5, 1], tree=False)
     rows.read([6, 4])
     rows.read([3, 5])
-    rows.keep(0, rows.random_path(0))
-    rows.keep(1, [])
+    rows.commit_path(0, rows.random_path(0))
+    rows.commit_path(1, [])
     rows.read([2, 3], tree=False)
 
 
@@ -65,8 +65,8 @@ def test_a_linear_tree_has_the_bits_of_plain_text(kind: str, way: str) -> None:
     other = tree.extend(tokens, [3, 2], parents=[[4, 5, 6], [2, 3]])
     assert one.logits is not None and other.logits is not None
     assert torch.equal(one.logits, other.logits) and torch.equal(one.hidden, other.hidden)
-    tree.keep(0, [5, 6])
-    tree.keep(1, [])
+    tree.commit_path(0, [5, 6])
+    tree.commit_path(1, [])
     plain.rewind([7, 3])
     one, other = (runner.extend(tokens) for runner in (plain, tree))
     assert one.logits is not None and other.logits is not None
@@ -81,7 +81,7 @@ def test_after_keep_a_row_goes_on_as_after_plain_text(kind: str, path: list[int]
     runner, plain = runner_of(kind, way), runner_of(kind, way)
     runner.extend(torch.tensor([prompt]))
     runner.extend(torch.tensor([nodes]), parents=[TREE])
-    runner.keep(0, path)
+    runner.commit_path(0, path)
     text = [*prompt, *[nodes[slot - 5] for slot in path]]
     plain.extend(torch.tensor([text]))
     assert runner.lengths == plain.lengths == [len(text)]
@@ -115,7 +115,7 @@ def test_an_interrupted_pass_leaves_the_tree_as_it_was(way: str) -> None:
     handle.remove()
     assert rows.runner.lengths == [9]
     rows.read([3])
-    rows.keep(0, rows.random_path(0))
+    rows.commit_path(0, rows.random_path(0))
     rows.read([3], tree=False)
 
 
@@ -131,7 +131,7 @@ def test_an_interrupted_keep_leaves_the_prefix(monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patch:
         patch.setattr(second, "compact", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            runner.keep(0, [6])
+            runner.commit_path(0, [6])
     assert runner.lengths == [5]
     logits = runner.extend(torch.tensor([[30]])).logits
     assert logits is not None
@@ -176,8 +176,8 @@ def test_rows_of_one_call_may_have_a_tree_or_none() -> None:
     assert step.logits is not None
     torch.testing.assert_close(step.logits[0, 2], uncached(model, [5, 7])[0][-1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(step.logits[1], uncached(model, [8, 9, 10])[0], rtol=1e-4, atol=1e-4)
-    runner.keep(1, [])  # it has no tree: nothing to forget
-    runner.keep(0, [0, 2])
+    runner.commit_path(1, [])  # it has no tree: nothing to forget
+    runner.commit_path(0, [0, 2])
     assert runner.lengths == [2, 3]
     step = runner.extend(torch.tensor([[11], [12]]))
     assert step.logits is not None
@@ -188,10 +188,10 @@ def test_a_chain_that_is_read_on_as_plain_text_is_plain_text() -> None:
     runner = make_runner(tiny("llama"), max_len=30)
     runner.extend(torch.tensor([[5, 6]]), parents=[[-1, 0]])
     runner.extend(torch.tensor([[7]]))
-    runner.keep(0, [])
+    runner.commit_path(0, [])
     assert runner.lengths == [3]
     runner.extend(torch.tensor([[8, 9]]), parents=[[2, 2]])
-    runner.keep(0, [4])
+    runner.commit_path(0, [4])
     assert runner.lengths == [4]
 
 
@@ -217,18 +217,18 @@ def test_misuse_is_refused_and_changes_nothing(way: str) -> None:
         (2, [], "row 2 does not exist"),
     ]:
         with pytest.raises(ValueError, match=message):
-            runner.keep(row, path)
+            runner.commit_path(row, path)
     if isinstance(runner, CapturedRunner):
         with pytest.raises(ValueError, match="row 0 holds a tree"):
             runner.run(PASS, tokens, None)
     assert runner.lengths == [3, 3]
-    runner.keep(0, [0, 2])
-    runner.keep(1, [1])
+    runner.commit_path(0, [0, 2])
+    runner.commit_path(1, [1])
     runner.extend(tokens)
     with pytest.raises(ValueError, match="slot 5 cannot follow slot 3: use 4"):
         runner.extend(tokens[:1, :2], rows=[0], parents=[[3, 5]])
     with pytest.raises(ValueError, match="the row has no tree"):
-        runner.keep(0, [4])
+        runner.commit_path(0, [4])
 
 
 def test_a_tree_is_read_in_one_prefill_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_tree_is_read_in_one_prefill_chunk(monkeypatch: pytest.MonkeyPatch) ->
     assert runner.lengths == [0]
     step = runner.extend(tokens, parents=[range(-1, 5)], hidden_layers=[1])
     assert step.layers[0].shape[:2] == (1, 6)
-    runner.keep(0, [0, 1, 2, 3, 4])
+    runner.commit_path(0, [0, 1, 2, 3, 4])
     assert runner.lengths == [5]
 
 
@@ -250,7 +250,7 @@ def test_runners_without_branches_take_chains() -> None:
     with pytest.raises(ValueError, match="reads no branches"):
         runner.extend(torch.tensor([[7, 8]]), parents=[[1, 1]])
     runner.extend(torch.tensor([[7, 8]]), parents=[[1, 2]])
-    runner.keep(0, [2])
+    runner.commit_path(0, [2])
     assert runner.lengths == [3]
     logits = runner.extend(torch.tensor([[9]])).logits
     assert logits is not None
@@ -298,7 +298,7 @@ def test_cuda_graphs_read_trees_as_the_row_runner(kind: str) -> None:
             )
     for row in range(3):
         for runner in (eager, graphs):
-            runner.keep(row, [0])
+            runner.commit_path(row, [0])
     one, other = (
         runner.extend(torch.ones(3, 2, dtype=torch.long, device="cuda")) for runner in (eager, graphs)
     )

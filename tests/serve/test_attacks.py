@@ -19,10 +19,10 @@ from tests.serve.test_faults import held
 
 import sprinter
 from sprinter.decode.presets import METHODS
-from sprinter.serve.answers import json_parts
-from sprinter.serve.asked import asked_of
+from sprinter.serve.api_errors import Refusal
 from sprinter.serve.guard import RequestGuard, check_shape
-from sprinter.serve.refusals import Refusal
+from sprinter.serve.request_parsing import asked_of
+from sprinter.serve.responses import json_parts
 from sprinter.serve.schema import CompletionRequest, SprinterOptions
 from sprinter.serve.service import Service
 from sprinter.serve.settings import ServeSettings

@@ -13,7 +13,7 @@ import torch
 from tests.serve.server import Running
 
 import sprinter
-from sprinter.serve.asked import asked_of
+from sprinter.serve.request_parsing import asked_of
 from sprinter.serve.schema import CompletionRequest
 from sprinter.serve.settings import ServeSettings
 

@@ -13,9 +13,9 @@ from tests.serve.server import Running, serving
 
 import sprinter
 from sprinter.errors import UserError
+from sprinter.serve.api_errors import of_error
 from sprinter.serve.guard import network_of
 from sprinter.serve.keys import ApiKeys, RateLimit
-from sprinter.serve.refusals import of_error
 from sprinter.serve.settings import ServeSettings
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

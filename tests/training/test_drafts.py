@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from sprinter.errors import UserError
 from sprinter.laws import overlap, residual
-from sprinter.models.cut import CutLlamaForCausalLM, check_map, frequent_tokens
+from sprinter.models.reduced_vocab import CutLlamaForCausalLM, check_map, frequent_tokens
 from sprinter.training.drafts.batches import collate, orders, steps_of
 from sprinter.training.drafts.data import Texts
 from sprinter.training.drafts.losses import TopLaws, divergences, parse_loss, tempered

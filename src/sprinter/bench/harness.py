@@ -145,7 +145,7 @@ class Harness:
 
     def _talk(self, arm: Arm, place: _Slot, seed: int) -> Talk:
         talk = Talk()
-        self._pair._parts.forget_texts()  # else only the first arm would read the prompt
+        self._pair._runtime.forget_texts()  # else only the first arm would read the prompt
         for turn in range(len(place.sample.turns)):
             ids, ends = turn_prompt(self._pair, place.sample, turn, talk.texts, chat=place.suite.chat)
             limit = self._limit(place.suite, len(ids))

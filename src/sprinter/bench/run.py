@@ -90,13 +90,13 @@ def run_bench(
         "machine": machine,
     }
     if not restart:
-        pair._parts.use_measured(recorded_costs(out, run))
+        pair._runtime.use_measured(recorded_costs(out, run))
     for arm in arms:
         if isinstance(arm, EngineArm):
             arm.fit(pair)
     specs = {arm.name: arm.spec for arm in arms}
     session = {"command": extras.command, "environment": where, "began": _now()}
-    costs = pair._parts.measured
+    costs = pair._runtime.measured
     with Journal(out, run, arms=specs, costs=costs, session=session, restart=restart) as journal:
         harness = Harness(pair, arms, suites, settings, journal, progress)
         try:

@@ -194,7 +194,7 @@ def _methods(
     """The fastest setting of each method with a drift of at most ``max_drift``."""
     from sprinter.decode.costs import PassCosts
     from sprinter.decode.spec import parse_method
-    from sprinter.engine.parts import drafts_by_default
+    from sprinter.engine.runtime import drafts_by_default
     from sprinter.theory.replay import replay
 
     draft = ((1, times.draft_s), (2, times.draft_s))

@@ -204,7 +204,7 @@ def generate_many(
     if results is not None:  # paths and names do not identify models
         numbers = {f"{name}_version": number for name, number in versions().items()}
         results.made_with({**fingerprints(pair.models, pair.heads, pair.drafting), **numbers})
-        pair._parts.use_measured(results.costs)
+        pair._runtime.use_measured(results.costs)
     texts = all(isinstance(prompt.prompt, str | None) for prompt in prompts)
     pair.stream(
         "a" if texts else [{"role": "user", "content": "a"}], options
@@ -220,7 +220,7 @@ def generate_many(
             found = _generate(pair, prompts[first : first + rows], options, rows)
             failed += sum("error" in row for row in found)
             if results is not None:
-                results.keep_costs(pair._parts.measured)
+                results.keep_costs(pair._runtime.measured)
                 results.add(found)
             else:
                 for row in found:

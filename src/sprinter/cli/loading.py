@@ -163,7 +163,7 @@ def check_models(options: GenerationOptions, loading: Loading) -> None:
     Raises:
         UserError: which model it needs.
     """
-    from sprinter.engine.parts import check_budget
+    from sprinter.engine.runtime import check_budget
 
     if loading.profile is None:
         check_budget(options)
@@ -189,6 +189,6 @@ def quiet_libraries() -> None:
     """Hide progress bars of loading unless debugging; downloads still show theirs on a terminal."""
     if debugging():
         return
-    from sprinter.models.bars import set_bars
+    from sprinter.models.progress import set_bars
 
     set_bars(weights=False, downloads=sys.stderr.isatty())

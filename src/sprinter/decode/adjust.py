@@ -99,7 +99,7 @@ class Adjuster:
         """The adjustment of the logits after each of ``tokens``, which follow ``text[:start]``.
 
         Args:
-            parents: as in ``Feed``: the index, counted from the beginning of the text, of each token's parent.
+            parents: as in ``RowInput``: the index, counted from the beginning of the text, of each token's parent.
         """
         self.follow(text[: max(start, self._prompt_len)])
         paths: list[tuple[int, ...]] = []

@@ -30,7 +30,7 @@ from sprinter.decode.draft import Verdict
 from sprinter.decode.regression import Fit, Regression
 from sprinter.laws import tv_distance
 
-__all__ = ["BUDGET_RUN", "Budget", "Within"]
+__all__ = ["BUDGET_RUN", "Budget", "BudgetedRule"]
 
 BUDGET_RUN = 20
 """Maximum number of trusted tokens in a run, and length of a run if the method names none."""
@@ -110,7 +110,7 @@ class Budget:
         return fits
 
 
-class Within(Judge):
+class BudgetedRule(Judge):
     """A lossy accept rule within a budget; where it does not fit, the exact rule.
 
     Args:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sprinter.decode.adjust import Adjuster
 from sprinter.decode.draft import AskDraft, AskTips, Draft, Tips
 from sprinter.decode.drafter import Allocated, Drafter, Model
-from sprinter.decode.grow import Growth, Root, ranked
+from sprinter.decode.grow import Root, TreeBuilder, ranked
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.signals import SIGNALS, read_signals
 from sprinter.decode.tree import Siblings
@@ -120,7 +120,7 @@ class Heads(Drafter):
         """Those of ``grow``."""
         return self._own.levels
 
-    def growth(self, root: Root) -> Growth:
+    def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""
         return self._own.growth(root)
 

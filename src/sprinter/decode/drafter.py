@@ -13,7 +13,7 @@ from torch import Tensor
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Draft
-from sprinter.decode.grow import Growth, Independent, Root
+from sprinter.decode.grow import Independent, Root, TreeBuilder
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.signals import SIGNALS, read_signals, state_signals
 from sprinter.decode.tree import Siblings
@@ -100,7 +100,7 @@ class Drafter:
         """Number of levels of its trees, at most; None: as many as the stop rule allows."""
         return None
 
-    def growth(self, root: Root) -> Growth:
+    def growth(self, root: Root) -> TreeBuilder:
         """A new tree; ``root.depth`` is its largest number of levels. By default that of independent drafts."""
         return Independent(root, self.drafts)
 

@@ -1,6 +1,6 @@
 """Trees of draft tokens as they grow: level by level, from the draft model's laws at the tips.
 
-The loop asks a ``Growth`` which tips to read, asks the draft model for its laws there (``AskTips``), and lets the
+The loop asks a ``TreeBuilder`` which tips to read, asks the draft model for its laws there (``AskTips``), and lets the
 growth add nodes. A growth holds no model, and draws its tokens by address from the draws of the text.
 """
 
@@ -19,7 +19,7 @@ from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.tree import Tree
 from sprinter.random import Draws, Purpose
 
-__all__ = ["NO_LAW", "Growth", "Independent", "Root", "grow_from", "likely", "ranked"]
+__all__ = ["NO_LAW", "Independent", "Root", "TreeBuilder", "grow_from", "likely", "ranked"]
 
 NO_LAW = torch.empty(0)
 """In place of the law of a token that was chosen without chance."""
@@ -44,7 +44,7 @@ class Root:
         return self.draws.token(law, self.round, self.position + level, Purpose.DRAFT, row)
 
 
-class Growth(ABC):
+class TreeBuilder(ABC):
     """The tree of one round. A subclass says where it grows (``tips``) and what is added there (``grow``).
 
     Attributes:
@@ -120,7 +120,7 @@ class Growth(ABC):
         return ()
 
 
-class Independent(Growth):
+class Independent(TreeBuilder):
     """Several drafts, drawn independently of each other; those with a common prefix share nodes.
 
     Args:
@@ -162,7 +162,7 @@ class Independent(Growth):
             branch.append(node)
 
 
-def grow_from(growth: Growth, law: Callable[[tuple[int, ...]], Tensor]) -> dict[int, tuple[int, ...]]:
+def grow_from(growth: TreeBuilder, law: Callable[[tuple[int, ...]], Tensor]) -> dict[int, tuple[int, ...]]:
     """Grow a whole tree from laws ``[V]`` by path, without a model; returns the path of each node, -1 is the text."""
     tips, paths = [-1], {-1: tuple[int, ...]()}
     for level in range(growth.root.depth):

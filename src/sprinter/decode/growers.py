@@ -12,7 +12,7 @@ from operator import mul
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Tips
 from sprinter.decode.drafter import Drafter
-from sprinter.decode.grow import Growth, Root, likely
+from sprinter.decode.grow import Root, TreeBuilder, likely
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.tree import Siblings
 from sprinter.errors import UserError
@@ -73,12 +73,12 @@ class Static(_OfWidths):
         """The most probable tokens: no chance is in them."""
         return Siblings.CHOSEN
 
-    def growth(self, root: Root) -> Growth:
+    def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""
         return _StaticGrowth(root, _widths(self.widths))
 
 
-class _Levels(Growth):
+class _Levels(TreeBuilder):
     """A growth that goes on from every node of the newest level."""
 
     def __init__(self, root: Root, top: int = 0) -> None:
@@ -143,12 +143,12 @@ class Dynamic(Drafter):
         grown = self.expand + (depth - 1) * self.expand**2
         return max(min(self.nodes, grown), self.expand * (depth - 1))
 
-    def growth(self, root: Root) -> Growth:
+    def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""
         return _DynamicGrowth(root, self.expand, self.nodes)
 
 
-class _DynamicGrowth(Growth):
+class _DynamicGrowth(TreeBuilder):
     def __init__(self, root: Root, expand: int, nodes: int) -> None:
         super().__init__(root, expand)
         self._expand, self._nodes = expand, nodes
@@ -200,7 +200,7 @@ class Drawn(_OfWidths):
         """One after the other, from the law at their parent."""
         return Siblings.DRAWN
 
-    def growth(self, root: Root) -> Growth:
+    def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""
         return _DrawnGrowth(root, _widths(self.widths), self.replacement)
 
@@ -259,7 +259,7 @@ class Widened(Drafter):
         """Largest number of nodes."""
         return depth * max(_counts("counts", self.counts))
 
-    def growth(self, root: Root) -> Growth:
+    def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""
         return _WidenedGrowth(root, _counts("counts", self.counts))
 

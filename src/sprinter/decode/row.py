@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept import Exact, Judge
-from sprinter.decode.budget import BUDGET_RUN, Budget, Within
+from sprinter.decode.budget import BUDGET_RUN, Budget, BudgetedRule
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips, Token
 from sprinter.decode.drafter import one_hot_rows
@@ -237,7 +237,7 @@ class Row:
         if self.guard.on or self.pace.copies:
             return Exact()
         rule = self.method.accept
-        return rule if self.budget is None or rule.lossless else Within(rule, self.budget)
+        return rule if self.budget is None or rule.lossless else BudgetedRule(rule, self.budget)
 
     @property
     def room(self) -> int:

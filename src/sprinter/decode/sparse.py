@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Tips
 from sprinter.decode.drafter import Drafter
-from sprinter.decode.grow import Growth, Root, likely
+from sprinter.decode.grow import Root, TreeBuilder, likely
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.tree import Siblings
 from sprinter.decode.trust import RECORDED
@@ -76,7 +76,7 @@ class Sparse(Drafter):
         """Number of nodes up to a level."""
         return self.nodes if self.tree == RECORDED else sum(len(path) <= depth for path in self._paths)
 
-    def growth(self, root: Root) -> Growth:
+    def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""
         if self.tree == RECORDED:
             raise UserError(_NO_SHAPE)
@@ -128,7 +128,7 @@ def _by_level(path: str) -> tuple[int, str]:
     return len(path), path
 
 
-class _SparseGrowth(Growth):
+class _SparseGrowth(TreeBuilder):
     def __init__(self, root: Root, paths: Sequence[str]) -> None:
         super().__init__(root, 1 + max(int(path[-1]) for path in paths))
         self._ranks: dict[str, list[int]] = {}

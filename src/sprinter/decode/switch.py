@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from sprinter.decode.costs import PassCosts
 
-__all__ = ["DraftSwitch", "Paced", "PassShare", "Replayed", "RoundCount", "Tracker"]
+__all__ = ["AdaptiveSwitch", "DraftSwitch", "PassShare", "Replayed", "RoundCount", "Tracker"]
 
 
 # Tokens' time that a method may lose in one row before it is switched off, and the power of the number of rows that
@@ -296,7 +296,7 @@ class Tracker:
         return costs
 
 
-class Paced(DraftSwitch):
+class AdaptiveSwitch(DraftSwitch):
     """Drafts while that pays.
 
     Args:
@@ -319,7 +319,7 @@ class Paced(DraftSwitch):
         """Whether the round is charged for its passes: plain decoding is not."""
         return self._on or self._copying
 
-    def passed(self, share: PassShare) -> None:
+    def charge(self, share: PassShare) -> None:
         """Told of each forward pass in which the row took part, where rows share them; before ``count``."""
         self._passes.append(share)
 

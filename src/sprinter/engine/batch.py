@@ -8,11 +8,11 @@ from typing import Any
 
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationOptions, item_of
-from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import PromptInput
+from sprinter.engine.request import Request
+from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.scheduler import Event, Scheduler
-from sprinter.engine.task import Task
 from sprinter.errors import BatchError, RowsError, UserError
 from sprinter.models.choose import tree_leaves
 
@@ -91,7 +91,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def generate_all(
-    parts: Parts,
+    parts: PairRuntime,
     prompts: Sequence[PromptInput],
     options: Sequence[GenerationOptions],
     rows: int | None,
@@ -104,7 +104,7 @@ def generate_all(
     sharing = _sharing(wanted, len(prompts))
     for i, (prompt, own) in enumerate(zip(prompts, options, strict=True)):
         with _of_prompt(i):
-            tasks.append(Task(parts, prompt, own, rows=sharing, most=sharing))
+            tasks.append(Request(parts, prompt, own, rows=sharing, most=sharing))
     if not tasks:
         return []
     spare = max(task.spare for task in tasks)
@@ -129,7 +129,7 @@ def generate_all(
     return [done[i] for i in range(len(tasks))]
 
 
-def _rows_of_trees(parts: Parts, spare: int) -> int:
+def _rows_of_trees(parts: PairRuntime, spare: int) -> int:
     """Default number of rows whose trees of up to ``spare + 1`` leaves the models hold."""
     loaded = [model for model in (parts.models.target, parts.models.draft) if model is not None]
     return next(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sprinter.decode.signals import SIGNALS, read_signals
-from sprinter.engine.rows import CacheRows, Feed
+from sprinter.engine.rows import CacheRows, RowInput
 from sprinter.engine.steps import (
     Drafted,
     DraftPlan,
@@ -309,7 +309,7 @@ def _can_capture(row: DraftRow, heads: Mapping[str, Head]) -> bool:
     return alike and few and isinstance(row.draws, AddressedDraws) and row.plan.captures
 
 
-def _padded(feeds: Sequence[Feed], runner: CapturedRunner) -> tuple[Tensor, list[int]]:
+def _padded(feeds: Sequence[RowInput], runner: CapturedRunner) -> tuple[Tensor, list[int]]:
     """The rows' unread tokens, padded to ``[rows, n]``, and their counts."""
     unread = [feed.tokens for feed in feeds]
     n = max(map(len, unread))

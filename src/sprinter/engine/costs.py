@@ -20,11 +20,11 @@ from filelock import FileLock, Timeout
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.captured import captured_steps
-from sprinter.engine.executor import Executor, RowInput
+from sprinter.engine.executor import Executor, PassInput
 from sprinter.engine.host import host_costs
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.record import cpu_name
-from sprinter.engine.rows import Feed
+from sprinter.engine.rows import RowInput
 from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
 from sprinter.errors import SprinterError, UserError
 from sprinter.heads.drafting import TokenHeads
@@ -36,8 +36,8 @@ from sprinter.models.devices import find_threads
 from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
+from sprinter.models.quantised.fused_layers import is_joined
 from sprinter.models.quantised.library import library_name
-from sprinter.models.quantised.whole import is_joined
 from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
@@ -245,7 +245,7 @@ def _measure(pair: LoadedPair) -> PassCosts:
     ids = read_prompts(models, context, min(longest, room - context))
     long = min(run_interleaved(models, {1: target_input(ids, context, 1)}, 2)[1]) > _LONG
     jobs: dict[
-        tuple[str, int], RowInput
+        tuple[str, int], PassInput
     ] = {}  # short ones first: what follows a long pass is slower than it is in a text
     for n in sorted({*_TARGET, *_DRAFT}):
         if pair.draft and n in _DRAFT and context + n < room and not (long and n > _LONG_DRAFT):
@@ -281,7 +281,7 @@ def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
         check_memory([one.model for one in loaded], rows, sizes, None)
         models = borrow(pair, tokens, rows)
         ids = read_prompts(models, tokens - 1, 1, rows)
-        jobs: dict[str, Sequence[RowInput]] = {
+        jobs: dict[str, Sequence[PassInput]] = {
             "target": [target_input(ids, tokens - 1, 1, row=row) for row in range(rows)]
         }
         if pair.draft is not None:
@@ -292,7 +292,7 @@ def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
     return tuple(found)
 
 
-def _least(models: Executor, jobs: Mapping[Any, RowInput | Sequence[RowInput]]) -> dict[Any, float]:
+def _least(models: Executor, jobs: Mapping[Any, PassInput | Sequence[PassInput]]) -> dict[Any, float]:
     """The least time of each job in interleaved repeats, which go on while it falls."""
     began = time.perf_counter()
     least, steady = dict.fromkeys(jobs, math.inf), False
@@ -308,7 +308,7 @@ def read_prompts(models: Executor, context: int, more: int, count: int = 1) -> l
     ids = [i % min(100, models.vocab) for i in range(context + more)]
     for rows in (models.target, models.draft):
         if rows is not None:
-            rows.read_prompts([Feed(row, 0, ids[:context]) for row in range(count)])
+            rows.read_prompts([RowInput(row, 0, ids[:context]) for row in range(count)])
     return ids
 
 
@@ -316,7 +316,7 @@ def target_input(
     ids: list[int], context: int, tokens: int, sampling: Sampling = Sampling(), row: int = 0
 ) -> TargetRow:
     """A target pass over ``tokens`` after the context."""
-    return TargetRow(Feed(row, context, ids[context : context + tokens]), sampling)
+    return TargetRow(RowInput(row, context, ids[context : context + tokens]), sampling)
 
 
 def draft_input(
@@ -330,7 +330,7 @@ def draft_input(
 
 def run_interleaved(
     models: Executor,
-    jobs: Mapping[Any, RowInput | Sequence[RowInput]],
+    jobs: Mapping[Any, PassInput | Sequence[PassInput]],
     repeats: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Any, list[float]]:
@@ -359,7 +359,7 @@ def run_interleaved(
     return times
 
 
-def _reads_one(given: RowInput) -> bool:
+def _reads_one(given: PassInput) -> bool:
     """Whether an input reads one token of its row."""
     if isinstance(given, TargetRow):
         return len(given.feed.tokens) == 1

@@ -11,8 +11,8 @@ from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.pair import Pair
 from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import PromptInput
+from sprinter.engine.request import Request
 from sprinter.engine.scheduler import Event, Scheduler
-from sprinter.engine.task import Task
 from sprinter.errors import UserError
 from sprinter.models.choose import reads_trees, tree_leaves
 
@@ -67,7 +67,7 @@ class Engine:
         spare = _SPARE if all(reads_trees(one.model) for one in loaded) else 0
         leaves = [many for one in loaded if (many := tree_leaves(one.model, rows)) is not None]
         spare = min([spare, *(many - 1 for many in leaves)])
-        self._batch = Scheduler(pair._parts, rows, longest, policy, memory_bytes, spare=spare)
+        self._batch = Scheduler(pair._runtime, rows, longest, policy, memory_bytes, spare=spare)
         self._results = Results(self._batch)
 
     def __repr__(self) -> str:
@@ -103,10 +103,10 @@ class Engine:
         """
         return self._batch.add(self._task(prompt, GenerationOptions.of(options, keywords), self.unfinished))
 
-    def _task(self, prompt: PromptInput, options: GenerationOptions, others: int, owner: str = "") -> Task:
+    def _task(self, prompt: PromptInput, options: GenerationOptions, others: int, owner: str = "") -> Request:
         """A request that fits a row, beside so many others; may be called in any thread."""
         sharing = min(self._rows, others + 1)
-        task = Task(self._pair._parts, prompt, options, self._longest, sharing, self._rows, owner)
+        task = Request(self._pair._runtime, prompt, options, self._longest, sharing, self._rows, owner)
         self._batch.check(task)
         return task
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from sprinter.engine.prefix import HeldRows
-from sprinter.engine.rows import FINAL, CacheRows, Feed
+from sprinter.engine.rows import FINAL, CacheRows, RowInput
 from sprinter.engine.steps import Drafted, DraftRow, Scored, StepsOfPair, TargetRow, eager_steps
 from sprinter.engine.trees import TipLaws, TreeRow, TreeSteps
 from sprinter.models.interface import Runner
 
-__all__ = ["Executor", "PromptRead", "PromptRow", "RowInput", "RowOutput"]
+__all__ = ["Executor", "PassInput", "PassOutput", "PromptRead", "PromptRow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PromptRow:
     """A chunk of a prompt's prefill in the row of a model, "target" or "draft"; ``layers``: whose states to return."""
 
     model: str
-    feed: Feed
+    feed: RowInput
     layers: tuple[int, ...] = ()
 
 
@@ -40,9 +40,9 @@ class PromptRead:
     copied: int = 0
 
 
-RowInput = PromptRow | DraftRow | TreeRow | TargetRow
+PassInput = PromptRow | DraftRow | TreeRow | TargetRow
 """What a request asks of the models."""
-RowOutput = PromptRead | list[Drafted] | TipLaws | Scored | Exception
+PassOutput = PromptRead | list[Drafted] | TipLaws | Scored | Exception
 """What they made of it; an exception concerns this request alone."""
 
 
@@ -72,7 +72,7 @@ class Executor:
         self.draft = CacheRows(draft, vocab, "draft", held[1]) if draft else None
         self.vocab = vocab
         drafting, passes = steps(self.draft, self.target)
-        self._steps: dict[type[RowInput], Any] = {DraftRow: drafting, TargetRow: passes}
+        self._steps: dict[type[PassInput], Any] = {DraftRow: drafting, TargetRow: passes}
         if self.draft:
             self._steps[TreeRow] = TreeSteps(self.draft)
         rows = self.target or self.draft
@@ -93,7 +93,7 @@ class Executor:
         """Move laws of either model to ``device``."""
         return laws.to(self.device)
 
-    def run(self, inputs: Sequence[RowInput]) -> list[RowOutput]:
+    def run(self, inputs: Sequence[PassInput]) -> list[PassOutput]:
         """Run inputs of one kind (and of one model) in one pass or step; returns their outputs in order.
 
         An exception that is raised concerns all of them: their rows must not be read again.
@@ -103,7 +103,7 @@ class Executor:
             return self._read_prompts(first.model, [one for one in inputs if isinstance(one, PromptRow)])
         return list(self._steps[type(first)](inputs))
 
-    def _read_prompts(self, model: str, prompts: Sequence[PromptRow]) -> list[RowOutput]:
+    def _read_prompts(self, model: str, prompts: Sequence[PromptRow]) -> list[PassOutput]:
         rows = self.target if model == "target" else self.draft
         assert rows is not None
         layers = sorted({layer for one in prompts for layer in one.layers} - {FINAL})
@@ -111,7 +111,7 @@ class Executor:
         began = time.perf_counter()
         states, copied = rows.read_prompts([one.feed for one in prompts], wanted)
         seconds = (time.perf_counter() - began) / len(prompts)
-        read: list[RowOutput] = []
+        read: list[PassOutput] = []
         for one in prompts:
             made = dict(zip((FINAL, *layers), states.get(one.feed.row, ()), strict=False))
             read.append(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from sprinter.decode.checks import at_least, between, whole
 from sprinter.decode.registry import did_you_mean
-from sprinter.engine.ahead import AUTO
+from sprinter.engine.lookahead import AUTO
 from sprinter.errors import OptionError, UserError, refuse_long
 
 if TYPE_CHECKING:  # the command line reads this list before it imports torch

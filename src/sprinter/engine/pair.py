@@ -15,27 +15,27 @@ from sprinter.engine.batch import generate_all, options_of_each
 from sprinter.engine.chat import ChatMessage, RenderedChat, render_chat
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
-from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
 from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.profile import Profile, read_profile
 from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
+from sprinter.engine.request import Request
 from sprinter.engine.runners import choose_runner
+from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import Stream
-from sprinter.engine.task import Task
 from sprinter.errors import UserError, refuse_long
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head
 from sprinter.heads.load import load_any_head
-from sprinter.models.bars import bars_on_terminals
 from sprinter.models.convert import for_runner
-from sprinter.models.cut import check_cut, keeping, kept_tokens, some_rows
 from sprinter.models.devices import choose_threads
 from sprinter.models.interface import ServedModel
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
+from sprinter.models.progress import bars_on_terminals
 from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.quantised.quantise import quantise_linears
+from sprinter.models.reduced_vocab import check_cut, keeping, kept_tokens, some_rows
 from sprinter.models.source import Source
 
 __all__ = ["Pair", "Stream", "load_pair"]
@@ -157,7 +157,7 @@ class Pair:
         self.gate = self.heads.get("gate")
         if profile is not None:
             profile.check(models, self.heads)
-        self._parts = Parts(models, self.heads, prefix_cache, profile, self.drafting)
+        self._runtime = PairRuntime(models, self.heads, prefix_cache, profile, self.drafting)
 
     def __repr__(self) -> str:
         target, draft = self.models.target, self.models.draft
@@ -238,7 +238,7 @@ class Pair:
         It is never slower than plain decoding: it drafts only while that pays, and not at all where by the costs of
         passes (``pass_costs``) no draft could pay.
         """
-        return self._parts.default_method
+        return self._runtime.default_method
 
     @property
     def pass_costs(self) -> PassCosts:
@@ -249,22 +249,22 @@ class Pair:
         Measured once, which takes some seconds, and kept in the cache directory (of models that were given as objects:
         for as long as the pair lives).
         """
-        return self._parts.pass_costs
+        return self._runtime.pass_costs
 
     @property
     def profile(self) -> Profile | None:
         """The profile that ``method="auto"`` takes settings from; None: there is none."""
-        return self._parts.profile
+        return self._runtime.profile
 
     def method_for(
         self, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
     ) -> Method:
         """The method that ``generate`` would use with these options, "auto" resolved by the profile."""
-        return self._parts.method_for(GenerationOptions.of(options, keywords))
+        return self._runtime.method_for(GenerationOptions.of(options, keywords))
 
     def clear_prefix_cache(self) -> None:
         """Forget all earlier texts and release their memory; those in an ``Engine`` stay until it is closed."""
-        for pool in (self._parts.targets, self._parts.drafts):
+        for pool in (self._runtime.targets, self._runtime.drafts):
             if pool is not None:
                 pool.clear()
 
@@ -279,7 +279,7 @@ class Pair:
         Raises:
             UserError: a model can no longer be served, or has fewer token ids than before.
         """
-        self._parts.reload()
+        self._runtime.reload()
 
     @overload
     def generate(
@@ -346,7 +346,7 @@ class Pair:
         **keywords: Unpack[GenerationKeywords],
     ) -> Stream:
         """Generate one text, token by token; arguments as for ``generate``, checked at once."""
-        return Stream(Task(self._parts, prompt, GenerationOptions.of(options, keywords)))
+        return Stream(Request(self._runtime, prompt, GenerationOptions.of(options, keywords)))
 
     def astream(
         self,
@@ -397,4 +397,4 @@ class Pair:
             raise UserError(f"prompts={prompts!r} is no list of prompts: give one")
         prompts = list(prompts)
         each = options_of_each(options, keywords, len(prompts))
-        return generate_all(self._parts, prompts, each, rows, policy, memory_bytes)
+        return generate_all(self._runtime, prompts, each, rows, policy, memory_bytes)

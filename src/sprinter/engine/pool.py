@@ -14,7 +14,7 @@ from sprinter.errors import UserError
 from sprinter.models.choose import holds_leaves, make_runner, renew
 from sprinter.models.interface import Runner
 from sprinter.models.pair import LoadedModel
-from sprinter.models.quantised.whole import is_joined
+from sprinter.models.quantised.fused_layers import is_joined
 from sprinter.models.runners.forward import head_sizes
 
 __all__ = ["IdleRunners", "RunnerPool"]

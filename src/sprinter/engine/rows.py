@@ -14,16 +14,16 @@ from sprinter.errors import SprinterError
 from sprinter.models.checks import find_fault
 from sprinter.models.interface import ModelOutput, Runner
 
-__all__ = ["FINAL", "After", "CacheRows", "Feed", "ForwardResult"]
+__all__ = ["FINAL", "After", "CacheRows", "ForwardResult", "RowInput"]
 
 FINAL = -1
 """In place of a decoder layer's number: the hidden states after the final norm."""
 After = tuple[Tensor, Tensor]
-"""RowOutput of a model after a text: logits ``[V]`` and hidden state ``[d]``."""
+"""PassOutput of a model after a text: logits ``[V]`` and hidden state ``[d]``."""
 
 
-class Feed(NamedTuple):
-    """RowInput of a row: ``tokens``, at least one, after the first ``start`` that it holds; later ones are discarded.
+class RowInput(NamedTuple):
+    """PassInput of a row: ``tokens``, at least one, after the first ``start`` that it holds; later ones are discarded.
 
     ``parents``: for tokens that branch, the slot in the row of each one's
     parent; None: each token follows the previous one.
@@ -129,7 +129,7 @@ class CacheRows:
             self.runner.wipe(row)
             self._unverified.discard(row)
         self._idle.add(row)
-        if self.runner.soiled:  # it is cleaned when all rows are empty
+        if self.runner.may_hold_nan:  # it is cleaned when all rows are empty
             self.rewind(dict.fromkeys(self._idle, 0))
 
     def end_all(self) -> None:
@@ -137,14 +137,14 @@ class CacheRows:
         for row in set(range(self.runner.batch)) - self._idle:
             self.end_text(row)
 
-    def begin(self, feeds: Sequence[Feed]) -> None:
+    def begin(self, feeds: Sequence[RowInput]) -> None:
         """Rewind rows to the start of their feeds, before a forward pass over these."""
         lengths = self.runner.lengths
         if any(lengths[feed.row] != feed.start for feed in feeds):
             self.rewind({feed.row: feed.start for feed in feeds})
         self._unverified.update(feed.row for feed in feeds)
 
-    def check(self, feed: Feed, peaks: Sequence[float]) -> SprinterError | None:
+    def check(self, feed: RowInput, peaks: Sequence[float]) -> SprinterError | None:
         """Check a row after a forward pass over a feed; returns an error if its logits are not finite.
 
         Args:
@@ -157,7 +157,7 @@ class CacheRows:
             self.held.texts[feed.row].verify()
         return fault
 
-    def read(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> ForwardResult:
+    def read(self, feeds: Sequence[RowInput], layers: Sequence[int] = ()) -> ForwardResult:
         """Run one forward pass over some rows, each at most once; other rows are unchanged.
 
         Args:
@@ -172,7 +172,7 @@ class CacheRows:
         return ForwardResult(logits, output.hidden, faults, output.layers)
 
     def read_prompts(
-        self, feeds: Sequence[Feed], layers: Sequence[int] | None = None
+        self, feeds: Sequence[RowInput], layers: Sequence[int] | None = None
     ) -> tuple[dict[int, list[Tensor]], dict[int, int]]:
         """Prefill without logits: forward passes over blocks of the texts, one per group of blocks of similar length.
 
@@ -206,13 +206,13 @@ class CacheRows:
             left = [_rest(feed, block) for feed, block in zip(left, blocks, strict=True) if feed != block]
         return states, copied
 
-    def _note_block(self, feed: Feed, hidden: Tensor) -> None:
+    def _note_block(self, feed: RowInput, hidden: Tensor) -> None:
         """Record a block of a prompt. Every token sees itself: if all states are finite, so are keys and values."""
         # llama.cpp returns no states here, and nothing but a model's own weights can give NaN there.
         text, on = self.held.texts[feed.row], self.held.on
         text.add(feed.start, feed.tokens, finite=on and bool(hidden.isfinite().all()))
 
-    def _twins(self, blocks: Sequence[Feed]) -> dict[int, int]:
+    def _twins(self, blocks: Sequence[RowInput]) -> dict[int, int]:
         """Row → an earlier one that is about to read the same tokens after the same tokens."""
         if len(blocks) == 1 or not self.held.on:
             return {}
@@ -225,13 +225,13 @@ class CacheRows:
                 twins |= {} if other == row else {row: other}
         return twins
 
-    def _copy_block(self, block: Feed, source: int) -> None:
+    def _copy_block(self, block: RowInput, source: int) -> None:
         end = block.start + len(block.tokens)
         self.begin([block])
         self.runner.copy(source, [block.row], end)
         self.held.texts[block.row].take(self.held.texts[source], end)
 
-    def _pass(self, feeds: Sequence[Feed], logits: bool, layers: Sequence[int] = ()) -> ModelOutput:
+    def _pass(self, feeds: Sequence[RowInput], logits: bool, layers: Sequence[int] = ()) -> ModelOutput:
         self.begin(feeds)
         more: dict[str, Any] = {"hidden_layers": layers} if layers else {}
         if any(feed.parents is not None for feed in feeds):
@@ -250,20 +250,20 @@ class CacheRows:
         return torch.tensor(tokens, device=self.runner.device)
 
 
-def _first_block(feed: Feed) -> Feed:
+def _first_block(feed: RowInput) -> RowInput:
     """The beginning of a feed, up to the next boundary of prefill."""
     room = up_to_boundary(feed.start)
     return feed if len(feed.tokens) <= room else feed._replace(tokens=feed.tokens[:room])
 
 
-def _rest(feed: Feed, block: Feed) -> Feed:
+def _rest(feed: RowInput, block: RowInput) -> RowInput:
     n = len(block.tokens)
     return feed._replace(start=feed.start + n, tokens=feed.tokens[n:])
 
 
-def _by_length(feeds: Sequence[Feed]) -> list[list[Feed]]:
+def _by_length(feeds: Sequence[RowInput]) -> list[list[RowInput]]:
     """Group feeds by length, so that padding is at most a quarter plus 8 tokens: another forward pass costs less."""
-    groups: list[list[Feed]] = []
+    groups: list[list[RowInput]] = []
     least = 0.0
     for feed in sorted(feeds, key=lambda feed: -len(feed.tokens)):
         if not groups or len(feed.tokens) < least:

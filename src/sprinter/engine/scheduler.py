@@ -16,13 +16,13 @@ from typing import Any
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
 from sprinter.decode.switch import Tracker
-from sprinter.engine.executor import PromptRow, RowInput
+from sprinter.engine.executor import PassInput, PromptRow
 from sprinter.engine.generation import Generation
-from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
+from sprinter.engine.request import Request, advance
+from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.steps import DraftRow, TargetRow
 from sprinter.engine.stream import TokenReader
-from sprinter.engine.task import Task, advance
 from sprinter.engine.trees import TreeRow
 from sprinter.errors import ContextLengthError, RowsError, UserError
 from sprinter.models.choose import pads_rows, runner_kind
@@ -58,12 +58,12 @@ class _Live:
     """
 
     id: int
-    task: Task
+    task: Request
     reader: TokenReader | None
     began: float
     passed_over: int = 0
 
-    def asks(self, kind: type[RowInput], model: str | None = None) -> bool:
+    def asks(self, kind: type[PassInput], model: str | None = None) -> bool:
         """Whether its next input is of a kind, and for a model."""
         given = self.task.run.input
         return isinstance(given, kind) and (model is None or getattr(given, "model", None) == model)
@@ -91,7 +91,7 @@ class Scheduler:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: PairRuntime,
         rows: int,
         max_len: int,
         policy: Policy,
@@ -101,7 +101,7 @@ class Scheduler:
         streams: bool = True,
         spare: int = 0,
     ) -> None:
-        self._parts, self._policy, self._max_len, self._rows = parts, policy, max_len, rows
+        self._runtime, self._policy, self._max_len, self._rows = parts, policy, max_len, rows
         at_least("rows", rows, 1)
         if memory_bytes is not None:
             at_least("memory_bytes", memory_bytes, 0)
@@ -116,7 +116,7 @@ class Scheduler:
                 raise RowsError(f"{name} decodes one row at a time ({reason}): use rows=1")
         parts.check_memory(max_len, rows, needs_target, needs_draft, memory_bytes, spare)
         self._models = parts.take(max_len, rows, needs_target, needs_draft, spare)
-        self._waiting: dict[int, Task] = {}
+        self._waiting: dict[int, Request] = {}
         self._live: dict[int, _Live] = {}
         self.events: list[Event] = []
         self._next_id = 0
@@ -136,7 +136,7 @@ class Scheduler:
         taken = {one.task.run.row for one in self._live.values()}
         return [number for number in range(self._rows) if number not in taken]
 
-    def add(self, run: Task) -> int:
+    def add(self, run: Request) -> int:
         """Put a request in the queue; returns its number.
 
         Raises:
@@ -151,7 +151,7 @@ class Scheduler:
         self._waiting[id] = run
         return id
 
-    def check(self, run: Task) -> None:
+    def check(self, run: Request) -> None:
         """Refuse a request that does not fit a row.
 
         Raises:
@@ -230,7 +230,7 @@ class Scheduler:
         self._closed = True
         self._live.clear()
         self._waiting.clear()
-        self._parts.give_back(self._models)
+        self._runtime.give_back(self._models)
 
     def _admit(self) -> None:
         """Admit requests in the order of the queue, as long as rows are free."""
@@ -244,13 +244,13 @@ class Scheduler:
             self._live[id] = _Live(id, task, reader, time.perf_counter())
             del self._waiting[id]
 
-    def _best(self, free: Sequence[int], task: Task) -> int:
+    def _best(self, free: Sequence[int], task: Request) -> int:
         """The row whose earlier text this one continues; else the one that has been free longest."""
         oldest_first = [row for row in self._order if row in free]
         models = self._models.models
         return models[0].best_row(oldest_first, task.prefix, task.owner) if models else oldest_first[0]
 
-    def _asking(self, kind: type[RowInput], model: str | None = None) -> list[_Live]:
+    def _asking(self, kind: type[PassInput], model: str | None = None) -> list[_Live]:
         """Requests whose next input is of a kind, in the order of their rows."""
         asking = [one for one in self._live.values() if one.asks(kind, model)]
         return sorted(asking, key=lambda one: one.task.run.row)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sprinter.decode.switch import PassShare
-from sprinter.engine.executor import RowInput
+from sprinter.engine.executor import PassInput
 from sprinter.engine.steps import DraftRow, TargetRow
 from sprinter.engine.trees import TreeRow
 
 __all__ = ["pass_shares"]
 
 
-def pass_shares(inputs: Sequence[RowInput], target_pads: bool, draft_pads: bool) -> list[list[PassShare]]:
+def pass_shares(inputs: Sequence[PassInput], target_pads: bool, draft_pads: bool) -> list[list[PassShare]]:
     """The shares of each of some inputs of one kind, which run together; a prompt's prefill is not charged.
 
     Args:

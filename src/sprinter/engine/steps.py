@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sprinter.decode.adjust import Adjust
 from sprinter.decode.signals import SIGNALS
-from sprinter.engine.rows import FINAL, After, CacheRows, Feed
+from sprinter.engine.rows import FINAL, After, CacheRows, RowInput
 from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
@@ -98,9 +98,9 @@ class DraftRow:
     adjust: Adjust | None = None
 
     @property
-    def feed(self) -> Feed:
+    def feed(self) -> RowInput:
         """The first input of the row, from the length that the step starts from."""
-        return Feed(self.row, self.position - len(self.tokens), self.tokens)
+        return RowInput(self.row, self.position - len(self.tokens), self.tokens)
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class TargetRow:
     ``layers``: decoder layers whose hidden states to return, or ``FINAL``. ``adjust``: adjusts the logits of the feed.
     """
 
-    feed: Feed
+    feed: RowInput
     sampling: Sampling
     raw: bool = False
     layers: tuple[int, ...] = ()
@@ -239,7 +239,7 @@ class EagerDraftSteps:
         said = [after[i] for i in range(len(rows))]
         return torch.stack([one for one, _ in said]), torch.stack([state for _, state in said]), faults
 
-    def _last(self, feeds: Sequence[Feed]) -> tuple[Tensor, Tensor, dict[int, SprinterError]]:
+    def _last(self, feeds: Sequence[RowInput]) -> tuple[Tensor, Tensor, dict[int, SprinterError]]:
         """Run a forward pass: logits ``[rows, V]``, states ``[rows, d]`` after each last token; errors by index."""
         logits, hidden, faults, _ = self._rows.read(feeds)
         ends = [len(feed.tokens) - 1 for feed in feeds]
@@ -262,7 +262,7 @@ class EagerDraftSteps:
         at_x: dict[int, Tensor] = {}
         faults: dict[int, SprinterError] = {}
         if reads_x:
-            feeds = [Feed(rows[i].row, rows[i].position, [drafted[i].token]) for i in reads_x]
+            feeds = [RowInput(rows[i].row, rows[i].position, [drafted[i].token]) for i in reads_x]
             logits, after, found = self._last(feeds)
             faults = {reads_x[at]: fault for at, fault in found.items()}
             for at, i in enumerate(reads_x):

@@ -8,7 +8,7 @@ import weakref
 from sprinter.decode.draft import Token
 from sprinter.engine.executor import Executor
 from sprinter.engine.generation import Generation
-from sprinter.engine.task import Task, advance, render
+from sprinter.engine.request import Request, advance, render
 
 __all__ = ["Stream", "TokenReader"]
 
@@ -16,7 +16,7 @@ __all__ = ["Stream", "TokenReader"]
 class TokenReader:
     """Returns each token of a request once, with its text."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Request) -> None:
         self._task, self._given, self._writer = task, 0, task.writer()
 
     @property
@@ -50,7 +50,7 @@ class Stream:
     an interrupt in a step (Ctrl-C, "interrupted"). It is raised once, and the final tokens stay in ``generation``.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Request) -> None:
         self._task, self._reader = task, TokenReader(task)
         self._models: Executor | None = None
         self._closed = False

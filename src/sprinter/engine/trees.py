@@ -13,7 +13,7 @@ from sprinter.decode.adjust import Adjust
 from sprinter.decode.draft import Ranked
 from sprinter.decode.grow import ranked
 from sprinter.decode.signals import SIGNALS, read_signals
-from sprinter.engine.rows import CacheRows, Feed
+from sprinter.engine.rows import CacheRows, RowInput
 from sprinter.errors import SprinterError
 from sprinter.laws import Sampling, process, raw_law
 
@@ -32,7 +32,7 @@ class TreeRow:
         adjust: adjusts the logits after the tips.
     """
 
-    feed: Feed
+    feed: RowInput
     count: int
     sampling: Sampling
     laws: bool = False

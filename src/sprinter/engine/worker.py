@@ -22,8 +22,8 @@ from sprinter.decode.draft import Token
 from sprinter.engine.engine import Engine
 from sprinter.engine.fair_queue import FairQueue, Shares
 from sprinter.engine.generation import Generation
+from sprinter.engine.request import Request
 from sprinter.engine.scoring import Scorer, Scoring
-from sprinter.engine.task import Task
 from sprinter.errors import (
     ClosedEngineError,
     DeadEngineError,
@@ -51,7 +51,7 @@ class AsyncRequest:
         started, over: futures that are done when it has rows, and at the end.
     """
 
-    task: Task
+    task: Request
     owner: str
     number: int | None = None
     generation: Generation | None = None

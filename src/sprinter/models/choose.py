@@ -23,11 +23,11 @@ from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.checks import check_causal, check_config, distance, rounding_bound
 from sprinter.models.interface import Runner, ServedModel
 from sprinter.models.quantised.families import TYPES
+from sprinter.models.quantised.fused_layers import is_joined
 from sprinter.models.quantised.fused_trial import forget_trial, fused
 from sprinter.models.quantised.in_place import renew_layers, run_in_place
 from sprinter.models.quantised.layers import is_quantised
-from sprinter.models.quantised.straight import Straight
-from sprinter.models.quantised.whole import is_joined
+from sprinter.models.quantised.single_call import Straight
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner
 from sprinter.models.runners.masks import BOOLEAN

@@ -1,4 +1,4 @@
-"""The runner interface: one model and its KV cache, with the operations extend, keep, rewind, copy and wipe.
+"""The runner interface: one model and its KV cache, with the operations extend, commit_path, rewind, copy and wipe.
 
 A runner holds ``batch`` rows of tokens. It knows nothing of laws, drafts or rounds: the caller decides which tokens to
 feed and which to forget. Nothing in this interface is tied to one library's caches.
@@ -6,8 +6,8 @@ feed and which to forget. Nothing in this interface is tied to one library's cac
 A row is linear (each token follows the one before it) or ends in a tree. A token's *slot* is its index in the row, in
 the order of reading; its *position*, which the model is given, is one more than that of the token that it follows. In a
 tree a token sees the row's linear prefix, its ancestors in the tree and itself. The first ``extend`` with ``parents``
-for a row starts a tree, even if the parents form a chain. The tree ends with ``keep``, with a rewind to its first slot
-or earlier, or when an unbranched tree is extended without ``parents``. Several calls may add to one tree.
+for a row starts a tree, even if the parents form a chain. The tree ends with ``commit_path``, with a rewind to its
+first slot or earlier, or when an unbranched tree is extended without ``parents``. Several calls may add to one tree.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Runner(ABC):
         device: the device on which ``tokens`` are expected.
         branches: whether ``extend`` accepts parents that branch. All runners accept chains.
         leaves: largest number of leaves of a tree in a row; None: any number.
-        soiled: whether NaN may be left in memory that belongs to no row, until all rows are empty.
+        may_hold_nan: whether NaN may be left in memory that belongs to no row, until all rows are empty.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Runner(ABC):
     device: torch.device
     branches = False
     leaves: int | None = None
-    soiled = False
+    may_hold_nan = False
 
     @property
     @abstractmethod
@@ -110,7 +110,7 @@ class Runner(ABC):
         """
 
     @abstractmethod
-    def keep(self, row: int, path: Sequence[int]) -> None:
+    def commit_path(self, row: int, path: Sequence[int]) -> None:
         """Keep one path of a row's tree. The row is linear again, as if the path had been read as plain text.
 
         The path's keys and values are moved next to the linear prefix; all other tokens of the tree are forgotten. If

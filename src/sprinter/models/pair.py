@@ -14,22 +14,30 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import ContextLengthError, UserError
-from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_config, check_finite
 from sprinter.models.choose import compile_model, longest_text, runner_kind
-from sprinter.models.cut import CUT_TYPE, CutHead, check_cut, check_map, cut_output, keeping, known_words
 from sprinter.models.devices import dtype_name
-from sprinter.models.ends import eos_ids_of
+from sprinter.models.eos import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.output_head import forget_heads
 from sprinter.models.interface import ServedModel
 from sprinter.models.options import LoadOptions, check_options, load_options
+from sprinter.models.progress import bars_on_terminals
 from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.in_place import run_in_place
 from sprinter.models.quantised.layers import parameter_count
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.rounded import round_linears
+from sprinter.models.reduced_vocab import (
+    CUT_TYPE,
+    CutHead,
+    check_cut,
+    check_map,
+    cut_output,
+    keeping,
+    known_words,
+)
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.tokenizers import common_tokenizer

@@ -14,9 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from sprinter.errors import SprinterError, UserError
-from sprinter.serve.answers import JsonParts, ServerAnswer
-from sprinter.serve.asked import asked_of
-from sprinter.serve.choices import (
+from sprinter.serve.api_errors import Refusal, of_error, of_fields
+from sprinter.serve.completion_streams import (
     AnswerChoice,
     ClientLeft,
     finish_texts,
@@ -30,7 +29,8 @@ from sprinter.serve.guard import RequestGuard, note_of
 from sprinter.serve.logprobs import names_of
 from sprinter.serve.logs import error_fields, text_fields
 from sprinter.serve.page import add_page
-from sprinter.serve.refusals import Refusal, of_error, of_fields
+from sprinter.serve.request_parsing import asked_of
+from sprinter.serve.responses import JsonParts, ServerAnswer
 from sprinter.serve.schema import (
     ChatRequest,
     CompletionRequest,

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sprinter.decode.draft import Token
-from sprinter.serve.answers import ServerAnswer, finish_of, json_parts, send_parts, speculation_of, usage_of
-from sprinter.serve.choices import (
+from sprinter.serve.api_errors import of_error
+from sprinter.serve.completion_streams import (
     AnswerChoice,
     ClientLeft,
     Unscored,
@@ -23,7 +23,7 @@ from sprinter.serve.choices import (
 )
 from sprinter.serve.guard import note_of
 from sprinter.serve.logprobs import of_tokens
-from sprinter.serve.refusals import of_error
+from sprinter.serve.responses import ServerAnswer, finish_of, json_parts, send_parts, speculation_of, usage_of
 from sprinter.serve.service import Service
 from sprinter.serve.speculation import sprinter_report, token_report
 

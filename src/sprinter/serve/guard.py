@@ -21,9 +21,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sprinter.engine.fair_queue import Shares
-from sprinter.serve.choices import ClientLeft
+from sprinter.serve.api_errors import Refusal, of_error
+from sprinter.serve.completion_streams import ClientLeft
 from sprinter.serve.logs import error_fields
-from sprinter.serve.refusals import Refusal, of_error
 from sprinter.serve.service import Service
 from sprinter.serve.static_files import PATHS
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from sprinter.engine.generation import Generation
-from sprinter.serve.choices import AnswerChoice
+from sprinter.serve.completion_streams import AnswerChoice
 
 __all__ = ["JsonLines", "error_fields", "logs_to", "text_fields"]
 

@@ -77,7 +77,7 @@ def page_methods(pair: Pair, *, lossless: bool = False) -> list[dict[str, Any]]:
         try:
             method = parse_method(row["name"])
             pair.stream([0], method=method, max_new_tokens=1).close()  # checks the request, does no work
-            method = pair._parts.settle(method)
+            method = pair._runtime.settle(method)
         except UserError:  # a draft or a head is missing
             continue
         found.append(

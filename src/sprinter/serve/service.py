@@ -18,10 +18,10 @@ from sprinter.engine.tokens import text_ids
 from sprinter.errors import NoMemoryError, UserError
 from sprinter.models.memory import free_bytes
 from sprinter.random import following_seed
-from sprinter.serve.asked import TextRequest
+from sprinter.serve.api_errors import Refusal
 from sprinter.serve.keys import ApiKeys, RateLimit
 from sprinter.serve.prometheus import ServeMetrics, ServeState
-from sprinter.serve.refusals import Refusal
+from sprinter.serve.request_parsing import TextRequest
 from sprinter.serve.schema import TokenizeRequest
 from sprinter.serve.settings import ServeSettings
 from sprinter.serve.turns import Turns
@@ -77,7 +77,7 @@ class Service:
                     [0], method=own.method, budget=own.budget, require_lossless=own.require_lossless
                 ).close()
             if own.never_slower:  # before the first request, and while nothing else runs
-                costs = pair._parts.shared_costs if own.rows > 1 else pair.pass_costs
+                costs = pair._runtime.shared_costs if own.rows > 1 else pair.pass_costs
                 _log.info("costs of forward passes", extra={"fields": asdict(costs)})
             self._pair = pair
             self._engine = AsyncEngine(

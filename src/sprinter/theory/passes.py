@@ -8,7 +8,7 @@ from statistics import median
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.costs import borrow, draft_input, read_prompts, run_interleaved, target_input
-from sprinter.engine.executor import RowInput
+from sprinter.engine.executor import PassInput
 from sprinter.engine.pair import Pair
 from sprinter.engine.steps import DraftPlan
 from sprinter.errors import UserError
@@ -87,7 +87,7 @@ def measure_passes(
     models = borrow(pair.models, context + longest)
     ids = read_prompts(models, context, longest)
     heads = {"gate": pair.gate} if pair.gate is not None else {}
-    jobs: dict[int, RowInput] = {0: draft_input(ids, context, 1, DraftPlan(sampling, ("entropy",), heads))}
+    jobs: dict[int, PassInput] = {0: draft_input(ids, context, 1, DraftPlan(sampling, ("entropy",), heads))}
     for n in range(1, longest + 1):
         jobs[n] = target_input(ids, context, n, sampling)
     medians = {n: median(each) for n, each in run_interleaved(models, jobs, repeats, progress).items()}

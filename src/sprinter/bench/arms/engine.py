@@ -11,7 +11,7 @@ import torch
 from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.decode.method import Method
 from sprinter.decode.spec import parse_method
-from sprinter.engine.ahead import AUTO
+from sprinter.engine.lookahead import AUTO
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError
@@ -36,7 +36,7 @@ class EngineArm:
 
     def fit(self, pair: Pair) -> None:
         """Fill in the thresholds that come from the pair's heads, so that ``spec`` contains them."""
-        self.method = pair._parts.settle(self.method)
+        self.method = pair._runtime.settle(self.method)
         self.spec = self.method.name
 
     @property
@@ -53,7 +53,7 @@ class EngineArm:
         self.fit(pair)
         quiet = copy.copy(pair)  # shares models, heads and caches
         # Only token ids are needed; detokenisation would add to the arm's time.
-        quiet.tokenizer, quiet._parts = None, pair._parts.without_text()
+        quiet.tokenizer, quiet._runtime = None, pair._runtime.without_text()
         quiet.stream([0], method=self.method, max_new_tokens=1).close()  # checks the request, does no work
         self._pair = quiet
 

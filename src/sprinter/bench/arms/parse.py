@@ -13,7 +13,7 @@ from sprinter.bench.arms.peer_transformers import Assisted, TransformersLookup, 
 from sprinter.bench.arms.peer_vllm import VllmDraft, VllmHeads, VllmNgram, VllmPlain
 from sprinter.decode.registry import Registry, did_you_mean
 from sprinter.decode.spec import METHODS, build_rule, method_table, parse_call, parse_method
-from sprinter.engine.ahead import AUTO
+from sprinter.engine.lookahead import AUTO
 from sprinter.errors import SprinterError, UserError
 
 __all__ = ["ARMS", "arm_names", "parse_arm", "parse_arms"]

@@ -21,7 +21,7 @@ from sprinter.decode.accept.several import Batch, SeveralRule, SpecInfer, SpecTr
 from sprinter.decode.accept.slack import Opt, Uno
 from sprinter.decode.accept.traversal import Traversal
 from sprinter.decode.accept.tree import TreeRule
-from sprinter.decode.accept.without import Without
+from sprinter.decode.accept.without_replacement import Without
 
 __all__ = [
     "AcceptRule",

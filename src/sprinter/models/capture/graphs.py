@@ -29,7 +29,7 @@ from sprinter.models.capture.trace import RowPass
 from sprinter.models.runners.row import Windows
 from sprinter.models.runners.tree import NOWHERE
 
-__all__ = ["LADDER", "MOST", "Fuse", "GraphUnits", "keys_bucket", "rows_bucket", "rung"]
+__all__ = ["LADDER", "MOST", "Fuse", "GraphUnits", "keys_bucket", "length_bucket", "rows_bucket"]
 
 LADDER = (1, 2, 4, 8, 16, LONGEST)
 """Input lengths that are captured; longer forward passes run eagerly."""
@@ -46,7 +46,7 @@ _capturing = Lock()
 _log = logging.getLogger("sprinter")
 
 
-def rung(n: int) -> int | None:
+def length_bucket(n: int) -> int | None:
     """The shortest length of the ladder that holds n tokens; None if n is too long."""
     return next((length for length in LADDER if length >= n), None)
 
@@ -93,7 +93,7 @@ class GraphUnits:
         """
         rows, n = like[0].shape
         held, slots = like[-1].shape[0], like[-1].shape[2]
-        length, kind = rung(n), unit.key if like[4].dim() == 1 else f"{unit.key} tree"
+        length, kind = length_bucket(n), unit.key if like[4].dim() == 1 else f"{unit.key} tree"
         if length is None or kind in self._refused:
             return None
         if some:

@@ -19,7 +19,6 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 
 from sprinter.errors import UserError, first_line
 from sprinter.fingerprint import count_as
-from sprinter.models.cut import cut_output
 from sprinter.models.gguf.config import family_of, model_config, not_here
 from sprinter.models.gguf.library import gguf_package, last_words, library, loading
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
@@ -31,6 +30,7 @@ from sprinter.models.quantised.layers import Matrix
 from sprinter.models.quantised.layout import FORMATS
 from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.quantise import put_matrices
+from sprinter.models.reduced_vocab import cut_output
 
 __all__ = ["Dequantised", "dequantised", "why_not_as_stored"]
 

@@ -151,14 +151,14 @@ class LlamaCppRunner(BaseRunner):
         self._check_rows([row])
         self._cut(row, self._lengths[row])
         self._forget(row, self._lengths[row])
-        self.soiled = True
+        self.may_hold_nan = True
         self._empty()
 
     def _empty(self) -> None:
-        if self.soiled and not any(self._lengths):
+        if self.may_hold_nan and not any(self._lengths):
             self._llama.llama_memory_clear(self._memory, True)
             self._sequences.reset()
-            self.soiled = False
+            self.may_hold_nan = False
 
     def _forget(self, row: int, length: int) -> None:
         if not self._llama.llama_memory_seq_rm(self._memory, row, length, -1):

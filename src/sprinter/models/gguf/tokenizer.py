@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from sprinter.errors import UserError, first_line
 from sprinter.models.gguf.output_head import gguf_head
-from sprinter.models.gguf.splits import PRE_TOKENIZERS
+from sprinter.models.gguf.pretokenizers import PRE_TOKENIZERS
 from sprinter.models.gguf.vocabulary import CONTROL, JSON_KEY, NORMAL, ROLES, UNUSED, USER_DEFINED
 
 __all__ = ["gguf_tokenizer", "gguf_tokens"]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sprinter.errors import UserError
-from sprinter.models.gguf.splits import PRE_TOKENIZERS
+from sprinter.models.gguf.pretokenizers import PRE_TOKENIZERS
 
 __all__ = ["CONTROL", "JSON_KEY", "NORMAL", "ROLES", "UNUSED", "USER_DEFINED", "add_vocabulary"]
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
-from sprinter.models.cut import CUT_TYPE
 from sprinter.models.gguf.config import llama3_factors
 from sprinter.models.gguf.library import gguf_package
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
 from sprinter.models.gguf.vocabulary import add_vocabulary
+from sprinter.models.reduced_vocab import CUT_TYPE
 
 __all__ = ["DTYPES", "write_gguf"]
 

@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sprinter.models.quantised.attention import attend_in_order
+from sprinter.models.quantised.fused_layers import join_layers, joinable, part_layers, reads_in_place
 from sprinter.models.quantised.layers import is_quantised, plain_matrix, without_gradient
 from sprinter.models.quantised.library import FLOATS, kernel
-from sprinter.models.quantised.norm import Instead
+from sprinter.models.quantised.norm import ForwardOverride
 from sprinter.models.quantised.quantise import SCALE, is_plain, join_quantised, try_joined
 from sprinter.models.quantised.unchanged import changed_layer
-from sprinter.models.quantised.whole import join_layers, joinable, part_layers, reads_in_place
 from sprinter.models.runners.masks import ORDERED
 
 __all__ = ["renew_layers", "run_in_place"]
@@ -78,7 +78,7 @@ def run_in_place(model: PreTrainedModel) -> str | None:
 def _leave(model: PreTrainedModel) -> None:
     """Undo ``run_in_place``: the model runs as transformers wrote it."""
     for part in model.modules():
-        if isinstance(vars(part).get("forward"), Instead):
+        if isinstance(vars(part).get("forward"), ForwardOverride):
             del part.forward
         if type(part) is Conv1D:
             part.weight.data = part.weight.data.contiguous()
@@ -121,7 +121,7 @@ def _outputs(model: PreTrainedModel) -> list[nn.Module]:
     return [] if head is None else [part for part in head.modules() if reads_in_place(part)]
 
 
-class _Rows(Instead):
+class _Rows(ForwardOverride):
     """Of an embedding: in float32, as rotary embeddings and norms take their dtype from it, and so scaled."""
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class _Rows(Instead):
         return rows if scale == 1.0 else rows * scale
 
 
-class _Norm(Instead):
+class _Norm(ForwardOverride):
     """Of a layer norm: in float32."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class _Norm(Instead):
         return nn.functional.layer_norm(x.float(), own.normalized_shape, weight, bias, own.eps)
 
 
-class _Product(Instead):
+class _Product(ForwardOverride):
     """Of a linear layer."""
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -16,12 +16,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from sprinter.models.quantised.layers import without_gradient
 from sprinter.models.quantised.library import kernel
 
-__all__ = ["Instead", "LastNorm", "is_last_norm"]
+__all__ = ["ForwardOverride", "LastNorm", "is_last_norm"]
 
 _KNOWN = (LlamaRMSNorm, MistralRMSNorm, Phi3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
 
 
-class Instead:
+class ForwardOverride:
     """``forward`` of a module. It holds the module weakly, and nothing else when copied.
 
     Args:
@@ -43,7 +43,7 @@ def is_last_norm(part: object) -> bool:
     return type(part) in _KNOWN
 
 
-class LastNorm(Instead):
+class LastNorm(ForwardOverride):
     """Of a norm: by our kernel, so that it is the same, to the bit, in a pass that is one call."""
 
     def __call__(self, x: Tensor) -> Tensor:

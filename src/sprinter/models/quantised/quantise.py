@@ -15,6 +15,7 @@ from sprinter.fingerprint import count_as, weights_fingerprint
 from sprinter.models.cache_name import with_cache
 from sprinter.models.quantised.attention import attend_in_order
 from sprinter.models.quantised.families import TYPES
+from sprinter.models.quantised.fused_layers import is_joined, join_layers
 from sprinter.models.quantised.layers import (
     ROWS,
     Matrix,
@@ -26,7 +27,6 @@ from sprinter.models.quantised.layers import (
 from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.unchanged import changed_layer, hooks_of
-from sprinter.models.quantised.whole import is_joined, join_layers
 from sprinter.models.runners.row_cache import RowCache
 
 __all__ = [

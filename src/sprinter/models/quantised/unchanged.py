@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from sprinter.models.quantised.families import FAMILIES
 from sprinter.models.quantised.layers import QuantisedLinear, RoundedLinear
-from sprinter.models.quantised.norm import Instead
+from sprinter.models.quantised.norm import ForwardOverride
 from sprinter.models.runners.forward import NOTING
 
 __all__ = ["changed_layer", "changed_part", "hooks_everywhere", "hooks_of"]
@@ -39,7 +39,7 @@ def changed_layer(model: nn.Module) -> str | None:
         return "there is a hook for all modules"
     for path, layer in model.named_modules():
         family, own = FAMILIES.get(type(layer)), vars(layer).get("forward")
-        if family is None or isinstance(own, Instead):
+        if family is None or isinstance(own, ForwardOverride):
             continue
         if not family.is_whole(layer):
             return f"the attention of {path} is not that of its class"
@@ -67,7 +67,7 @@ def changed_part(layer: nn.Module, usual: nn.Module) -> str | None:
         if path and hooks_of(part):
             return f"{name} has a hook"
         own = part.__dict__.get("forward")
-        if (own is not None and not isinstance(own, Instead)) or not _is_its_own(type(part)):
+        if (own is not None and not isinstance(own, ForwardOverride)) or not _is_its_own(type(part)):
             return f"{name} has another forward than that of its class"
         if why := _changed_values(part, like, plain):
             return f"{name}{why}"

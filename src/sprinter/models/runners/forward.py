@@ -242,7 +242,7 @@ class BaseRunner(Runner):
         """One forward pass over tokens of trees, at least one with branches; None: the row's tokens form a chain."""
         raise NotImplementedError(f"the {self.name} runner reads chains of tokens alone")
 
-    def keep(self, row: int, path: Sequence[int]) -> None:
+    def commit_path(self, row: int, path: Sequence[int]) -> None:
         """Keep one path of a row's tree and move it right behind the linear prefix."""
         self._check_rows([row])
         tree = self._trees.get(row) or RowTree(self._lengths[row])

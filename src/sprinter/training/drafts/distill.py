@@ -16,8 +16,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
-from sprinter.models.cut import frequent_tokens
 from sprinter.models.pair import LoadedPair, load_models
+from sprinter.models.reduced_vocab import frequent_tokens
 from sprinter.training.drafts.card import model_card, save_losses
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
 from sprinter.training.drafts.folder import FACTS, TRAINING, Judging, check_folder, run_facts, training_key

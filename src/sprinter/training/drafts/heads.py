@@ -23,7 +23,7 @@ from sprinter.heads.eagle3 import Eagle3Heads, save_eagle3
 from sprinter.heads.glide import GlideHeads, save_glide
 from sprinter.heads.load import load_any_head
 from sprinter.heads.medusa import MedusaHeads, save_medusa
-from sprinter.models.cut import frequent_tokens
+from sprinter.models.reduced_vocab import frequent_tokens
 from sprinter.training.drafts.card import heads_card, save_losses
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
 from sprinter.training.drafts.eagle import AHEAD, EagleLearner, fresh_eagle

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from sprinter.errors import UserError
-from sprinter.models.cut import CutLlamaConfig, CutLlamaForCausalLM, check_map
+from sprinter.models.reduced_vocab import CutLlamaConfig, CutLlamaForCausalLM, check_map
 from sprinter.training.drafts.data import save_bytes
 from sprinter.training.drafts.settings import StudentSettings
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from sprinter.errors import UserError
-from sprinter.models.cut import CutHead
+from sprinter.models.reduced_vocab import CutHead
 from sprinter.training.drafts.batches import TextBatch, collate
 from sprinter.training.drafts.data import TargetText, Texts
 from sprinter.training.drafts.losses import LOSSES, TopLaws, divergences, on_kept, tempered

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
-from sprinter.models.cut import VOCABULARY_FORMAT, frequent_tokens
 from sprinter.models.pair import LoadedPair
+from sprinter.models.reduced_vocab import VOCABULARY_FORMAT, frequent_tokens
 from sprinter.training.examples import Example, read_examples
 
 __all__ = ["choose_vocabulary"]

@@ -16,15 +16,15 @@ from sprinter.decode.row import COPIES
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
-from sprinter.decode.switch import DraftSwitch, Paced, PassShare, Replayed, Tracker
+from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, PassShare, Replayed, Tracker
 from sprinter.engine.ending import Ending, Spelling, TextWriter, prompt_end
 from sprinter.engine.executor import Executor
 from sprinter.engine.generation import Generation
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
-from sprinter.engine.parts import Parts
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
-from sprinter.engine.run import RequestRun
+from sprinter.engine.request_run import RequestRun
+from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.shares import pass_shares
 from sprinter.engine.spans import SpanReader
 from sprinter.engine.tokens import check_text
@@ -35,14 +35,14 @@ from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
 from sprinter.random import AddressedDraws, drawn_seed
 
-__all__ = ["Task", "advance", "render"]
+__all__ = ["Request", "advance", "render"]
 
 _MOST_TRACKERS = 64  # that an engine keeps: requests can make any number, by their temperature
 _LONG = 2048
 """Rows up to this length, in tokens, are allocated without checking the free memory."""
 
 
-class Task:
+class Request:
     """One request, before, while and after it has rows.
 
     Attributes:
@@ -68,7 +68,7 @@ class Task:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: PairRuntime,
         prompt: PromptInput,
         options: GenerationOptions,
         longest: int | None = None,
@@ -76,7 +76,7 @@ class Task:
         most: int = 1,
         owner: str = "",
     ) -> None:
-        self._parts, self.owner = parts, owner
+        self._runtime, self.owner = parts, owner
         options = options.replace(seed=drawn_seed(options.seed))
         self.tracker: Tracker | None = None
         self._tuned = parts.tuned_for(options)
@@ -126,7 +126,7 @@ class Task:
         self._alone = most == 1
         self.sequence = TokenSequence.begin(self._ids)
         self._run: RequestRun | None = None
-        self._paces: weakref.ref[Paced] | None = None  # it ends with the text
+        self._paces: weakref.ref[AdaptiveSwitch] | None = None  # it ends with the text
         self.record = Record(stats=Stats(lossless=method.lossless(options.sampling.greedy)))
 
     @property
@@ -167,13 +167,13 @@ class Task:
         """
         needed = self.length, 1, self.needs_target, self.needs_draft
         if self.length + self.spare > _LONG:
-            self._parts.check_memory(*needed, None, self.spare, self._ids)
-        return self._parts.take(*needed, self.spare, self._ids)
+            self._runtime.check_memory(*needed, None, self.spare, self._ids)
+        return self._runtime.take(*needed, self.spare, self._ids)
 
     def give_back(self, models: Executor) -> None:
         """Return rows that were borrowed for this request alone."""
         self.leave(models)
-        self._parts.give_back(models)
+        self._runtime.give_back(models)
 
     def leave(self, models: Executor) -> None:
         """End its text in its rows."""
@@ -190,15 +190,15 @@ class Task:
         """
         request, draws, record = self.request, AddressedDraws(self.request.seed), self.record
         switch = self._switch()
-        self._paces = weakref.ref(switch) if isinstance(switch, Paced) else None
+        self._paces = weakref.ref(switch) if isinstance(switch, AdaptiveSwitch) else None
         method, complete = self.method, request.meter == "complete"
         logprobs = None if request.logprobs is None else LogProbs(len(self._ids), request.logprobs)
         loop = decode(self.sequence, method, self._limits(), draws, record, complete, self._rules, switch)
         self._run = RequestRun(
             models, row, self.sequence, loop, method, request.sampling, draws, record.stats,
-            heads=self._parts.heads, costs=self._parts.costs,
+            heads=self._runtime.heads, costs=self._runtime.costs,
             ahead=request.ahead if isinstance(request.ahead, int) else None, prefill_chunk=prefill_chunk,
-            adjustments=self._adjustments, logprobs=logprobs, drafting=self._parts.drafting,
+            adjustments=self._adjustments, logprobs=logprobs, drafting=self._runtime.drafting,
             answered=None if logprobs is None else lambda: logprobs.settle(record.tokens),
         )  # fmt: skip
 
@@ -207,9 +207,9 @@ class Task:
         error, record = self.run.error, self.record
         if error is not None:
             record.finish = "error" if isinstance(error, Exception) else "interrupted"
-        elif self._tuned is not None and self._parts.watch is not None:
+        elif self._tuned is not None and self._runtime.watch is not None:
             calls = record.stats.target_calls
-            self._parts.watch.add(self._tuned, self.request, len(self._ids), len(record.tokens), calls)
+            self._runtime.watch.add(self._tuned, self.request, len(self._ids), len(record.tokens), calls)
 
     def _switch(self) -> DraftSwitch | None:
         """What says whether a round drafts; None: each does."""
@@ -219,14 +219,14 @@ class Task:
             return Replayed(self.request.switches, self.request.copy_switches or ())
         if self._costs is None:
             return None
-        return Paced(self._tracker(self._costs) if self.tracker is None else self.tracker)
+        return AdaptiveSwitch(self._tracker(self._costs) if self.tracker is None else self.tracker)
 
     def _tracker(self, costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Tracker:
         """Rounds that rest copy from the text, if the method does not do that anyway."""
         drafter = self.method.drafter
         copying = None
         if drafter.uses_model or drafter.by_heads:
-            pads = pads_rows(self._parts.models.target.model)
+            pads = pads_rows(self._runtime.models.target.model)
             copying = Tracker(costs, rows, apart=True, pads=pads, longest=COPIES.length + 1)
         return Tracker(costs, rows, copying)
 
@@ -240,21 +240,21 @@ class Task:
                 del trackers[next(iter(trackers))]
 
     @property
-    def charged(self) -> Paced | None:
+    def charged(self) -> AdaptiveSwitch | None:
         """What is charged for the passes that it shares in this round; None: nothing, as in plain decoding."""
         paces = None if self.tracker is None or self._paces is None else self._paces()
         return None if paces is None or not paces.charged else paces
 
-    def passed(self, shares: Sequence[PassShare]) -> None:
+    def charge(self, shares: Sequence[PassShare]) -> None:
         """Be charged for passes that it shared, before their result is sent."""
         if shares and (paces := self.charged) is not None:
             for share in shares:
-                paces.passed(share)
+                paces.charge(share)
 
     def generation(self) -> Generation:
         """A copy of the result so far, each token with its text."""
         tokens, writer = [replace(token) for token in self.record.tokens], self.writer()
-        plain_s = self._parts.plain_token_s if self._alone and self._may_switch else None
+        plain_s = self._runtime.plain_token_s if self._alone and self._may_switch else None
         stats = replace(self.record.count(), plain_token_s=plain_s)
         if writer is not None:
             render(tokens, writer, last=True)
@@ -262,7 +262,7 @@ class Task:
         return Generation(
             text, tokens, stats, self.method.name, self.record.finish or "cancelled", len(self._ids),
             list(self.record.accept_lengths), self.record.rules, self._reproducing(), self._prompt.text,
-            list(self._ids), self._parts.described, self._prompt.messages, self._chat_kwargs,
+            list(self._ids), self._runtime.described, self._prompt.messages, self._chat_kwargs,
         )  # fmt: skip
 
     def _reproducing(self) -> GenerationOptions:
@@ -273,21 +273,21 @@ class Task:
         return self.request.replace(switches=tuple(stats.switches), copy_switches=tuple(stats.copy_switches))
 
     def _limits(self) -> Limits:
-        eos_ids, stops = self._parts.models.target.eos_ids, self.request.stop_token_ids
+        eos_ids, stops = self._runtime.models.target.eos_ids, self.request.stop_token_ids
         only, spelling = self.method.only, self._spelling
         lossy = None if only is None or spelling is None else SpanReader(only, self._ids, spelling)
         return Limits(self._new, Ending(len(self._ids), eos_ids, spelling, stops), lossy)
 
     def _stops(self, options: GenerationOptions) -> tuple[int, ...]:
         """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""
-        models, given = self._parts.models, options.stop_token_ids
+        models, given = self._runtime.models, options.stop_token_ids
         known = {*models.target.eos_ids, *given}
         more = tuple(id for id in self._prompt.ends if id not in known and id < models.vocab_size)
         return given + more if more else given
 
     def _room(self, longest: int | None) -> int:
         """Number of new tokens up to the end of a row; at least one, which a later check rejects if it does not fit."""
-        room = self._parts.models.room(self.needs_target, self.needs_draft)
+        room = self._runtime.models.room(self.needs_target, self.needs_draft)
         if room is None and longest is None:
             raise UserError(
                 "the models of this pair name no context that a text could end at: give max_new_tokens"
@@ -296,7 +296,7 @@ class Task:
 
     def _check_tree(self, method: Method) -> None:
         """Refuse a tree that a model's runner cannot read."""
-        nodes, models = method.drafter.slots(method.levels or 1), self._parts.models
+        nodes, models = method.drafter.slots(method.levels or 1), self._runtime.models
         if nodes >= CHUNK:
             raise UserError(
                 f"method {method.name} drafts a tree of up to {nodes} tokens, and a forward pass reads fewer than "
@@ -326,7 +326,7 @@ class Task:
                 raise UserError(f"token id {id} in {name} is out of range: the vocabulary has {vocab} tokens")
 
     def _check(self, new: int) -> None:
-        parts, method = self._parts, self.method
+        parts, method = self._runtime, self.method
         if method.drafter.uses_model and parts.models.draft is None:
             raise UserError(
                 f"method {method.name} needs a draft model, and this pair has none: give draft=..."
@@ -355,7 +355,7 @@ class Task:
         check_request(parts.models, len(self._ids), new, self.needs_target, self.needs_draft)
 
 
-def advance(models: Executor, tasks: Sequence[Task], pads: tuple[bool, bool] = (True, True)) -> None:
+def advance(models: Executor, tasks: Sequence[Request], pads: tuple[bool, bool] = (True, True)) -> None:
     """One pass for requests whose inputs are of one kind; those that have none yet begin.
 
     A pass either happens or its requests end: an exception in it is the error of each, and so is an interrupt, which is
@@ -374,7 +374,7 @@ def advance(models: Executor, tasks: Sequence[Task], pads: tuple[bool, bool] = (
             if task.run.input is None:
                 task.run.begin()
             else:
-                task.passed(next(shares))
+                task.charge(next(shares))
                 task.run.take(next(done))
             taken += 1
     except BaseException as error:
@@ -401,7 +401,7 @@ def _chains(method: Method) -> str:
     return "drafts=1" if method.drafter.drafts > 1 else "a method that drafts chains, such as speculative"
 
 
-def _adjustments(request: GenerationOptions, parts: Parts, ends: Sequence[int]) -> Adjustments:
+def _adjustments(request: GenerationOptions, parts: PairRuntime, ends: Sequence[int]) -> Adjustments:
     """The adjustments of a request; ``ends``: EOS and stop tokens."""
     words = [word for one in request.bad_words for word in _spelled(one, parts)]
     return Adjustments(
@@ -410,7 +410,7 @@ def _adjustments(request: GenerationOptions, parts: Parts, ends: Sequence[int]) 
     )  # fmt: skip
 
 
-def _spelled(word: str | tuple[int, ...], parts: Parts) -> list[tuple[int, ...]]:
+def _spelled(word: str | tuple[int, ...], parts: PairRuntime) -> list[tuple[int, ...]]:
     """The token ids of a bad word; those of a text are its own and, as in vLLM, those with a space before it."""
     if not isinstance(word, str):
         return [word]
@@ -450,7 +450,7 @@ def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:
 
 
 def _spelling(
-    parts: Parts, stop: Sequence[str], ends: Sequence[int], prompt: EncodedPrompt
+    parts: PairRuntime, stop: Sequence[str], ends: Sequence[int], prompt: EncodedPrompt
 ) -> Spelling | None:
     """The spelling of a request; None without a tokenizer. ``ends``: ids of EOS and stop tokens."""
     tokenizer = parts.models.tokenizer

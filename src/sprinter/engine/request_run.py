@@ -21,10 +21,10 @@ from sprinter.decode.row import Answer, Asking, LoopRequest
 from sprinter.decode.sequence import ReadState, TokenSequence
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
-from sprinter.engine.ahead import Ahead
-from sprinter.engine.executor import Executor, PromptRead, PromptRow, RowInput, RowOutput
+from sprinter.engine.executor import Executor, PassInput, PassOutput, PromptRead, PromptRow
 from sprinter.engine.logprobs import LogProbs
-from sprinter.engine.rows import FINAL, CacheRows, Feed
+from sprinter.engine.lookahead import Ahead
+from sprinter.engine.rows import FINAL, CacheRows, RowInput
 from sprinter.engine.steps import Drafted, DraftPlan, DraftRow, Scored, TargetRow
 from sprinter.engine.trees import TipLaws, TreeRow
 from sprinter.errors import SprinterError
@@ -94,7 +94,7 @@ class RequestRun:
         if missing := sorted(method.heads - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
         self.row, self.sequence = row, sequence
-        self.input: RowInput | None = None
+        self.input: PassInput | None = None
         self.over = False
         self.error: BaseException | None = None
         self._models, self._loop, self._answered = models, loop, answered
@@ -144,7 +144,7 @@ class RequestRun:
         """Find the first input."""
         self._resume(None)
 
-    def take(self, done: RowOutput) -> None:
+    def take(self, done: PassOutput) -> None:
         """Take what the models made of ``input``, or the error of this request's row."""
         if isinstance(done, Exception):
             self.fail(done)
@@ -192,7 +192,7 @@ class RequestRun:
                 self._answered()
 
     # --- from requests of the loop to inputs of the models ---
-    def _find(self, ask: LoopRequest) -> RowInput | Draft | Tips:
+    def _find(self, ask: LoopRequest) -> PassInput | Draft | Tips:
         """What the models must do next for a request; its answer, if nothing."""
         target, draft, models = self.sequence.target, self.sequence.draft, self._models
         if isinstance(ask, AskScore):
@@ -222,7 +222,7 @@ class RequestRun:
         if view.read >= end:
             return None
         stop = end if self._chunk is None else min(end, view.read + self._chunk)
-        return PromptRow(rows.name, Feed(view.row, view.read, tokens[view.read : stop]), layers)
+        return PromptRow(rows.name, RowInput(view.row, view.read, tokens[view.read : stop]), layers)
 
     def _draft_row(self, ask: AskDraft) -> DraftRow:
         sequence, view = self.sequence, self.sequence.draft
@@ -271,21 +271,21 @@ class RequestRun:
         base, path = view.base, [view.base + node for node in view.kept]
         if view.nodes_read:  # also if no node stays: the row must be a chain again
             assert rows is not None
-            rows.runner.keep(view.row, [*range(view.root, base), *path])
+            rows.runner.commit_path(view.row, [*range(view.root, base), *path])
             for layer, states in view.states.items():
                 view.states[layer] = states[[*range(base), *path]]
         view.end_tree()
 
-    def _feed(self, view: ReadState, end: int) -> Feed:
+    def _feed(self, view: ReadState, end: int) -> RowInput:
         """The tokens up to ``end``, and the nodes behind them, that a model has not read."""
         tokens = view.unread(self.sequence.tokens, end)
         if not view.nodes:
-            return Feed(view.row, view.read, tokens)
+            return RowInput(view.row, view.read, tokens)
         first, nodes = view.read + view.nodes_read, view.nodes[view.nodes_read :]
         if not view.nodes_read:
             view.begin_tree(first)
         behind = [end + parent for parent in view.parents[view.nodes_read :]]
-        return Feed(view.row, first, [*tokens, *nodes], [*range(view.read - 1, end - 1), *behind])
+        return RowInput(view.row, first, [*tokens, *nodes], [*range(view.read - 1, end - 1), *behind])
 
     # --- answers without a pass ---
     def _propose(self, proposals: Proposals, ask: AskDraft) -> Draft | None:
@@ -336,7 +336,7 @@ class RequestRun:
         return answer if self._needs_raw else answer._replace(raws=())
 
     # --- from what the models made to answers ---
-    def _answer(self, given: RowInput | None, done: RowOutput) -> Answer | None:
+    def _answer(self, given: PassInput | None, done: PassOutput) -> Answer | None:
         """The answer for the loop; None: its request needs more."""
         ask = self._ask
         if isinstance(given, PromptRow) and isinstance(done, PromptRead):
@@ -411,7 +411,7 @@ class RequestRun:
         return answer
 
     def _was_read(
-        self, view: ReadState, feed: Feed, layers: Sequence[int] = (), states: Sequence[Tensor] = ()
+        self, view: ReadState, feed: RowInput, layers: Sequence[int] = (), states: Sequence[Tensor] = ()
     ) -> None:
         """Record a pass over a feed; ``states``: hidden states ``[n, d]`` of each of ``layers``."""
         for layer, new in zip(layers, states, strict=True):

@@ -13,7 +13,7 @@ from sprinter.decode.spec import parse_method
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.prompt import PromptInput
 from sprinter.errors import UserError
-from sprinter.serve.refusals import Refusal
+from sprinter.serve.api_errors import Refusal
 from sprinter.serve.schema import ChatRequest, CompletionRequest, GenerateRequest, SprinterOptions
 from sprinter.serve.settings import ServeSettings
 

@@ -20,7 +20,7 @@ from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.profile import Profile, PromptWatch, TunedSetting
 from sprinter.engine.record import models_record
-from sprinter.engine.run import ForwardCosts
+from sprinter.engine.request_run import ForwardCosts
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
@@ -28,7 +28,7 @@ from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["Parts", "check_budget", "drafts_by_default"]
+__all__ = ["PairRuntime", "check_budget", "drafts_by_default"]
 
 # A draft is used by default if it would pay so much where the target keeps so many of its tokens: what it gains there
 # must outweigh what is lost in texts on which the two models agree less.
@@ -43,7 +43,7 @@ def drafts_by_default(costs: PassCosts) -> bool:
     return costs.speed_up(_KEPT) >= _PAYS
 
 
-class Parts:
+class PairRuntime:
     """The parts of a pair that requests share: two models, a tokenizer, heads, and pools of caches.
 
     Attributes:
@@ -211,7 +211,7 @@ class Parts:
         costs = self.costs_of(method, rows).for_rows(rows) if method.measures else None
         return method.settle(self.taus, costs, accuracies)
 
-    def without_text(self) -> Parts:
+    def without_text(self) -> PairRuntime:
         """The same models, heads and caches without a tokenizer: results have token ids but no text."""
         quiet = copy(self)
         quiet.models = replace(self.models, tokenizer=None)

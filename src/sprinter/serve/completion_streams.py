@@ -15,8 +15,8 @@ from sprinter.engine.async_engine import EngineStream
 from sprinter.engine.generation import Generation
 from sprinter.engine.prompt import EncodedPrompt
 from sprinter.engine.scoring import ScoredToken
-from sprinter.serve.asked import TextRequest
-from sprinter.serve.refusals import Refusal
+from sprinter.serve.api_errors import Refusal
+from sprinter.serve.request_parsing import TextRequest
 from sprinter.serve.service import Service
 
 __all__ = [

@@ -13,8 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sprinter.engine.generation import Generation
-from sprinter.serve.asked import TextRequest
-from sprinter.serve.choices import AnswerChoice, ClientLeft, while_connected
+from sprinter.serve.completion_streams import AnswerChoice, ClientLeft, while_connected
 from sprinter.serve.logprobs import (
     LawfulToken,
     TokenNames,
@@ -23,6 +22,7 @@ from sprinter.serve.logprobs import (
     of_prompt,
     of_tokens,
 )
+from sprinter.serve.request_parsing import TextRequest
 from sprinter.serve.service import Service
 from sprinter.serve.speculation import llamacpp_timings, sprinter_report, token_report, vllm_metrics
 from sprinter.version import __version__

@@ -37,11 +37,11 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from sprinter.models.quantised.attention import visible
+from sprinter.models.quantised.fused_layers import _Call, _Forward, is_joined, reads_in_place
 from sprinter.models.quantised.layers import QuantisedEmbedding, QuantisedLinear, plain_matrix
 from sprinter.models.quantised.library import FLOATS, NUMBER, MatrixFacts, floats, kernel
-from sprinter.models.quantised.norm import Instead, LastNorm
+from sprinter.models.quantised.norm import ForwardOverride, LastNorm
 from sprinter.models.quantised.unchanged import hooks_of
-from sprinter.models.quantised.whole import _Call, _Forward, is_joined, reads_in_place
 from sprinter.models.runners.row_cache import RowCache
 
 __all__ = ["Straight", "goes_straight"]
@@ -99,7 +99,7 @@ class Straight:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = ref(model)
-        self._parts: _OneCall | None = None
+        self._runtime: _OneCall | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -155,13 +155,13 @@ class Straight:
 
     def _parts_of(self, model: Any, call: _Call) -> _OneCall | None:
         """What one call of the kernels takes; None: not in one call."""
-        if self._parts is None or self._parts.call is not call:
-            self._parts = _OneCall(model, call)
-        if not self._parts.fit:
+        if self._runtime is None or self._runtime.call is not call:
+            self._runtime = _OneCall(model, call)
+        if not self._runtime.fit:
             why = "its embedding, last norm or rotary embedding is not known"
             _tell(model, f"a pass is several calls of the kernels: {why}")
             return None
-        return self._parts
+        return self._runtime
 
 
 _USUAL = "transformers runs what is between its layers, because"
@@ -266,7 +266,7 @@ def _at(given: Tensor | None) -> int | None:
 
 def _is_ours(part: Any) -> bool:
     """Whether nothing watches a module, and what stands in the place of its ``forward`` is ours."""
-    return not hooks_of(part) and isinstance(part.__dict__.get("forward"), Instead)
+    return not hooks_of(part) and isinstance(part.__dict__.get("forward"), ForwardOverride)
 
 
 def _norm_weight(part: Any) -> Tensor | None:

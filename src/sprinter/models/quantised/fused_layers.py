@@ -26,7 +26,7 @@ from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.families import FAMILIES, MATRICES, NORMS, LayerShape, MatrixPart
 from sprinter.models.quantised.layers import QuantisedLinear, plain_matrix, without_gradient
 from sprinter.models.quantised.library import CHANNELS, FLOATS, MatrixFacts, floats, kernel
-from sprinter.models.quantised.norm import Instead, LastNorm, is_last_norm
+from sprinter.models.quantised.norm import ForwardOverride, LastNorm, is_last_norm
 from sprinter.models.quantised.unchanged import changed_part, hooks_everywhere
 from sprinter.models.runners.forward import NOTING
 from sprinter.models.runners.row_cache import RowCache
@@ -161,7 +161,7 @@ def _facts_of(part: MatrixPart, bias: Tensor | None) -> MatrixFacts:
     return MatrixFacts(FLOATS[weight.dtype], at, part.rows, weight.shape[1], more, run, step)
 
 
-class _Forward(Instead):
+class _Forward(ForwardOverride):
     """``forward`` of a decoder layer. It holds nothing else when copied: a copy's weights are elsewhere.
 
     Args:
