@@ -15,7 +15,7 @@ ALLOWED = {
     "gpu": r"there is no (GPU|CUDA device)",
     "cpu": r"this CPU has no AVX2",
     "llama": r"llama-cpp-python is not installed|could not import 'llama_cpp'",
-    "peers": r"could not import '(lm_eval|schemathesis|speculators)'|it is no dependency of the tests",
+    "peers": r"could not import '(lm_eval|schemathesis|speculators)'|it is not a dependency of the tests",
     "browser": r"could not import 'playwright|there is no Chromium",
     "models": r"\S+\.gguf is not used with REAL=",
     "root": r"needs root",

@@ -207,7 +207,7 @@ def test_other_packages_add_arms(monkeypatch: pytest.MonkeyPatch) -> None:
         "Says the prompt again.",
     )
     assert "echo:twice" in [arm.name for arm in parse_arms(["methods", "echo:twice"])]
-    with pytest.raises(SprinterError, match="'nothing' makes is no arm"):
+    with pytest.raises(SprinterError, match="'nothing' makes is not an arm"):
         parse_arm("nothing")
 
 

@@ -135,7 +135,7 @@ def test_speculation_is_set_up_fixed_and_reported(
 
 
 def test_heads_must_be_a_folder(pair: sprinter.Pair, fake: None) -> None:
-    with pytest.raises(UserError, match=r"head='/none' is no folder with a config.json: give head=FOLDER"):
+    with pytest.raises(UserError, match=r"head='/none' is not a folder with a config.json: give head=FOLDER"):
         parse_arm("vllm:heads(head=/none)").start(pair)
 
 

@@ -67,7 +67,7 @@ def test_rules_in_words() -> None:
     [
         ("share", "is no setting: write whole, long=64"),
         ("shares=0.5", "did you mean 'share'"),
-        ("share=half", "'half' is no value for share in the prompt rule: give a float"),
+        ("share=half", "'half' is not a value for share in the prompt rule: give a float"),
         ("paragraphs=maybe", "give a bool"),
         ("share=0", "share=0.0 must be above 0"),
         ("share=nan", "share=nan must be above 0"),

@@ -107,7 +107,7 @@ MISTAKES = [
     ("suite twice", ["-s", "p.jsonl:1"], ["two of the suites", "'p'", "give it once"]),
     ("arm twice", ["-a", "svip", "-a", "svip"], ["two arms are called 'svip'"]),
     ("temperature twice", ["-t", "1", "-t", "1"], ["--temperature 1, 1", "each once"]),
-    ("unknown base", ["-a", "svip", "--base", "plain"], ["--base plain is no arm", "svip"]),
+    ("unknown base", ["-a", "svip", "--base", "plain"], ["--base plain is not an arm", "svip"]),
     ("repeats", ["--repeats", "0"], ["--repeats 0", ">= 1"]),
     ("no price", ["--judge", "http://x", "--judge-model", "m", "--judge-price", "nan", "1"], ["--judge-price nan"]),
     ("price of nothing", ["--judge-price", "1", "1"], ["offline judge costs nothing"]),

@@ -64,7 +64,7 @@ def test_a_profile_is_made_and_used(run: Run, places: Places, data: str, tmp_pat
     ("args", "message"),
     [
         (["--budget", "2"], "budget"),
-        (["--time", "soon"], "--time 'soon' is no duration: give 90s, 10m, 1h or none"),
+        (["--time", "soon"], "--time 'soon' is not a duration: give 90s, 10m, 1h or none"),
         (["--quality", "much"], "quality 'much' is not NAME>=RATIO"),
         (["--quality", "exact_match>=0.98"], "needs right answers"),
         (["--quality", "pass_at_1>=0.98"], "--run-code"),

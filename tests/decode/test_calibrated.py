@@ -112,7 +112,7 @@ def test_the_law_is_kept_while_it_learns_with_either_exact_rule() -> None:
         (lambda: Calibrated(1.5), "rate=1.5"),
         (lambda: Calibrated(signal="entropie"), "did you mean 'entropy'"),
         (lambda: Calibrated(memory=0), "memory=0"),
-        (lambda: Calibrated(signal=3), "signal=3 is no name"),
+        (lambda: Calibrated(signal=3), "signal=3 is not a name"),
     ],
 )
 def test_values_out_of_range_are_one_line(make, message: str) -> None:  # type: ignore[no-untyped-def]

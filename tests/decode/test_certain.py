@@ -94,11 +94,11 @@ def test_signals_are_of_the_raw_law() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("certain(threshold=measured)", "threshold=measured is no number: give one, or 'default'"),
+        ("certain(threshold=measured)", "threshold=measured is not a number: give one, or 'default'"),
         ("certain(signal=entrop)", "unknown signal of certain 'entrop': did you mean 'entropy'?"),
         ("certain(threshold=-1)", r"threshold=-1 is out of range: give a number in \[0, 1e\+06\]"),
         ("certain(signal=max_prob, threshold=3)", r"threshold=3 is out of range: give a number in \[0, 1\]"),
-        ("certain(threshold=recorded)", "threshold=recorded is no number"),
+        ("certain(threshold=recorded)", "threshold=recorded is not a number"),
     ],
 )
 def test_what_is_out_of_range_is_refused(spec: str, message: str) -> None:

@@ -172,7 +172,7 @@ def test_they_are_parts_of_a_spec(spec: str) -> None:
     ("spec", "line"),
     [
         ("sprinter(only=cod)", r"unknown span 'cod': did you mean 'code'\?"),
-        ("sprinter(only=3)", "only=3 is no name of a span"),
+        ("sprinter(only=3)", "only=3 is not a name of a span"),
         ("sprinter(tail_ratio=1.5)", "tail_ratio=1.5 is out of range"),
         ("fuzzy(tail_ratio=0.5)", "no token is trusted"),
         ("draft-only(tail_ratio=0.5)", "give cap=20"),

@@ -96,7 +96,7 @@ def test_drafters_of_others_pass_the_check_and_keep_the_law(drafter: Drafter) ->
 
 @pytest.mark.parametrize("drafter", [Model, "model", None])
 def test_what_is_no_drafter_is_refused(drafter: Any) -> None:
-    with pytest.raises(UserError, match=r"^drafter=.* is no drafter: give one"):
+    with pytest.raises(UserError, match=r"^drafter=.* is not a drafter: give one"):
         Method(drafter=drafter)
 
 
@@ -108,7 +108,7 @@ def test_a_proposer_goes_with_no_head(install: Install) -> None:
 
 def test_a_rule_in_another_rules_place_is_refused(install: Install) -> None:
     install(registry.TRUST, "odd", "Parrot")
-    with pytest.raises(UserError, match=r"trust=Parrot\(n=2\) is no trust rule"):
+    with pytest.raises(UserError, match=r"trust=Parrot\(n=2\) is not a trust rule"):
         parse_method("trust=odd")
     for wrong in ({"trust": "gate"}, {"stop": Coin()}, {"accept": Gate}):
         (part,) = wrong

@@ -84,7 +84,7 @@ def test_a_state_left_by_another_rule_is_refused():
 def test_a_state_that_no_text_can_have_left_is_refused(spec: str, given: dict[str, object]) -> None:
     method = parse_method(spec)
     with pytest.raises(
-        UserError, match=r"^rules=.* is no state of the (trust|stop) rule: give what an earlier"
+        UserError, match=r"^rules=.* is not a state of the (trust|stop) rule: give what an earlier"
     ):
         RuleState.begin(method.trust, method.stop, given)
 

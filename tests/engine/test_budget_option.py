@@ -93,7 +93,7 @@ def test_a_budget_without_a_method_is_refused(tiny_pair: sprinter.Pair) -> None:
 
 
 def test_bad_values_and_names() -> None:
-    with pytest.raises(UserError, match="budget='much' is no mean drift"):
+    with pytest.raises(UserError, match="budget='much' is not a mean drift"):
         sprinter.GenerationOptions(budget="much")  # type: ignore[arg-type]
     for spec in ("sprinter", "opt(budget=0.1)", "trust=gate(tau=0.5),cap=4,budget=0.2", "draft-only"):
         made = with_values(parse_method(spec), {"budget": 0.05})

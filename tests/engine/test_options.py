@@ -91,7 +91,7 @@ def test_sampling_stands_for_four_options(tiny_pair: sprinter.Pair) -> None:
     assert ids(tiny_pair.generate(PROMPT, sampling=sampling, max_new_tokens=8)) == ids(own)
     with pytest.raises(UserError, match="sampling= and top_k= say the same thing: give one of them"):
         tiny_pair.generate(PROMPT, sampling=sampling, top_k=5)
-    with pytest.raises(UserError, match=r"sampling=0.5 is no sprinter.Sampling"):
+    with pytest.raises(UserError, match=r"sampling=0.5 is not a sprinter.Sampling"):
         tiny_pair.generate(PROMPT, sampling=0.5)  # type: ignore[call-overload]
 
 
@@ -174,7 +174,7 @@ def test_bad_lists_of_options(tiny_pair: sprinter.Pair) -> None:
         UserError, match="options has 1 values for 2 prompts: give one for all, or one per prompt"
     ):
         tiny_pair.generate([PROMPT, OTHER], [OPTIONS])
-    with pytest.raises(UserError, match=r"prompt 1: options=5 is no sprinter.GenerationOptions"):
+    with pytest.raises(UserError, match=r"prompt 1: options=5 is not a sprinter.GenerationOptions"):
         tiny_pair.generate([PROMPT, OTHER], [OPTIONS, 5])  # type: ignore[list-item]
     with pytest.raises(UserError, match="prompt 0: the prompt is text and this pair has no tokenizer"):
         tiny_pair.generate(["hello"])
@@ -204,7 +204,7 @@ def test_one_object_serves_all_prompts_and_keywords_make_one_for_each() -> None:
         ({"stop_token_ids": torch.tensor([True])}, "stop_token_ids=True is not a whole number"),
         ({"stop_token_ids": np.array(1.5)}, "stop_token_ids=1.5 is not a whole number"),
         ({"stop_token_ids": torch.tensor([[1]])}, "stop_token_ids=tensor([1]) is not a whole number"),
-        ({"rules": 5}, "rules=5 is no state of rules: give the .rules of an earlier generation"),
+        ({"rules": 5}, "rules=5 is not a state of rules: give the .rules of an earlier generation"),
     ],
     ids=str,
 )
@@ -347,10 +347,10 @@ def test_long_token_ids_and_caps_are_one_line(tiny_pair: sprinter.Pair) -> None:
 
 def test_half_a_surrogate_pair_is_no_text(builtin_pair: sprinter.Pair) -> None:
     with pytest.raises(
-        UserError, match="one of bad_words is no text: character 1 is half of a surrogate pair"
+        UserError, match="one of bad_words is not text: character 1 is half of a surrogate pair"
     ):
         builtin_pair.stream("Once", bad_words=["a\ud800"])
-    with pytest.raises(UserError, match="a stop string is no text: character 0 is half of a surrogate pair"):
+    with pytest.raises(UserError, match="a stop string is not text: character 0 is half of a surrogate pair"):
         builtin_pair.stream("Once", stop="\ud800")
 
 

@@ -169,8 +169,8 @@ def test_a_bad_prompt_of_a_batch_is_named(
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        (None, {}, "prompts=None is no list of prompts"),
-        ([PROMPT], {"policy": None}, "policy=None is no policy"),
+        (None, {}, "prompts=None is not a list of prompts"),
+        ([PROMPT], {"policy": None}, "policy=None is not a policy"),
         ([PROMPT], {"memory_bytes": -5}, "memory_bytes=-5 is out of range"),
         ([PROMPT], {"memory_bytes": "1 GB"}, "memory_bytes=1 GB is out of range"),
         ([PROMPT], {"stop": 5}, "stop=5 is neither text nor a list"),

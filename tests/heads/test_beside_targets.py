@@ -257,7 +257,7 @@ def test_heads_that_were_changed_for_a_pair_are_not_given_to_another(tmp_path: P
     with pytest.raises(UserError, match="eagle heads draft for another pair, with the whole vocabulary"):
         sprinter.Pair(models["int8"], heads=[heads], draft_vocabulary=30)
     del first
-    with pytest.raises(UserError, match="eagle heads have 8 bits, for another pair: load them anew"):
+    with pytest.raises(UserError, match="eagle heads have 8 bits, for another pair: reload them"):
         sprinter.Pair(models["float32"], heads=[heads])
     heads = fresh()
     sprinter.Pair(models["float32"], heads=[heads], draft_vocabulary=30)

@@ -185,7 +185,7 @@ def test_heads_draft_for_one_target(make: Callable[[], TokenHeads]) -> None:
     heads = make()
     for _ in range(2):
         heads.attach(tiny("llama"), "t", SIZE, VOCAB)
-    with pytest.raises(UserError, match=r"draft for another model already.*load them anew for 'other'"):
+    with pytest.raises(UserError, match=r"draft for another model already.*reload them for 'other'"):
         heads.attach(tiny("mistral"), "other", SIZE, VOCAB)
 
 

@@ -164,7 +164,7 @@ def test_a_model_that_torch_compiled_is_refused() -> None:
     assert "the draft is a model that torch.compile made" in refusal(
         fresh("gpt2"), torch.compile(fresh("gpt2"), backend="eager")
     )
-    assert "the target (int) is no model" in refusal(5)
+    assert "the target (int) is not a model" in refusal(5)
 
 
 def test_no_bars_where_nobody_watches(
@@ -203,8 +203,8 @@ def test_missing_and_wrong_directories(saved: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("{", "a config.json that is no JSON:"),
-        ("[]", "a config.json that is no JSON object"),
+        ("{", "a config.json that is not JSON:"),
+        ("[]", "a config.json that is not a JSON object"),
         ('{"speculators_model_type": "sprinter"}', "is a gate, not a language model"),
         ('{"model_type": "t5", "is_encoder_decoder": true}', "is an encoder-decoder model"),
         ('{"model_type": "vit"}', "cannot be loaded: Unrecognized configuration class"),

@@ -44,7 +44,7 @@ def test_the_openai_client(server: Running, pair: sprinter.Pair) -> None:
 
 
 def test_the_langchain_client(server: Running) -> None:
-    pytest.importorskip("langchain_openai", reason="it is no dependency of the tests")
+    pytest.importorskip("langchain_openai", reason="it is not a dependency of the tests")
     ended = subprocess.run(
         [sys.executable, str(FOLDER / "langchain_client.py"), "Why"],
         env={**os.environ, "SPRINTER_URL": f"{server.url}/v1", "NO_PROXY": "*"},

@@ -118,7 +118,7 @@ def test_only_what_the_models_write_in_chat_form(tmp_path: Path) -> None:
     ("records", "settings", "message"),
     [
         ([{"messages": [{"role": "user", "content": 3}]}], {}, "line 1 of .*: the content of message 0 is of type int"),
-        ([{"messages": []}], {}, "field 'messages' of line 1 .* is no list of messages"),
+        ([{"messages": []}], {}, "field 'messages' of line 1 .* is not a list of messages"),
         ([{"messages": [{"role": "system", "content": "x"}, *ASK]}], {"chat": True, "system": "s"},
          "line 1 of .*: the messages have a system message already"),
         ([{"prompt": "w20"}], {"system": "s"}, "system goes with chat"),

@@ -71,7 +71,7 @@ def compare(
     """
     for results in (before, after):
         if results.get("schema") != "sprinter-bench/1":
-            raise UserError("this is no results.json of 'sprinter bench': give two of them")
+            raise UserError("this is not a results.json of 'sprinter bench': give two of them")
     if not across and (differing := differences(before, after)):
         raise UserError(
             f"the two runs are not of the same thing, they differ in {'; '.join(differing)}: compare runs of one pair "

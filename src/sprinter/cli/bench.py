@@ -209,7 +209,7 @@ def _known(bases: Sequence[str], arms: Sequence[str]) -> None:
     for base in bases:
         if base not in arms:
             raise UserError(
-                f"--base {base} is no arm of this run: give one of {', '.join(arms)}, or add --arm {base}"
+                f"--base {base} is not an arm of this run: give one of {', '.join(arms)}, or add --arm {base}"
             )
 
 

@@ -189,7 +189,7 @@ class Commands:
             self.chat.turns = ()
         elif name == "drop":
             if rest and not (rest.isdecimal() and len(rest) < 10):
-                raise UserError(f"/drop {rest[:20]} is no number of turns: give /drop 2")
+                raise UserError(f"/drop {rest[:20]} is not a number of turns: give /drop 2")
             self.chat.drop(int(rest or 1))
         else:
             self._load(_path(rest))

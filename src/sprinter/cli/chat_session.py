@@ -193,7 +193,7 @@ class Session:
         if (options := whole.get("options")) is None:
             options = self.options.to_dict()
         if not isinstance(options, Mapping):
-            raise UserError('"options" is no object: give names and values, or leave it out')
+            raise UserError('"options" is not an object: give names and values, or leave it out')
         self.restore(*_conversation(whole), GenerationOptions(**options))
         return whole.keys() == self.to_dict().keys()
 

@@ -234,7 +234,7 @@ def _check_out(out: Path, force: bool) -> None:
         kind = None
     if kind != "sprinter":
         raise UserError(
-            f"--out '{out}' holds something else (its config.json is no head's): give another directory"
+            f"--out '{out}' holds something else (its config.json is not a head's): give another directory"
         )
     if not force:
         raise UserError(

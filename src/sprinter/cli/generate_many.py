@@ -116,7 +116,9 @@ class ResultsFile:
         if file.is_dir():
             raise UserError(f"--out '{file}' is a directory: give a file")
         if (file.exists() and not file.is_file()) or file.absolute().parent == Path("/dev"):
-            raise UserError(f"--out '{file}' is no regular file: give one, or leave --out out and redirect")
+            raise UserError(
+                f"--out '{file}' is not a regular file: give one, or leave --out out and redirect"
+            )
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             if restart:
@@ -167,7 +169,7 @@ class ResultsFile:
                 raise ValueError
             return rows, dict(before)
         except FileNotFoundError:
-            raise UserError(f"--out '{self.file}' is no file of results: {_FIX}") from None
+            raise UserError(f"--out '{self.file}' is not a file of results: {_FIX}") from None
         except (ValueError, KeyError, TypeError):
             raise UserError(f"--out '{self.file}' is damaged: {_FIX}") from None
 

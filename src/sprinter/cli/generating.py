@@ -96,7 +96,7 @@ def _bias(given: str) -> tuple[int, float]:
         return int(id), float(number)
     except ValueError:
         raise UserError(
-            f"--logit-bias {given} is no ID=NUMBER: give a token id and a number, 15=-100"
+            f"--logit-bias {given} is not ID=NUMBER: give a token id and a number, 15=-100"
         ) from None
 
 
@@ -107,7 +107,7 @@ def _template_arguments(given: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise UserError(
-            f"--chat-template-kwargs {given} is no JSON object: give one, '{{\"enable_thinking\": false}}'"
+            f"--chat-template-kwargs {given} is not a JSON object: give one, '{{\"enable_thinking\": false}}'"
         )
     return found
 

@@ -123,7 +123,7 @@ def _seconds(text: str) -> float | None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if found is None:
-        raise UserError(f"--time '{text}' is no duration: give 90s, 10m, 1h or none")
+        raise UserError(f"--time '{text}' is not a duration: give 90s, 10m, 1h or none")
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 

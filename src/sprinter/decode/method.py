@@ -95,7 +95,7 @@ class Method:
         for part, kind in kinds.items():
             if not isinstance(rule := getattr(self, part), kind):
                 what = part if part == "drafter" else f"{part} rule"
-                raise UserError(f"{part}={rule!r} is no {what}: give one that 'sprinter methods' shows")
+                raise UserError(f"{part}={rule!r} is not a {what}: give one that 'sprinter methods' shows")
 
         if strange := sorted(self.accept.needs - TARGET_HEADS):
             raise UserError(

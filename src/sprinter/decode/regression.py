@@ -64,7 +64,7 @@ class Regression:
         """Raise a UserError unless the signals are known and differ, and the memory is a number of verdicts."""
         if not isinstance(self.signal, str):
             raise UserError(
-                f"signal={self.signal!r} is no name: give one or more of {', '.join(_FEATURES)}, joined by +"
+                f"signal={self.signal!r} is not a name: give one or more of {', '.join(_FEATURES)}, joined by +"
             )
         for name in self.names:
             if name not in _FEATURES:

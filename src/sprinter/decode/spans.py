@@ -61,6 +61,6 @@ OUTSIDE = "not-"
 def check_only(only: str) -> None:
     """Raise a UserError unless this is the name of a span, or of the text outside one."""
     if not isinstance(only, str):
-        raise UserError(f"only={only!r} is no name of a span: give {', '.join(SPANS)}")
+        raise UserError(f"only={only!r} is not a name of a span: give {', '.join(SPANS)}")
     if only.removeprefix(OUTSIDE) not in SPANS:
         raise did_you_mean("span", only, [*SPANS, *(OUTSIDE + name for name in SPANS)])

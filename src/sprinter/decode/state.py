@@ -56,7 +56,7 @@ class RuleState:
             return cls(trust, stop, trust.start(), stop.start())
         if not isinstance(earlier, RuleState):
             raise UserError(
-                f"rules={earlier!r} is no state of rules: give the .rules of an earlier generation"
+                f"rules={earlier!r} is not a state of rules: give the .rules of an earlier generation"
             )
         if (earlier.trust, earlier.stop) != (trust, stop):
             raise UserError(
@@ -74,7 +74,9 @@ def _read(given: Mapping[str, Any], which: str, rule: TrustRule | StopRule) -> S
         state = tuple(part for part in parts if part is not None)
         if len(state) == len(like) and rule.possible(state):
             return state
-    raise UserError(f"rules={dict(given)} is no state of the {which} rule: give what an earlier record holds")
+    raise UserError(
+        f"rules={dict(given)} is not a state of the {which} rule: give what an earlier record holds"
+    )
 
 
 def _part(value: Any, like: Tensor) -> Tensor | None:

@@ -148,7 +148,7 @@ def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
         raise UserError(
             f"{where} has no role: give messages such as {{'role': 'user', 'content': '...'}}"
             if role is None
-            else f"the role of {where} is {role!r}, which is no text: give 'user', 'assistant' or 'system'"
+            else f"the role of {where} is {role!r}, which is not text: give 'user', 'assistant' or 'system'"
         )
     known = role in _ROLES or (
         len(role) <= _LONGEST_NAME and re.search(rf"""["']{re.escape(role)}["']""", template) is not None

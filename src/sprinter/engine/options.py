@@ -74,7 +74,7 @@ def _budget(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise UserError(f"{name}={value!r} is no mean drift: give a number from 0 to 1")
+        raise UserError(f"{name}={value!r} is not a mean drift: give a number from 0 to 1")
     return float(value)
 
 
@@ -142,7 +142,7 @@ def _rounds(name: str, value: Any) -> tuple[int, ...] | None:
         return None
     rounds = _ids(name, value)
     if any(a >= b for a, b in pairwise((0, *rounds))):
-        raise UserError(f"{name}={value!r} is no list of rounds: give ascending numbers from 1 on")
+        raise UserError(f"{name}={value!r} is not a list of rounds: give ascending numbers from 1 on")
     return rounds
 
 
@@ -155,14 +155,16 @@ def _rules(name: str, value: Any) -> RuleState | Mapping[str, Any] | None:
     from sprinter.decode.state import RuleState
 
     if not isinstance(value, RuleState):
-        raise UserError(f"{name}={value!r} is no state of rules: give the .rules of an earlier generation")
+        raise UserError(f"{name}={value!r} is not a state of rules: give the .rules of an earlier generation")
     return value
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any] | None:
     """A copy of a mapping with text keys; an empty one is None."""
     if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
-        raise UserError(f"{name}={value!r} is no mapping of names to values: give {name}={{'name': value}}")
+        raise UserError(
+            f"{name}={value!r} is not a mapping of names to values: give {name}={{'name': value}}"
+        )
     return deepcopy(dict(value)) if value else None
 
 
@@ -194,7 +196,7 @@ def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     try:
         pairs = dict(() if value is None else value)
     except (TypeError, ValueError):
-        raise UserError(f"{name}={value!r} is no mapping: give {name}={{token id: bias}}") from None
+        raise UserError(f"{name}={value!r} is not a mapping: give {name}={{token id: bias}}") from None
     found: dict[int, float] = {}
     for id, bias in pairs.items():
         short = isinstance(id, str) and id.isdecimal() and len(id) < 20  # Python refuses to read long numbers
@@ -209,7 +211,7 @@ def _words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
     words = (value,) if isinstance(value, str) else () if value is None else value
     if isinstance(words, _BYTES) or not _is_several(words):
         raise UserError(
-            f"{name}={value!r} is no list: give texts and lists of token ids, {name}=['...', [5, 6]]"
+            f"{name}={value!r} is not a list: give texts and lists of token ids, {name}=['...', [5, 6]]"
         )
     found = tuple(word if isinstance(word, str) else _word(name, word) for word in words)
     if not all(found):
@@ -418,7 +420,7 @@ class GenerationOptions:
             return cls(**keywords)
         if not isinstance(options, GenerationOptions):
             raise UserError(
-                f"options={options!r} is no sprinter.GenerationOptions: give one, or keywords such as seed=1"
+                f"options={options!r} is not a sprinter.GenerationOptions: give one, or keywords such as seed=1"
             )
         return options._replaced(keywords)
 
@@ -478,7 +480,7 @@ def _expanded(keywords: Mapping[str, Any] | GenerationKeywords) -> dict[str, Any
 
     if not isinstance(sampling, Sampling):
         raise UserError(
-            f"sampling={sampling!r} is no sprinter.Sampling: give sampling=sprinter.Sampling(...)"
+            f"sampling={sampling!r} is not a sprinter.Sampling: give sampling=sprinter.Sampling(...)"
         )
     if both := next((name for name in _SAMPLING if name in given), None):
         raise UserError(f"sampling= and {both}= say the same thing: give one of them")

@@ -170,7 +170,7 @@ class Pair:
             self._add_drafting(head)
             return
         if not isinstance(head, Head):
-            raise UserError(f"{head!r} is no head: give a directory, a hub id or a Head")
+            raise UserError(f"{head!r} is not a head: give a directory, a hub id or a Head")
         kind = head.config.kind
         model = self.models.draft if head.config.model == "draft" else self.models.target
         if model is None:
@@ -203,7 +203,7 @@ class Pair:
         if changed or (heads.output is not None and heads.output.ids is not None):
             how = "have 8 bits" if changed else "draft a part of the vocabulary"
             raise UserError(
-                f"these {heads.kind} heads {how}, for another pair: load them anew for '{target.id}'"
+                f"these {heads.kind} heads {how}, for another pair: reload them for '{target.id}'"
             )
         self._heads_are_new = not heads.is_attached
         heads.attach(target.model, target.id, target.hidden_size, target.vocab_size)
@@ -223,7 +223,7 @@ class Pair:
             )
         if not self._heads_are_new:
             raise UserError(
-                f"these {heads.kind} heads draft for another pair, with the whole vocabulary: load them anew"
+                f"these {heads.kind} heads draft for another pair, with the whole vocabulary: reload them"
             )
         words = None if self.tokenizer is None else self.tokenizer.get_vocab()
         size, ends = target.vocab_size, target.eos_ids
@@ -394,7 +394,7 @@ class Pair:
         if isinstance(prompts, str | bytes):
             raise UserError("prompts is one text: give a list of prompts")
         if not isinstance(prompts, Iterable):
-            raise UserError(f"prompts={prompts!r} is no list of prompts: give one")
+            raise UserError(f"prompts={prompts!r} is not a list of prompts: give one")
         prompts = list(prompts)
         each = options_of_each(options, keywords, len(prompts))
         return generate_all(self._runtime, prompts, each, rows, policy, memory_bytes)

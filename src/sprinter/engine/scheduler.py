@@ -106,7 +106,7 @@ class Scheduler:
         if memory_bytes is not None:
             at_least("memory_bytes", memory_bytes, 0)
         if not isinstance(policy, Policy):
-            raise UserError(f"policy={policy!r} is no policy: give sprinter.Policy(...), or leave it out")
+            raise UserError(f"policy={policy!r} is not a policy: give sprinter.Policy(...), or leave it out")
         loaded = [parts.models.target] * needs_target + [parts.models.draft] * needs_draft
         models = [one.model for one in loaded if one is not None]
         for model in models:

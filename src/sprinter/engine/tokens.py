@@ -34,7 +34,7 @@ def check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{name} is no text: character {error.start} is half of a surrogate pair; decode it from UTF-8 anew"
+            f"{name} is not text: character {error.start} is half of a surrogate pair; decode it from UTF-8 anew"
         ) from None
 
 

@@ -48,7 +48,7 @@ class Temperature(Calibration):
         super().__init__()
         if not (0 < temperature < float("inf") and isfinite(shift)):
             raise UserError(
-                f"temperature={temperature}, shift={shift} is no calibration: make the gate again"
+                f"temperature={temperature}, shift={shift} is not a calibration: make the gate again"
             )
         self.temperature, self.shift = float(temperature), float(shift)
 

@@ -174,7 +174,7 @@ class TokenHeads(nn.Module, ABC):
             )
         if self._attached is not None and self._attached() not in (None, target):
             raise UserError(
-                f"these {self.kind} heads draft for another model already, whose layers they share: load them anew for "
+                f"these {self.kind} heads draft for another model already, whose layers they share: reload them for "
                 f"'{id}'"
             )
         self.join(target)

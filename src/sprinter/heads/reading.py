@@ -139,7 +139,7 @@ class HeadFields:
             ZeroDivisionError,
         ) as error:
             raise UserError(
-                f"{self._inside or 'what stands'} in '{self._files.directory}/config.json' is no layer of Llama "
+                f"{self._inside or 'what stands'} in '{self._files.directory}/config.json' is not a layer of Llama "
                 f"({' '.join(str(error).split())}): copy or make the heads again"
             ) from None
         size = (given.get("head_dim") or hidden // heads) * heads

@@ -164,7 +164,7 @@ def _read_vocabulary(path: Path) -> list[int]:
         found = None
     ids = found.get("ids") if isinstance(found, dict) and found.get("format") == VOCABULARY_FORMAT else None
     if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
-        raise UserError(f"{path} is no vocabulary of a draft: make one with 'sprinter draft vocabulary'")
+        raise UserError(f"{path} is not a vocabulary of a draft: make one with 'sprinter draft vocabulary'")
     return ids
 
 

@@ -125,7 +125,7 @@ def find(source: Source, which: str, revision: str | None = None) -> Provenance:
         return Provenance(source, source.name, revision)
     if not isinstance(source, str | Path):
         raise UserError(
-            f"the {which} ({type(source).__name__}) is no model: give a directory, a hub id, a GGUF file or a loaded "
+            f"the {which} ({type(source).__name__}) is not a model: give a directory, a hub id, a GGUF file or a loaded "
             "causal language model of transformers"
         )
     path = Path(source).expanduser()
@@ -249,9 +249,9 @@ def _check_config(directory: Path, name: str, which: str) -> None:
     try:
         config: Any = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"the {which} {name} has a config.json that is no JSON: fetch it again") from error
+        raise UserError(f"the {which} {name} has a config.json that is not JSON: fetch it again") from error
     if not isinstance(config, dict):
-        raise UserError(f"the {which} {name} has a config.json that is no JSON object: fetch it again")
+        raise UserError(f"the {which} {name} has a config.json that is not a JSON object: fetch it again")
     if "speculators_model_type" in config:
         raise UserError(f"the {which} {name} is a gate, not a language model: give it as the gate")
     if config.get("is_encoder_decoder"):

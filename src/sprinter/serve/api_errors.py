@@ -113,7 +113,7 @@ def of_fields(errors: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> 
             400, f"the field {name!r} is not supported: {hint}", code="unsupported_field", param=name
         )
     reason = (
-        "the body is no JSON" if first.get("type") == "json_invalid" else str(first.get("msg", "invalid"))
+        "the body is not JSON" if first.get("type") == "json_invalid" else str(first.get("msg", "invalid"))
     )
     where = f"{name}: " if name and first.get("type") != "json_invalid" else ""
     return Refusal(400, f"{where}{reason}", param=name or None, code="invalid_field")

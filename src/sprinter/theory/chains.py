@@ -59,7 +59,7 @@ class MarkovChain:
             )
         for law in (self.p, self.q, self.start):
             if not bool((law >= 0).all()) or not bool(((law.sum(-1) - 1).abs() < 1e-9).all()):
-                raise UserError("a row of the chain is no law: give entries of at least 0 that sum to 1")
+                raise UserError("a row of the chain is not a law: give entries of at least 0 that sum to 1")
 
     @classmethod
     def random(cls, states: int = 7, horizon: int = 50, seed: int = 10) -> MarkovChain:

@@ -84,7 +84,7 @@ def config_of(name: str) -> PreTrainedConfig:
     except UserError:
         raise
     except AttributeError as error:
-        raise UserError(f"'{name}' is no decoder-only language model ({error}): give one") from None
+        raise UserError(f"'{name}' is not a decoder-only language model ({error}): give one") from None
     except Exception as error:
         raise load_error(error, name, "model") from error
     assert isinstance(config, PreTrainedConfig)

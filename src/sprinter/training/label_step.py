@@ -88,7 +88,7 @@ class LabelSettings:
     def _set_classes(self, classes: Sequence[str]) -> None:
         if isinstance(classes, str) or not classes or len(set(classes)) < len(classes):
             raise UserError(
-                f"classes={classes!r} is no list of different classes: give some of {', '.join(KINDS)}"
+                f"classes={classes!r} is not a list of different classes: give some of {', '.join(KINDS)}"
             )
         for name in classes:
             if name not in KINDS:

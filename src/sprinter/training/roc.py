@@ -212,7 +212,7 @@ def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -
         UserError: no positions, or labels of one class only.
     """
     if head.config.model == "target":
-        raise UserError(f"a {head.config.kind} head is no gate: its card says how it was evaluated")
+        raise UserError(f"a {head.config.kind} head is not a gate: its card says how it was evaluated")
     own = parse_label(head.config.label)
     run = head.sees_token or own.at_text or "position" in head.features
     if (

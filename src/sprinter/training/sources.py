@@ -202,7 +202,7 @@ def text_of(record: Any, field: str | None, where: str) -> str:
         UserError: the record is not an object, lacks the field, or the field is not text.
     """
     if not isinstance(record, dict):
-        raise UserError(f'{where} is no object with fields: give records such as {{"text": ...}}')
+        raise UserError(f'{where} is not an object with fields: give records such as {{"text": ...}}')
     path = field.split(".") if field else [name for name in FIELDS if name in record][:1]
     value: Any = record
     for name in path:
@@ -214,7 +214,7 @@ def text_of(record: Any, field: str | None, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"field '{'.'.join(path)}' of {where} is no text: name another with --field")
+        raise UserError(f"field '{'.'.join(path)}' of {where} is not text: name another with --field")
     return value
 
 
@@ -231,7 +231,7 @@ def prompt_of(record: Any, field: str | None, where: str) -> str | list[dict[str
         return value
     if field in (None, MESSAGES) and value is not _MISSING:
         raise UserError(
-            f"field '{MESSAGES}' of {where} is no list of messages: give "
+            f"field '{MESSAGES}' of {where} is not a list of messages: give "
             '[{"role": "user", "content": "..."}, ...]'
         )
     return text_of(record, field, where)

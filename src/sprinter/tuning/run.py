@@ -72,7 +72,7 @@ def tune(
     began = time.monotonic()
     until = math.inf if settings.time_s is None else began + settings.time_s
     if out.is_dir() or not out.suffix:
-        raise UserError(f"out={str(out)!r} is no file name: give one such as profile.json")
+        raise UserError(f"out={str(out)!r} is not a file name: give one such as profile.json")
     if pair.models.draft is None:
         raise UserError(
             "the tuner compares ways to use a draft model, and this pair has none: give draft=..."

@@ -78,7 +78,7 @@ def parse_arm(text: str) -> Arm:
     arm.name = name
     if not isinstance(arm, Arm):
         raise SprinterError(
-            f"what the plug-in of '{spec}' makes is no arm: it lacks methods of sprinter.bench.arm.Arm"
+            f"what the plug-in of '{spec}' makes is not an arm: it lacks methods of sprinter.bench.arm.Arm"
         )
     return arm
 

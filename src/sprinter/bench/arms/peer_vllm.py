@@ -227,7 +227,9 @@ class VllmHeads(VllmDraft):
     def _speculation(self, pair: Pair) -> dict[str, Any] | None:
         # vLLM would look for a folder that is not there on the hub.
         if not (Path(self.head) / "config.json").is_file():
-            raise UserError(f"head='{self.head}' is no folder with a config.json: give head=FOLDER of heads")
+            raise UserError(
+                f"head='{self.head}' is not a folder with a config.json: give head=FOLDER of heads"
+            )
         return {
             "method": self.kind, "model": str(Path(self.head).resolve()), "num_speculative_tokens": self.tokens,
             "draft_sample_method": self.draft_sampling,

@@ -85,7 +85,7 @@ def check_answer(check: SampleCheck) -> None:
             f"the right answer '{check.answer[:40]}' holds no number: give a number, or another check"
         )
     if check.kind == "choice" and (len(check.answer.strip()) != 1 or check.answer.strip() not in _LETTERS):
-        raise UserError(f"the right answer '{check.answer[:40]}' is no choice: give a letter from A to H")
+        raise UserError(f"the right answer '{check.answer[:40]}' is not a choice: give a letter from A to H")
     if check.kind == "text" and not _plain(check.answer):
         raise UserError("the right answer of a check is empty: give its text, or leave the check away")
     if check.kind == "code" and not (check.answer.strip() and check.entry_point.isidentifier()):

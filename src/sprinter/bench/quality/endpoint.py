@@ -97,7 +97,9 @@ class Endpoint:
         except ValueError:
             fine = False
         if not fine or not self.url.isascii() or any(c.isspace() for c in self.url):
-            raise UserError(f"--judge '{self.url}' is no address: give one such as http://localhost:8000/v1")
+            raise UserError(
+                f"--judge '{self.url}' is not an address: give one such as http://localhost:8000/v1"
+            )
         if parts.username or parts.password:  # results contain the URL
             raise UserError(f"--judge holds a name or password: give the key in {KEYS[0]} instead")
         if not self.model:

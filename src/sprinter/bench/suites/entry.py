@@ -95,7 +95,7 @@ class Reading:
         """
         for where, record in self._from_files() if self._hub is None else self._from_hub(self._hub):
             if not isinstance(record, dict):
-                raise UserError(f'{where} is no object with fields: give records such as {{"text": ...}}')
+                raise UserError(f'{where} is not an object with fields: give records such as {{"text": ...}}')
             yield where, record
 
     def _from_files(self) -> SuiteRows:

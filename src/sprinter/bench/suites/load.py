@@ -177,7 +177,7 @@ def _find(name: str, data: Path | None, field: str | None, running: bool) -> tup
 
 def _check_files(name: str, wanted: list[str], data: Path) -> None:
     if not data.is_dir():
-        raise UserError(f"--data {data} is no directory: give the one that holds {', '.join(wanted)}")
+        raise UserError(f"--data {data} is not a directory: give the one that holds {', '.join(wanted)}")
     if missing := [file for file in wanted if not (data / file).is_file()]:
         raise UserError(
             f"--data {data} lacks {', '.join(missing)} of the suite '{name}': add what is missing, or leave --data "

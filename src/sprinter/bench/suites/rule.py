@@ -69,7 +69,7 @@ class TextRule:
             name, equals, value = (word.strip() for word in part.partition("="))
             if not equals:
                 raise UserError(
-                    f"'{part}' in the prompt rule is no setting: write whole, long=64 or share=0.5"
+                    f"'{part}' in the prompt rule is not a setting: write whole, long=64 or share=0.5"
                 )
             values[name] = _value(name, value)
         if "long" in values:
@@ -153,4 +153,6 @@ def _value(name: str, text: str) -> float | int | bool:
             return {"true": True, "false": False}[text.lower()]
         return float(text) if kinds[name] == "float" else int(text)
     except (ValueError, KeyError):
-        raise UserError(f"'{text}' is no value for {name} in the prompt rule: give a {kinds[name]}") from None
+        raise UserError(
+            f"'{text}' is not a value for {name} in the prompt rule: give a {kinds[name]}"
+        ) from None

@@ -55,7 +55,7 @@ class Certain(TrustRule):
         if not isinstance(self.threshold, str):
             ranged(self, "threshold", 0.0, CERTAINTY[self.signal].most)
         elif self.threshold != DEFAULT:
-            raise UserError(f"threshold={self.threshold} is no number: give one, or '{DEFAULT}'")
+            raise UserError(f"threshold={self.threshold} is not a number: give one, or '{DEFAULT}'")
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]

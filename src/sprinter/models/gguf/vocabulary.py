@@ -41,7 +41,7 @@ def add_vocabulary(writer: Any, tokenizer: Any, name: str, vocab_size: int) -> N
     pre = _pre(spec)
     if backend is None or rule.get("type") != "BPE" or pre is None or spec.get("normalizer"):
         raise UserError(
-            f"the tokenizer of {name} is no byte-level BPE of a kind that llama.cpp is known to share: "
+            f"the tokenizer of {name} is not a byte-level BPE of a kind that llama.cpp is known to share: "
             "use llama.cpp's converter"
         )
     tokens = [f"[PAD{i}]" for i in range(vocab_size)]

@@ -56,7 +56,7 @@ def parse_loss(text: str) -> Loss:
     for part in str(text).split("+"):
         match = _TERM.fullmatch(part.strip())
         if match is None:
-            raise UserError(f"loss {text!r} is no sum of losses: give one such as tv or 0.1*ce+0.9*tv")
+            raise UserError(f"loss {text!r} is not a sum of losses: give one such as tv or 0.1*ce+0.9*tv")
         name = match["name"]
         if name not in LOSSES:
             raise did_you_mean("loss", name, list(LOSSES))

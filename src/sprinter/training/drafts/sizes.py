@@ -132,7 +132,7 @@ def check_plan(shapes: Sequence[str], steps: int, positions: float) -> None:
     if steps < 2:
         raise UserError(f"steps={steps} leaves one checkpoint of each shape: give 2 or more")
     if not 0 < positions < math.inf:
-        raise UserError(f"positions={positions} is no number of positions: give one above 0")
+        raise UserError(f"positions={positions} is not a number of positions: give one above 0")
 
 
 def best_speed(beta: float, costs: DraftCosts) -> tuple[int, float]:
