@@ -94,8 +94,8 @@ class Method:
         }  # fmt: skip
         for part, kind in kinds.items():
             if not isinstance(rule := getattr(self, part), kind):
-                what = part if part == "drafter" else f"{part} rule"
-                raise UserError(f"{part}={rule!r} is not a {what}: give one that 'sprinter methods' shows")
+                what = {"drafter": "a drafter", "accept": "an accept rule"}.get(part, f"a {part} rule")
+                raise UserError(f"{part}={rule!r} is not {what}: give one that 'sprinter methods' shows")
 
         if strange := sorted(self.accept.needs - TARGET_HEADS):
             raise UserError(

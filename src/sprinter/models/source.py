@@ -125,8 +125,8 @@ def find(source: Source, which: str, revision: str | None = None) -> Provenance:
         return Provenance(source, source.name, revision)
     if not isinstance(source, str | Path):
         raise UserError(
-            f"the {which} ({type(source).__name__}) is not a model: give a directory, a hub id, a GGUF file or a loaded "
-            "causal language model of transformers"
+            f"the {which} ({type(source).__name__}) is not a model: give a directory, a hub id, a GGUF file or a "
+            "loaded causal language model of transformers"
         )
     path = Path(source).expanduser()
     if path.suffix == ".gguf" and not path.is_dir():
