@@ -420,7 +420,7 @@ def test_the_record_of_a_row() -> None:
     text = HeldText()
     text.add(0, [1, 2, 3, 4, 5], finite=False)
     assert text.usable("all") == 0, "not checked yet"
-    text.verify()
+    text.checked = 5
     text.add(5, [6], finite=False)
     assert (text.usable("exact"), text.usable("all")) == (BLOCK, 5)
     text.end([1, 2, 3, 4, 5, 6, 7, 8, 8], chained=7)

@@ -22,9 +22,11 @@ from sprinter.engine.steps import (
     Drafted,
     DraftPlan,
     DraftRow,
+    DraftSteps,
     EagerDraftSteps,
     EagerTargetPasses,
     Scored,
+    TargetPasses,
     TargetRow,
     later,
 )  # fmt: skip
@@ -283,9 +285,16 @@ class CapturedTargetPasses:
 
 def captured_steps(
     draft: CacheRows | None, target: CacheRows | None
-) -> tuple[CapturedDraftSteps | None, CapturedTargetPasses | None]:
-    """See ``StepsOfPair``."""
-    return CapturedDraftSteps(draft) if draft else None, CapturedTargetPasses(target) if target else None
+) -> tuple[DraftSteps | None, TargetPasses | None]:
+    """See ``StepsOfPair``; eager for runners that capture nothing."""
+    drafting: DraftSteps | None = None
+    if draft:
+        captures = isinstance(draft.runner, CapturedRunner)
+        drafting = CapturedDraftSteps(draft) if captures else EagerDraftSteps(draft)
+    if not target:
+        return drafting, None
+    captures = isinstance(target.runner, CapturedRunner)
+    return drafting, CapturedTargetPasses(target) if captures else EagerTargetPasses(target)
 
 
 _Asked = TypeVar("_Asked", DraftRow, TargetRow)

@@ -96,10 +96,6 @@ class HeldText:
         if finite and self.checked == start:
             self.checked = len(self.tokens)
 
-    def verify(self) -> None:
-        """All slots are finite."""
-        self.checked = len(self.tokens)
-
     def end(self, tokens: list[int], chained: int | None) -> None:
         """Record the whole text that the row holds, of finite keys and values; ``chained``: as in ``ReadState``."""
         self.tokens = tokens

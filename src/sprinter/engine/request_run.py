@@ -228,7 +228,8 @@ class RequestRun:
         sequence, view = self.sequence, self.sequence.draft
         self._leave_tree(view, self._models.draft)
         unread = view.unread(sequence.tokens, len(sequence))
-        wanted = ask.at_most if self._whole else min(self._ahead.next(), ask.at_most)
+        ahead = self._ahead.fixed or self._ahead.next()
+        wanted = ask.at_most if self._whole else min(ahead, ask.at_most)
         if self._round != sequence.round:
             self._round, self._place, self._run_start = sequence.round, 0, len(sequence)
         adjust = None
@@ -356,7 +357,8 @@ class RequestRun:
         view.read += sum(sum(one.feeds) for one in drafted)
         view.after = drafted[-1].after
         self._count_drafts(drafted)
-        self._ahead.synchronised(len(drafted), sum(one.draft_s + one.gate_s for one in drafted))
+        if self._ahead.fixed is None:
+            self._ahead.synchronised(len(drafted), sum(one.draft_s + one.gate_s for one in drafted))
         signals = {
             name: torch.tensor([one.signals[name] for one in drafted], dtype=torch.float64)
             for name in (*self._plan.signals, *self._plan.heads)
@@ -400,7 +402,7 @@ class RequestRun:
             stats.closing_s += done.target_s
             return answer
         self._seen = None
-        if self._round == self.sequence.round:
+        if self._ahead.fixed is None and self._round == self.sequence.round:
             self._ahead.ended(ask.end - self._run_start)
         read = len(given.feed.tokens)
         stats.target_s += done.target_s

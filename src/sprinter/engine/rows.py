@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -151,11 +152,12 @@ class CacheRows:
             peaks: the largest logit after each token of the feed, or after the last ones. Logits depend on all slots of
                 the row: if they are finite, so are the slots.
         """
-        fault = find_fault(peaks, self.name, feed.start + len(feed.tokens) - len(peaks))
-        if fault is None:
-            self._unverified.discard(feed.row)
-            self.held.texts[feed.row].verify()
-        return fault
+        if not all(map(isfinite, peaks)):
+            return find_fault(peaks, self.name, feed.start + len(feed.tokens) - len(peaks))
+        self._unverified.discard(feed.row)
+        text = self.held.texts[feed.row]
+        text.checked = len(text.tokens)
+        return None
 
     def read(self, feeds: Sequence[RowInput], layers: Sequence[int] = ()) -> ForwardResult:
         """Run one forward pass over some rows, each at most once; other rows are unchanged.
