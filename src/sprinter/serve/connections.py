@@ -133,8 +133,10 @@ def timed_connections(
                 self.data_received(b"")
 
         def eof_received(self) -> bool:  # type: ignore[override]
-            """A client that has sent all may still read the answer; with TLS and HTTP/1.0 it counts as gone."""
-            waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+            """A client that has sent all may still read the answer; with TLS and HTTP/1.0 it counts as gone, and where
+            the answer has begun, as nothing could be written to try it."""
+            begun = self.conn.our_state is not h11.SEND_RESPONSE
+            waits = self.cycle is not None and not begun and not self.cycle.more_body
             if self._ended:
                 return True
             self._ended = waits and self.scheme == "http" and self.conn.their_http_version != b"1.0"
