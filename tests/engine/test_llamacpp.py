@@ -164,7 +164,7 @@ def test_batches_of_texts(pair: sprinter.Pair) -> None:
 
 
 def test_nothing_is_compiled(files: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot be compiled: llama\.cpp runs it; use compile=False"):
+    with pytest.raises(UserError, match=r"cannot be compiled: llamacpp runs it; use compile=False"):
         load(files, "f32", compile=True)
 
 

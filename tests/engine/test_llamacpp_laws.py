@@ -51,7 +51,10 @@ def bare_file(path: Path, model: Any) -> GgufModel:
     gguf_write._add_sizes(gguf, writer, model.config, "f32")
     writer.add_tokenizer_model("no_vocab")
     writer.add_string(EOS_KEY, str(model.config.vocab_size))
-    gguf_write._write_tensors(gguf, writer, model, "f32", lambda done, wanted: None)
+    gguf_write._add_tensors(gguf, writer, model, "f32", lambda done, wanted: None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
     return GgufModel(path)
 

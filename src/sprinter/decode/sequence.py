@@ -20,7 +20,8 @@ class ReadState:
     Attributes:
         row: index of the model's row that holds it.
         begun: whether it has begun in that row.
-        read: the row holds ``tokens[:read]``; what it holds beyond, trees apart, was discarded.
+        read: the row holds ``tokens[:read]``; what it holds beyond, trees apart, was discarded. After ``commit`` the
+            tokens of ``kept`` nodes count, which are moved next to the others before the next pass.
         after: the model's output after the whole text, if it is known.
         states: by decoder layer, hidden states ``[read, d]`` that are kept for a drafter.
         nodes, parents: of a tree behind the first ``base`` tokens, in the order in which they were given.

@@ -19,7 +19,7 @@ __all__ = ["TextRules"]
 
 @dataclass(slots=True)
 class TextRules:
-    """See above.
+    """The rules of one text.
 
     Attributes:
         trust, stop: states of the rules.

@@ -20,14 +20,14 @@ __all__ = ["FINAL", "After", "CacheRows", "ForwardResult", "RowInput"]
 FINAL = -1
 """In place of a decoder layer's number: the hidden states after the final norm."""
 After = tuple[Tensor, Tensor]
-"""PassOutput of a model after a text: logits ``[V]`` and hidden state ``[d]``."""
+"""Output of a model after a text: logits ``[V]`` and hidden state ``[d]``."""
 
 
 class RowInput(NamedTuple):
-    """PassInput of a row: ``tokens``, at least one, after the first ``start`` that it holds; later ones are discarded.
+    """Input of a row: ``tokens``, at least one, after the first ``start`` that it holds; later ones are discarded.
 
-    ``parents``: for tokens that branch, the slot in the row of each one's
-    parent; None: each token follows the previous one.
+    ``parents``: for tokens that branch, the slot in the row of each one's parent; None: each token follows the
+    previous one.
     """
 
     row: int
