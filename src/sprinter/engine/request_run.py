@@ -100,7 +100,7 @@ class RequestRun:
         self._models, self._loop, self._answered = models, loop, answered
         self._ask: LoopRequest | None = None
         sequence.target.row = sequence.draft.row = row
-        drafter, prompt = method.drafter, sequence.tokens[: sequence.prompt]
+        drafter = method.drafter
         layers = drafting.layers if drafter.by_heads and drafting is not None else drafter.target_states
         self._layers = tuple(dict.fromkeys(layers))  # of the target, whose states are kept
         self._sampling, self._draws = sampling, draws
@@ -109,14 +109,12 @@ class RequestRun:
         self._logprobs, self._raw = logprobs, self._needs_raw or logprobs is not None
 
         def adjuster(rows: CacheRows | None) -> Adjuster | None:
-            return (
-                Adjuster(adjustments, prompt, rows.vocab, rows.runner.device)
-                if adjustments and rows
-                else None
-            )
+            if not (adjustments and rows):
+                return None
+            return Adjuster(adjustments, sequence.tokens, rows.vocab, rows.runner.device)
 
         self._adjust_p, self._adjust_q = adjuster(models.target), adjuster(models.draft)
-        self._allow = Adjuster(adjustments, prompt, models.vocab) if adjustments.forbids else None
+        self._allow = Adjuster(adjustments, sequence.tokens, models.vocab) if adjustments.forbids else None
         self._plan = DraftPlan(
             _GREEDY if drafter.greedy else sampling,
             tuple(name for name in method.needs if name in SIGNALS),
