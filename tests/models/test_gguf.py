@@ -266,7 +266,7 @@ def test_what_cannot_be_converted(files: Path, tmp_path: Path) -> None:
     gpt2 = save(tmp_path / "gpt2", padded_gpt2(64), word_tokenizer())
     assert "its architecture is gpt2" in convert_refusal(gpt2, out)
     words = save(tmp_path / "words", tiny("llama"), word_tokenizer())
-    assert "no byte-level BPE" in convert_refusal(words, out)
+    assert "not a byte-level BPE" in convert_refusal(words, out)
     saved_llama(tmp_path / "yarn", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})
     assert "scaled by yarn" in convert_refusal(tmp_path / "yarn", out)
     saved_llama(tmp_path / "gelu", hidden_act="gelu")
@@ -315,5 +315,5 @@ def test_how_text_is_cut_is_named_or_refused(files: Path) -> None:
         Sequence([Split(Regex("x+"), "isolated"), plain]),
         Sequence([Split(Regex(LLAMA3_SPLIT), "removed"), plain]),
     ):
-        with pytest.raises(UserError, match="no byte-level BPE of a kind"):
+        with pytest.raises(UserError, match="not a byte-level BPE of a kind"):
             pre(cut)
