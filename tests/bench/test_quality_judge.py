@@ -268,7 +268,7 @@ def test_nobody_is_there() -> None:
     "url", ["", "localhost:8000", "file:///etc/passwd", "http://", "http://a b/", "http://[", "http://x:0/"]
 )
 def test_bad_addresses(url: str) -> None:
-    with pytest.raises(UserError, match="is no address"):
+    with pytest.raises(UserError, match="is not an address"):
         Endpoint(url, "m")
 
 

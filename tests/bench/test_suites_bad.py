@@ -33,7 +33,7 @@ def test_names_that_nobody_knows() -> None:
 
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:
-    assert "is no directory: give the one that holds lm1b_sample_dev.txt.gz" in refused(
+    assert "is not a directory: give the one that holds lm1b_sample_dev.txt.gz" in refused(
         "lm1b", tmp_path / "no"
     )
     fill(tmp_path)
@@ -69,7 +69,7 @@ SPOILT: list[tuple[str, str, Spoil, str]] = [
     ("lm1b", "lm1b_sample_dev.txt.gz", lambda f: f.write_bytes(_scrambled()), "cannot read"),
     ("spec-bench", "specbench_question.jsonl", lambda f: put(f, ""), "holds no text"),
     ("spec-bench", "specbench_question.jsonl", lambda f: put(f, '{"turns"'), "is not JSON"),
-    ("spec-bench", "specbench_question.jsonl", lambda f: put(f, "[1]\n"), "is no object with fields"),
+    ("spec-bench", "specbench_question.jsonl", lambda f: put(f, "[1]\n"), "is not an object with fields"),
     ("spec-bench", "specbench_question.jsonl", lambda f: put_lines(f, [{}]), "line 1 of"),
     ("spec-bench", "specbench_question.jsonl", lambda f: put_lines(f, [{"turns": [3]}]), "must be a text"),
     ("spec-bench", "specbench_question.jsonl", lambda f: put_lines(f, [{"turns": 3}]), "must be a text"),

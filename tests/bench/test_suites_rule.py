@@ -65,7 +65,7 @@ def test_rules_in_words() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("share", "is no setting: write whole, long=64"),
+        ("share", "is not a setting: write whole, long=64"),
         ("shares=0.5", "did you mean 'share'"),
         ("share=half", "'half' is not a value for share in the prompt rule: give a float"),
         ("paragraphs=maybe", "give a bool"),

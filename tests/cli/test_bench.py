@@ -132,7 +132,7 @@ def test_a_mistake_is_one_line(
     ("args", "message"),
     [
         (["-s", "nosuch"], "unknown suite 'nosuch'"),
-        (["-s", "gsm8k", "--data", "nowhere"], "--data nowhere is no directory"),
+        (["-s", "gsm8k", "--data", "nowhere"], "--data nowhere is not a directory"),
         (["-s", "file.jsonl"], "file.jsonl"),
     ],
 )

@@ -84,7 +84,7 @@ def test_set_changes_and_lists_options(pair: Pair, capsys: Capture) -> None:
     ("/set sampling 1", "/set takes one of method, "),
     ("/set max_new_tokens 1.5", "max_new_tokens=1.5 is not a whole number"),
     ("/set seed true", "seed=True is not a whole number"),
-    ("/set rules 3", "is no state of rules"),
+    ("/set rules 3", "is not a state of rules"),
     ("/", "there is no command /: see /help; // begins a message that starts with /"),
     ("/usr/bin", "there is no command /usr/bin: see /help"),
     ("/reset now", "/reset takes nothing after it"),

@@ -84,7 +84,7 @@ def test_a_file_of_prompts_in_chat_form(run: Run, talking: tuple[str, ...], tmp_
     assert rows[0]["prompt"]["text"] == "system: be; user: ab; assistant: "
     assert rows[1]["messages"] == [{"role": "system", "content": "be"}, *TALK]
     assert "'cook'" in rows[2]["error"] and rows[2]["messages"][1]["role"] == "cook"
-    assert "is no list of messages" in rows[3]["error"]
+    assert "is not a list of messages" in rows[3]["error"]
     status, _, err = run(*[arg for arg in args if arg not in ("--system", "be")])
     assert status == 2 and "holds results with another system" in err
     # without --chat a text is text, and messages are messages

@@ -110,7 +110,7 @@ def test_results_are_not_mixed(run: Run, places: Places, prompts: Path, tmp_path
     notes = tmp_path / "notes.txt"
     notes.write_text("mine\n")
     status, _, err = run(*args[:-1], str(notes))
-    assert status == 2 and "no file of results" in err and notes.read_text() == "mine\n"
+    assert status == 2 and "not a file of results" in err and notes.read_text() == "mine\n"
 
 
 @pytest.mark.parametrize("method", [(), ("-m", "auto")])
@@ -187,8 +187,8 @@ def test_results_of_other_contents_under_the_same_name_are_not_mixed(
     (("--prompts", "{file}", "-n", "99999"), "exceed the context"),
     (("--prompts", "{file}", "--out", "/proc/nowhere/x"), "cannot write --out"),
     (("--prompts", "{file}", "--out", "{folder}"), "is a directory"),
-    (("--prompts", "{file}", "--out", "{pipe}"), "is no regular file"),
-    (("--prompts", "{file}", "--out", "/dev/null"), "is no regular file"),
+    (("--prompts", "{file}", "--out", "{pipe}"), "is not a regular file"),
+    (("--prompts", "{file}", "--out", "/dev/null"), "is not a regular file"),
     (("--prompts", "{file}", "--rows", "100000000"), "--rows 100000000 cannot be had: the caches"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(

@@ -101,5 +101,5 @@ def test_profiles_that_are_not_there_and_auto_without_one(
 def test_durations() -> None:
     found = [_seconds(text) for text in ("90", "90s", "1.5m", "2h", "none")]
     assert found == [90.0, 90.0, 90.0, 7200.0, None]
-    with pytest.raises(UserError, match="no duration"):
+    with pytest.raises(UserError, match="not a duration"):
         _seconds("-3s")

@@ -168,7 +168,7 @@ def test_the_state_goes_on_in_the_next_text() -> None:
     assert fresh.tokens[0].origin != "trusted"
     spoilt = first.rules.to_dict()
     spoilt["trust"][1][0][0] = -1.0
-    with pytest.raises(UserError, match="no state of the trust rule"):
+    with pytest.raises(UserError, match="not a state of the trust rule"):
         RuleState.begin(rule, Untrusted(), spoilt)
 
 

@@ -63,7 +63,7 @@ def test_a_state_left_by_another_rule_is_refused():
         text(parse_method("adaedl"), left)
     with pytest.raises(UserError, match="by the same method"):
         text(parse_method("heuristic(start=6)"), left)
-    with pytest.raises(UserError, match="no state of rules"):
+    with pytest.raises(UserError, match="not a state of rules"):
         text(parse_method("heuristic(start=6)"), 7)  # type: ignore[arg-type]
 
 

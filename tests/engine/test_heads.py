@@ -105,7 +105,7 @@ def test_what_a_pair_may_not_have() -> None:
             pair_with(head(kind, ("hidden", "log_q")))
     with pytest.raises(UserError, match="is one head: give a list"):
         sprinter.load_pair(heads="some-directory")
-    with pytest.raises(UserError, match="is no head"):
+    with pytest.raises(UserError, match="is not a head"):
         pair_with(3)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"needs a specdec\+\+ head, and this pair has none: give heads=\["):
         pair_with(head("disco", ("entropy",))).generate(PROMPT, method="specdec++")

@@ -132,7 +132,9 @@ def test_what_was_left_open_is_filled_in(tiny_pair: sprinter.Pair) -> None:
 
 @pytest.mark.parametrize("options", ["sprinter", {"seed": 1}, sprinter.Sampling(), [OPTIONS]], ids=repr)
 def test_what_is_no_options_object_is_refused(tiny_pair: sprinter.Pair, options: Any) -> None:
-    with pytest.raises(UserError, match=r"is no sprinter.GenerationOptions: give one, or keywords") as caught:
+    with pytest.raises(
+        UserError, match=r"is not a sprinter.GenerationOptions: give one, or keywords"
+    ) as caught:
         tiny_pair.generate(PROMPT, options)
     assert "\n" not in str(caught.value)
 

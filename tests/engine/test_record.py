@@ -79,7 +79,7 @@ def test_rules_that_are_carried_over_are_in_the_record(tiny_pair: sprinter.Pair)
     assert first["rounds"] != fresh["rounds"], "the state must matter, or this test shows nothing"
     second = again(first, tiny_pair)
     assert (second["token_ids"], second["rounds"]) == (first["token_ids"], first["rounds"])
-    with pytest.raises(UserError, match="no state of the stop rule"):
+    with pytest.raises(UserError, match="not a state of the stop rule"):
         tiny_pair.generate(PROMPT, method="heuristic", rules={"trust": [], "stop": [1, 2, 3]})
 
 

@@ -68,8 +68,8 @@ LAYER: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 2.5}, r"head_dim=2\.5"),
     ({"rms_norm_eps": "x"}, "rms_norm_eps='x'"),
     ({"attention_bias": 1}, "attention_bias=1 .* true or false"),
-    ({"hidden_act": "none"}, "lacks or misfits|is no layer of Llama"),
-    ({"rope_scaling": 3}, "lacks or misfits|is no layer of Llama"),
+    ({"hidden_act": "none"}, "lacks or misfits|is not a layer of Llama"),
+    ({"rope_scaling": 3}, "lacks or misfits|is not a layer of Llama"),
 ]
 
 

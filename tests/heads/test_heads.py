@@ -250,7 +250,7 @@ def test_kinds_share_the_artifact_and_load_gate_takes_gates_alone(tmp_path: Path
     if kind == "gate":
         assert load_gate(tmp_path).config.kind == "gate"
     else:
-        with pytest.raises(UserError, match="no gate"):
+        with pytest.raises(UserError, match="not a gate"):
             load_gate(tmp_path)
 
 

@@ -206,7 +206,7 @@ def test_chains_that_are_none_are_refused() -> None:
     law = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)
     with pytest.raises(UserError, match="are no chain"):
         MarkovChain(law, law[:1], law[0, 0])
-    with pytest.raises(UserError, match="is no law"):
+    with pytest.raises(UserError, match="is not a law"):
         MarkovChain(law, law * 1.1, law[0, 0])
     with pytest.raises(UserError, match="states=1"):
         MarkovChain.random(1)

@@ -186,7 +186,7 @@ def bad_files(folder: Path) -> list[tuple[str, str]]:
         (put(folder / "a.csv", "x"), "is of no known kind: give one that ends in .txt, .txt.gz"),
         (str(folder), "is a directory"),
         (put(folder / "a.jsonl", '{"text": "x"}\n{"text"\n'), "line 2 of"),
-        (put(folder / "list.jsonl", "[1]\n"), "is no object with fields"),
+        (put(folder / "list.jsonl", "[1]\n"), "is not an object with fields"),
         (put(folder / "other.jsonl", '{"id": 1}\n'), "none of the fields text, prompt, question"),
         (put(folder / "number.jsonl", '{"text": 3}\n'), "field 'text' of line 1"),
         (put(folder / "false.parquet", "no"), "give a Parquet file"),

@@ -478,7 +478,7 @@ def test_mistakes_are_told_before_any_work(pair: sprinter.Pair, tmp_path: Path) 
     with pytest.raises(UserError, match="no prompt fits"):
         tune(pair, suite(), tmp_path / "b.json", replace(TINY, new_tokens=10**6))
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match="is no file name"):
+    with pytest.raises(UserError, match="is not a file name"):
         tune(pair, suite(), tmp_path, TINY)
     with pytest.raises(UserError, match="needs right answers"):
         tune(pair, suite(), tmp_path / "c.json", replace(TINY, quality=(Goal("exact_match", 0.98),)))

@@ -33,7 +33,7 @@ def load_gate(source: str | os.PathLike[str]) -> Head:
     head = load_head(source)
     if head.config.kind != "gate":
         raise UserError(
-            f"'{source}' is a {head.config.kind} head, no gate: give it as a head, and a gate as the gate"
+            f"'{source}' is a {head.config.kind} head, not a gate: give it as a head, and a gate as the gate"
         )
     if (line := extreme(head.config.tau, head.config.trusted)) is not None:
         _log.warning("the gate in '%s' %s", source, line)
