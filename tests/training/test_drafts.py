@@ -104,7 +104,7 @@ def test_losses_by_name(spec: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "message"), [
-    ("tvd", "did you mean"), ("", "no sum of losses"), ("tv+tv", "tv twice"), ("0*tv", "a weight of 0"),
+    ("tvd", "did you mean"), ("", "not a sum of losses"), ("tv+tv", "tv twice"), ("0*tv", "a weight of 0"),
     ("1.2.3*tv", "a weight of 1.2.3"),
 ])  # fmt: skip
 def test_wrong_losses_are_refused(spec: str, message: str) -> None:

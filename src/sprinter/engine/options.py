@@ -162,9 +162,7 @@ def _rules(name: str, value: Any) -> RuleState | Mapping[str, Any] | None:
 def _mapping(name: str, value: Any) -> dict[str, Any] | None:
     """A copy of a mapping with text keys; an empty one is None."""
     if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
-        raise UserError(
-            f"{name}={value!r} is not a mapping of names to values: give {name}={{'name': value}}"
-        )
+        raise UserError(f"{name}={value!r} is not a mapping of names: give {name}={{'name': value}}")
     return deepcopy(dict(value)) if value else None
 
 
