@@ -60,12 +60,8 @@ TOPICS = {
         },
     ),
     "drafts": Topic(
-        "drafters made for a small model and for the built-in target",
+        "heads that draft, beside vLLM; other tables are withdrawn until each arm has read its own prompt",
         {
-            "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
-            "real/drafts_gpu": "Drafters that were trained on a GPU",
-            "real/drafts_avx512": "A head of EAGLE with AVX-512",
-            "real/drafts_builtin": "Drafters made for the built-in target",
             "real/heads_in_vllm": "An EAGLE-3 head of ours in vLLM",
         },
     ),
