@@ -108,7 +108,7 @@ def test_runs_that_share_nothing_are_refused() -> None:
         compare(run(), other)
     with pytest.raises(UserError, match="did not take part"):
         compare(run(), run(), base="absent")
-    with pytest.raises(UserError, match="no results"):
+    with pytest.raises(UserError, match="not a results"):
         compare({"schema": "x"}, run())
 
 

@@ -112,7 +112,7 @@ def test_a_rule_in_another_rules_place_is_refused(install: Install) -> None:
         parse_method("trust=odd")
     for wrong in ({"trust": "gate"}, {"stop": Coin()}, {"accept": Gate}):
         (part,) = wrong
-        with pytest.raises(UserError, match=rf"^{part}=.* is no {part} rule"):
+        with pytest.raises(UserError, match=rf"^{part}=.* is not an? {part} rule"):
             Method(**wrong)  # type: ignore[arg-type]
 
 

@@ -226,8 +226,8 @@ def test_drafts_of_its_own_end_within_the_context(pair: sprinter.Pair, data: Pat
         (["1"], 4, 1e6, "here is one shape"),
         (["1", "1"], 4, 1e6, "here is one shape"),
         (["1", "2"], 1, 1e6, "one checkpoint"),
-        (["1", "2"], 4, 0.0, "no number of positions"),
-        (["1", "2"], 4, float("nan"), "no number of positions"),
+        (["1", "2"], 4, 0.0, "not a number of positions"),
+        (["1", "2"], 4, float("nan"), "not a number of positions"),
     ],
 )
 def test_comparisons_of_sizes_that_end_in_nothing(

@@ -123,7 +123,7 @@ def test_only_what_the_models_write_in_chat_form(tmp_path: Path) -> None:
          "line 1 of .*: the messages have a system message already"),
         ([{"prompt": "w20"}], {"system": "s"}, "system goes with chat"),
         ([{"prompt": "w20"}], {"classes": ("targets",)}, "prefix class 'targets'"),
-        ([{"prompt": "w20"}], {"classes": ()}, "no list of different classes"),
+        ([{"prompt": "w20"}], {"classes": ()}, "not a list of different classes"),
         ([{"messages": ASK}], {"classes": ("original",)}, "1 too short"),
     ],
 )  # fmt: skip
