@@ -19,8 +19,6 @@ from typing import Any
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from benchmarks.smoke import SMOKE, sized
-
 NAME = "engine/commits"
 METHODS = ("autoregressive", "speculative(gamma=4)")
 LOADS: dict[str, dict[str, Any]] = {
@@ -32,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def work() -> None:
-    """A process of one checkout: a line of settings in, a line of figures out."""
+    """A process of one checkout: a line of settings in, a line of figures out. It imports nothing of this one."""
     import sprinter
     from sprinter.models.runners import forward
 
@@ -80,6 +78,7 @@ class Checkout:
 def main() -> None:
     from benchmarks.common import cells, grid, note_run, option_parser, write_results
     from benchmarks.real.arms import DRAFT, TARGET
+    from benchmarks.smoke import SMOKE, sized
     from sprinter.bench.statistics import ratio_of_sums
 
     parser = option_parser(__doc__, data=False)
