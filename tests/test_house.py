@@ -59,6 +59,16 @@ def test_source_files_are_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= limit
 
 
+def test_tests_benchmarks_and_tools_are_short() -> None:
+    others = [path for path in tracked_files() if path.suffix == ".py" and SRC not in path.parents]
+    assert len(others) > 100
+    lines = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in others
+    }
+    assert {name: count for name, count in lines.items() if count > 500} == {}
+
+
 def test_no_class_or_type_name_means_two_things() -> None:
     where: dict[str, list[str]] = {}
     for path in SOURCES:

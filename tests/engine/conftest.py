@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
+from sprinter.engine.executor import Executor, PassInput, PassOutput
 from sprinter.heads.gate import GateConfig, GateHead
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.models.pair import LoadedModel, LoadedPair
@@ -55,6 +58,18 @@ def double_pair() -> sprinter.Pair:
                 torch.nn.init.normal_(weights, std=0.7)
         heads.append(Head(config, network))
     return sprinter.Pair(models, gate, heads)
+
+
+def fail_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception) -> None:
+    """Let a forward pass of an engine, counted from 1, raise an error; the others run."""
+    real, calls = Executor.run, itertools.count(1)
+
+    def run(models: Executor, inputs: Sequence[PassInput]) -> list[PassOutput]:
+        if next(calls) == number:
+            raise error
+        return real(models, inputs)
+
+    monkeypatch.setattr(Executor, "run", run)
 
 
 @pytest.fixture(scope="session")

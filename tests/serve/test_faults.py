@@ -13,12 +13,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from tests.engine.conftest import double_pair
+from tests.engine.conftest import double_pair, fail_pass
 from tests.engine.test_failures import hooked, nan_at
 from tests.serve.server import Running, running, serving, until
 
 import sprinter
-from sprinter.engine.executor import Executor
 from sprinter.errors import SprinterError, UserError
 from sprinter.serve import run as runs
 from sprinter.serve import service as services
@@ -182,15 +181,7 @@ def test_no_memory_is_503(tiny: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) 
             answer = server.post(TEXT, body())
             assert answer.status_code == 503 and answer.json()["error"]["code"] == "no_memory"
             assert answer.headers["retry-after"] == "5"
-        real, calls = Executor.run, [0]
-
-        def full(models: Executor, inputs: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == 3:
-                raise MemoryError
-            return real(models, inputs)
-
-        monkeypatch.setattr(Executor, "run", full)
+        fail_pass(monkeypatch, 3, MemoryError())
         answer = server.post(TEXT, body(40))
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "no_memory"
         assert server.post(TEXT, body()).status_code == 200

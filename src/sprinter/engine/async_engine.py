@@ -213,7 +213,7 @@ class EngineStream(AsyncStream):
     @property
     def request(self) -> GenerationOptions:
         """The options as they are used, with all defaults filled in."""
-        return self._request.task.request
+        return self._request.task.options
 
     @property
     def prompt_ids(self) -> list[int]:

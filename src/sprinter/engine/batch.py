@@ -91,7 +91,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def generate_all(
-    parts: PairRuntime,
+    runtime: PairRuntime,
     prompts: Sequence[PromptInput],
     options: Sequence[GenerationOptions],
     rows: int | None,
@@ -99,39 +99,39 @@ def generate_all(
     memory_bytes: int | None,
 ) -> list[Generation]:
     """Generate all texts, in the order of the prompts; see ``Pair.generate_batch``."""
-    tasks = []
+    requests = []
     wanted = min(len(prompts), _MOST_ROWS) if rows is None else rows
     sharing = _sharing(wanted, len(prompts))
     for i, (prompt, own) in enumerate(zip(prompts, options, strict=True)):
         with _of_prompt(i):
-            tasks.append(Request(parts, prompt, own, rows=sharing, most=sharing))
-    if not tasks:
+            requests.append(Request(runtime, prompt, own, rows=sharing, most=sharing))
+    if not requests:
         return []
-    spare = max(task.spare for task in tasks)
+    spare = max(request.spare for request in requests)
     scheduler = Scheduler(
-        parts,
-        wanted if rows is not None else min(wanted, _rows_of_trees(parts, spare)),
-        max(task.length for task in tasks),
+        runtime,
+        wanted if rows is not None else min(wanted, _rows_of_trees(runtime, spare)),
+        max(request.length for request in requests),
         policy,
         memory_bytes,
-        needs_target=any(task.needs_target for task in tasks),
-        needs_draft=any(task.needs_draft for task in tasks),
+        needs_target=any(request.needs_target for request in requests),
+        needs_draft=any(request.needs_draft for request in requests),
         streams=False,
         spare=spare,
     )
     try:
-        for i, task in enumerate(tasks):  # the scheduler numbers its requests in this order
+        for i, request in enumerate(requests):  # the scheduler numbers its requests in this order
             with _of_prompt(i):
-                scheduler.add(task)
+                scheduler.add(request)
         done = Results(scheduler).all("prompt")
     finally:
         scheduler.close()
-    return [done[i] for i in range(len(tasks))]
+    return [done[i] for i in range(len(requests))]
 
 
-def _rows_of_trees(parts: PairRuntime, spare: int) -> int:
+def _rows_of_trees(runtime: PairRuntime, spare: int) -> int:
     """Default number of rows whose trees of up to ``spare + 1`` leaves the models hold."""
-    loaded = [model for model in (parts.models.target, parts.models.draft) if model is not None]
+    loaded = [model for model in (runtime.models.target, runtime.models.draft) if model is not None]
     return next(
         (rows for rows in range(_MOST_ROWS, 1, -1)
          if all((tree_leaves(one.model, rows) or spare + 1) > spare for one in loaded)), 1

@@ -68,7 +68,7 @@ class Request:
 
     def __init__(
         self,
-        parts: PairRuntime,
+        runtime: PairRuntime,
         prompt: PromptInput,
         options: GenerationOptions,
         longest: int | None = None,
@@ -76,13 +76,13 @@ class Request:
         most: int = 1,
         owner: str = "",
     ) -> None:
-        self._runtime, self.owner = parts, owner
+        self._runtime, self.owner = runtime, owner
         options = options.replace(seed=drawn_seed(options.seed))
         self.tracker: Tracker | None = None
-        self._tuned = parts.tuned_for(options)
-        self.method = method = parts.method_for(options, rows)
+        self._tuned = runtime.tuned_for(options)
+        self.method = method = runtime.method_for(options, rows)
         largest = max(
-            parts.models.longest, parts.models.vocab_size, CHUNK
+            runtime.models.longest, runtime.models.vocab_size, CHUNK
         )  # rules have lengths up to CHUNK by default
         method.check_counts(largest, "the pair's context and vocabulary have tokens")
         if options.copy_switches and options.switches is None:
@@ -92,11 +92,11 @@ class Request:
         if options.require_lossless and not method.lossless(options.sampling.greedy):
             raise UserError(
                 f"method {method.name} is lossy, and require_lossless=True refuses it: give a lossless method, such as "
-                f"{parts.default_method}"
+                f"{runtime.default_method}"
             )
         rules = RuleState.begin(method.trust, method.stop, options.rules)  # raises before any work
         self._rules = None if options.rules is None else rules
-        self._prompt = encode_prompt(prompt, parts.models, options.chat_template_kwargs)
+        self._prompt = encode_prompt(prompt, runtime.models, options.chat_template_kwargs)
         self._ids = self._prompt.ids
         self._chat_kwargs = options.chat_template_kwargs
         self.needs_target = method.needs_target or options.meter == "complete"
@@ -104,7 +104,7 @@ class Request:
         new = self._room(longest) if options.max_new_tokens is None else options.max_new_tokens
         self._new = new
         stops = self._stops(options)
-        self.request = options.replace(
+        self.options = options.replace(
             method=method, max_new_tokens=new, rules=self._rules, stop_token_ids=stops,
             never_slower=paced or None if options.never_slower is None else options.never_slower,
             budget=None if unnamed else options.budget,
@@ -113,16 +113,16 @@ class Request:
         self.length = len(self._ids) + new
         self.spare = _spare(method)
         self._check(new)
-        ends = (*parts.models.target.eos_ids, *stops)
-        self._spelling = _spelling(parts, options.stop, ends, self._prompt)
+        ends = (*runtime.models.target.eos_ids, *stops)
+        self._spelling = _spelling(runtime, options.stop, ends, self._prompt)
         if method.only is not None and self._spelling is None and not method.lossless():
             raise UserError(f"only={method.only} needs a tokenizer, and this pair has none: leave it out")
-        self._adjustments = _adjustments(self.request, parts, ends)
+        self._adjustments = _adjustments(self.options, runtime, ends)
         self._costs: PassCosts | None = None  # measured here, in the thread of the caller
-        if self.request.never_slower and self.request.switches is None and self._may_switch:
-            self._costs = parts.costs_of(method, most)
+        if self.options.never_slower and self.options.switches is None and self._may_switch:
+            self._costs = runtime.costs_of(method, most)
         # Rows decide together though ``auto`` has other numbers in each.
-        self._shares = method if rows == 1 or self._costs is None else parts.method_for(options)
+        self._shares = method if rows == 1 or self._costs is None else runtime.method_for(options)
         self._alone = most == 1
         self.sequence = TokenSequence.begin(self._ids)
         self._run: RequestRun | None = None
@@ -188,16 +188,16 @@ class Request:
             models: the models and their rows. row: index of the row.
             prefill_chunk: size of a prefill chunk in tokens; None: the whole prompt.
         """
-        request, draws, record = self.request, AddressedDraws(self.request.seed), self.record
+        options, draws, record = self.options, AddressedDraws(self.options.seed), self.record
         switch = self._switch()
         self._paces = weakref.ref(switch) if isinstance(switch, AdaptiveSwitch) else None
-        method, complete = self.method, request.meter == "complete"
-        logprobs = None if request.logprobs is None else LogProbs(len(self._ids), request.logprobs)
+        method, complete = self.method, options.meter == "complete"
+        logprobs = None if options.logprobs is None else LogProbs(len(self._ids), options.logprobs)
         loop = decode(self.sequence, method, self._limits(), draws, record, complete, self._rules, switch)
         self._run = RequestRun(
-            models, row, self.sequence, loop, method, request.sampling, draws, record.stats,
+            models, row, self.sequence, loop, method, options.sampling, draws, record.stats,
             heads=self._runtime.heads, costs=self._runtime.costs,
-            ahead=request.ahead if isinstance(request.ahead, int) else None, prefill_chunk=prefill_chunk,
+            ahead=options.ahead if isinstance(options.ahead, int) else None, prefill_chunk=prefill_chunk,
             adjustments=self._adjustments, logprobs=logprobs, drafting=self._runtime.drafting,
             answered=None if logprobs is None else lambda: logprobs.settle(record.tokens),
         )  # fmt: skip
@@ -209,14 +209,14 @@ class Request:
             record.finish = "error" if isinstance(error, Exception) else "interrupted"
         elif self._tuned is not None and self._runtime.watch is not None:
             calls = record.stats.target_calls
-            self._runtime.watch.add(self._tuned, self.request, len(self._ids), len(record.tokens), calls)
+            self._runtime.watch.add(self._tuned, self.options, len(self._ids), len(record.tokens), calls)
 
     def _switch(self) -> DraftSwitch | None:
         """What says whether a round drafts; None: each does."""
         if not self._may_switch:
             return None
-        if self.request.switches is not None:
-            return Replayed(self.request.switches, self.request.copy_switches or ())
+        if self.options.switches is not None:
+            return Replayed(self.options.switches, self.options.copy_switches or ())
         if self._costs is None:
             return None
         return AdaptiveSwitch(self._tracker(self._costs) if self.tracker is None else self.tracker)
@@ -233,7 +233,7 @@ class Request:
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
         """Decide together with the other rows of an engine that decode by the same method."""
         if self._costs is not None:
-            key = self._shares, self.request.sampling
+            key = self._shares, self.options.sampling
             self.tracker = trackers.pop(key, None) or self._tracker(self._costs, rows)
             trackers[key] = self.tracker  # behind the others: the first is the one that was used longest ago
             if len(trackers) > _MOST_TRACKERS:
@@ -268,12 +268,12 @@ class Request:
     def _reproducing(self) -> GenerationOptions:
         """The request with the switches that were made."""
         if self._costs is None:
-            return self.request
+            return self.options
         stats = self.record.stats
-        return self.request.replace(switches=tuple(stats.switches), copy_switches=tuple(stats.copy_switches))
+        return self.options.replace(switches=tuple(stats.switches), copy_switches=tuple(stats.copy_switches))
 
     def _limits(self) -> Limits:
-        eos_ids, stops = self._runtime.models.target.eos_ids, self.request.stop_token_ids
+        eos_ids, stops = self._runtime.models.target.eos_ids, self.options.stop_token_ids
         only, spelling = self.method.only, self._spelling
         lossy = None if only is None or spelling is None else SpanReader(only, self._ids, spelling)
         return Limits(self._new, Ending(len(self._ids), eos_ids, spelling, stops), lossy)
@@ -313,30 +313,30 @@ class Request:
 
     def _check_laws(self, vocab: int, new: int) -> None:
         """Refuse token ids out of range, and limits that contradict each other."""
-        request = self.request
-        if request.min_new_tokens > new:
+        options = self.options
+        if options.min_new_tokens > new:
             raise UserError(
-                f"min_new_tokens={request.min_new_tokens} is more than max_new_tokens={new}: give at most {new}"
+                f"min_new_tokens={options.min_new_tokens} is more than max_new_tokens={new}: give at most {new}"
             )
-        if request.logprobs is not None and request.logprobs > vocab:
-            raise UserError(f"logprobs={request.logprobs} is out of range: the vocabulary has {vocab} tokens")
-        words = [("bad_words", id) for word in request.bad_words if not isinstance(word, str) for id in word]
-        for name, id in [("logit_bias", id) for id, _ in request.logit_bias] + words:
+        if options.logprobs is not None and options.logprobs > vocab:
+            raise UserError(f"logprobs={options.logprobs} is out of range: the vocabulary has {vocab} tokens")
+        words = [("bad_words", id) for word in options.bad_words if not isinstance(word, str) for id in word]
+        for name, id in [("logit_bias", id) for id, _ in options.logit_bias] + words:
             if id >= vocab:
                 raise UserError(f"token id {id} in {name} is out of range: the vocabulary has {vocab} tokens")
 
     def _check(self, new: int) -> None:
-        parts, method = self._runtime, self.method
-        if method.drafter.uses_model and parts.models.draft is None:
+        runtime, method = self._runtime, self.method
+        if method.drafter.uses_model and runtime.models.draft is None:
             raise UserError(
                 f"method {method.name} needs a draft model, and this pair has none: give draft=..."
             )
-        if method.drafter.by_heads and parts.drafting is None:
+        if method.drafter.by_heads and runtime.drafting is None:
             raise UserError(
                 f"method {method.name} drafts with heads on the target, and this pair has none: give heads=[...] "
                 "(--head) of 'sprinter draft train'"
             )
-        for kind in sorted(method.heads - parts.heads.keys()):
+        for kind in sorted(method.heads - runtime.heads.keys()):
             a_head, option = (
                 ("a gate", "gate=...") if kind == "gate" else (f"a {kind} head", "heads=[...] (--head)")
             )
@@ -345,17 +345,17 @@ class Request:
             )
         if method.grows:
             self._check_tree(method)
-        heads = parts.drafting if method.drafter.by_heads else None
+        heads = runtime.drafting if method.drafter.by_heads else None
         if layers := method.drafter.target_states if heads is None else heads.layers:
-            _check_states(method, parts.models.target, layers)
-        vocab = parts.models.vocab_size
-        if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:
+            _check_states(method, runtime.models.target, layers)
+        vocab = runtime.models.vocab_size
+        if outside := [id for id in self.options.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
         self._check_laws(vocab, new)
-        check_request(parts.models, len(self._ids), new, self.needs_target, self.needs_draft)
+        check_request(runtime.models, len(self._ids), new, self.needs_target, self.needs_draft)
 
 
-def advance(models: Executor, tasks: Sequence[Request], pads: tuple[bool, bool] = (True, True)) -> None:
+def advance(models: Executor, requests: Sequence[Request], pads: tuple[bool, bool] = (True, True)) -> None:
     """One pass for requests whose inputs are of one kind; those that have none yet begin.
 
     A pass either happens or its requests end: an exception in it is the error of each, and so is an interrupt, which is
@@ -366,26 +366,26 @@ def advance(models: Executor, tasks: Sequence[Request], pads: tuple[bool, bool] 
     """
     taken = 0
     try:
-        given = [task.run.input for task in tasks if task.run.input is not None]
+        given = [request.run.input for request in requests if request.run.input is not None]
         done = iter(models.run(given) if given else ())
-        charged = bool(given) and any(task.charged is not None for task in tasks)
+        charged = bool(given) and any(request.charged is not None for request in requests)
         shares = iter(pass_shares(given, *pads) if charged else [[]] * len(given))
-        for task in tasks:
-            if task.run.input is None:
-                task.run.begin()
+        for request in requests:
+            if request.run.input is None:
+                request.run.begin()
             else:
-                task.charge(next(shares))
-                task.run.take(next(done))
+                request.charge(next(shares))
+                request.run.take(next(done))
             taken += 1
     except BaseException as error:
-        for task in tasks[taken:]:
-            task.run.fail(error)
+        for request in requests[taken:]:
+            request.run.fail(error)
         if not isinstance(error, Exception):
             raise
     finally:
-        for task in tasks:
-            if task.run.over:
-                task.end()
+        for request in requests:
+            if request.run.over:
+                request.end()
 
 
 def _spare(method: Method) -> int:
@@ -401,20 +401,20 @@ def _chains(method: Method) -> str:
     return "drafts=1" if method.drafter.drafts > 1 else "a method that drafts chains, such as speculative"
 
 
-def _adjustments(request: GenerationOptions, parts: PairRuntime, ends: Sequence[int]) -> Adjustments:
+def _adjustments(options: GenerationOptions, runtime: PairRuntime, ends: Sequence[int]) -> Adjustments:
     """The adjustments of a request; ``ends``: EOS and stop tokens."""
-    words = [word for one in request.bad_words for word in _spelled(one, parts)]
+    words = [word for one in options.bad_words for word in _spelled(one, runtime)]
     return Adjustments(
-        request.repetition_penalty, request.presence_penalty, request.frequency_penalty, request.logit_bias,
-        request.min_new_tokens, tuple(ends), tuple(dict.fromkeys(words)),
+        options.repetition_penalty, options.presence_penalty, options.frequency_penalty, options.logit_bias,
+        options.min_new_tokens, tuple(ends), tuple(dict.fromkeys(words)),
     )  # fmt: skip
 
 
-def _spelled(word: str | tuple[int, ...], parts: PairRuntime) -> list[tuple[int, ...]]:
+def _spelled(word: str | tuple[int, ...], runtime: PairRuntime) -> list[tuple[int, ...]]:
     """The token ids of a bad word; those of a text are its own and, as in vLLM, those with a space before it."""
     if not isinstance(word, str):
         return [word]
-    tokenizer = parts.models.tokenizer
+    tokenizer = runtime.models.tokenizer
     if tokenizer is None:
         raise UserError("bad_words has a text and this pair has no tokenizer: give token ids")
     check_text("one of bad_words", word)
@@ -450,13 +450,13 @@ def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:
 
 
 def _spelling(
-    parts: PairRuntime, stop: Sequence[str], ends: Sequence[int], prompt: EncodedPrompt
+    runtime: PairRuntime, stop: Sequence[str], ends: Sequence[int], prompt: EncodedPrompt
 ) -> Spelling | None:
     """The spelling of a request; None without a tokenizer. ``ends``: ids of EOS and stop tokens."""
-    tokenizer = parts.models.tokenizer
+    tokenizer = runtime.models.tokenizer
     if tokenizer is not None:
-        before = prompt_end(tokenizer, prompt.ids, parts.special) if prompt.continued else ()
-        return Spelling(tokenizer, parts.special.union(ends), tuple(stop), before)
+        before = prompt_end(tokenizer, prompt.ids, runtime.special) if prompt.continued else ()
+        return Spelling(tokenizer, runtime.special.union(ends), tuple(stop), before)
     if stop:
         raise UserError("stop strings need a tokenizer, and this pair has none: give stop=[]")
     return None

@@ -58,14 +58,14 @@ class _Live:
     """
 
     id: int
-    task: Request
+    request: Request
     reader: TokenReader | None
     began: float
     passed_over: int = 0
 
     def asks(self, kind: type[PassInput], model: str | None = None) -> bool:
         """Whether its next input is of a kind, and for a model."""
-        given = self.task.run.input
+        given = self.request.run.input
         return isinstance(given, kind) and (model is None or getattr(given, "model", None) == model)
 
 
@@ -73,7 +73,7 @@ class Scheduler:
     """The rows of both models and the requests that are decoded in them.
 
     Args:
-        parts: models, heads and caches of the pair.
+        runtime: models, heads and caches of the pair.
         rows: number of rows in each model.
         max_len: length of a row in tokens, prompt and text together.
         policy: when the target's forward pass is run.
@@ -91,7 +91,7 @@ class Scheduler:
 
     def __init__(
         self,
-        parts: PairRuntime,
+        runtime: PairRuntime,
         rows: int,
         max_len: int,
         policy: Policy,
@@ -101,28 +101,28 @@ class Scheduler:
         streams: bool = True,
         spare: int = 0,
     ) -> None:
-        self._runtime, self._policy, self._max_len, self._rows = parts, policy, max_len, rows
+        self._runtime, self._policy, self._max_len, self._rows = runtime, policy, max_len, rows
         at_least("rows", rows, 1)
         if memory_bytes is not None:
             at_least("memory_bytes", memory_bytes, 0)
         if not isinstance(policy, Policy):
             raise UserError(f"policy={policy!r} is not a policy: give sprinter.Policy(...), or leave it out")
-        loaded = [parts.models.target] * needs_target + [parts.models.draft] * needs_draft
+        loaded = [runtime.models.target] * needs_target + [runtime.models.draft] * needs_draft
         models = [one.model for one in loaded if one is not None]
         for model in models:
             kind, reason = runner_kind(model)
             if rows > 1 and kind == "crop":
                 name = type(model).__name__
                 raise RowsError(f"{name} decodes one row at a time ({reason}): use rows=1")
-        parts.check_memory(max_len, rows, needs_target, needs_draft, memory_bytes, spare)
-        self._models = parts.take(max_len, rows, needs_target, needs_draft, spare)
+        runtime.check_memory(max_len, rows, needs_target, needs_draft, memory_bytes, spare)
+        self._models = runtime.take(max_len, rows, needs_target, needs_draft, spare)
         self._waiting: dict[int, Request] = {}
         self._live: dict[int, _Live] = {}
         self.events: list[Event] = []
         self._next_id = 0
         self._streams, self._closed, self._spare = streams, False, spare
         self._trackers: dict[Any, Tracker] = {}
-        target, draft = parts.models.target, parts.models.draft
+        target, draft = runtime.models.target, runtime.models.draft
         self._pads = pads_rows(target.model), draft is not None and pads_rows(draft.model)
         self._order = list(range(rows))  # rows in the order in which they were last freed
 
@@ -133,10 +133,10 @@ class Scheduler:
 
     @property
     def _free(self) -> list[int]:
-        taken = {one.task.run.row for one in self._live.values()}
+        taken = {one.request.run.row for one in self._live.values()}
         return [number for number in range(self._rows) if number not in taken]
 
-    def add(self, run: Request) -> int:
+    def add(self, request: Request) -> int:
         """Put a request in the queue; returns its number.
 
         Raises:
@@ -144,28 +144,28 @@ class Scheduler:
         """
         if self._closed:
             raise UserError("the engine is closed: make another")
-        self.check(run)
+        self.check(request)
         if self._rows > 1:
-            run.share(self._trackers, lambda: len(self._live))
+            request.share(self._trackers, lambda: len(self._live))
         id, self._next_id = self._next_id, self._next_id + 1
-        self._waiting[id] = run
+        self._waiting[id] = request
         return id
 
-    def check(self, run: Request) -> None:
+    def check(self, request: Request) -> None:
         """Refuse a request that does not fit a row.
 
         Raises:
             UserError: it is longer than a row, or its tree is.
         """
-        if run.spare > self._spare:
+        if request.spare > self._spare:
             raise UserError(
-                f"method {run.method.name} drafts a tree with {run.spare} tokens beside the text, and a row of the "
-                f"engine has room for {self._spare}: give a smaller gamma or tree, or fewer drafts"
+                f"method {request.method.name} drafts a tree with {request.spare} tokens beside the text, and a row of "
+                f"the engine has room for {self._spare}: give a smaller gamma or tree, or fewer drafts"
             )
-        if run.length > self._max_len:
+        if request.length > self._max_len:
             raise ContextLengthError(
-                f"prompt and new tokens are {run.length} tokens, and a row of the engine holds {self._max_len}: "
-                f"give max_len={run.length} or more, or a smaller max_new_tokens"
+                f"prompt and new tokens are {request.length} tokens, and a row of the engine holds {self._max_len}: "
+                f"give max_len={request.length} or more, or a smaller max_new_tokens"
             )
 
     def step(self) -> list[Event]:
@@ -184,7 +184,11 @@ class Scheduler:
         try:
             self._admit()
             self._do(
-                [one for one in self._live.values() if one.task.run.input is None and not one.task.run.over]
+                [
+                    one
+                    for one in self._live.values()
+                    if one.request.run.input is None and not one.request.run.over
+                ]
             )
             for model in ("target", "draft"):
                 self._do(self._asking(PromptRow, model))
@@ -192,7 +196,7 @@ class Scheduler:
             self._do(self._asking(TreeRow))
             waiting = self._asking(TargetRow)
             longest = max((one.passed_over for one in waiting), default=0)
-            under_way = sum(not one.task.run.over for one in self._live.values())
+            under_way = sum(not one.request.run.over for one in self._live.values())
             # Requests that need the target since this step take part.
             if waiting and self._policy.calls(len(waiting), under_way, longest):
                 self._do(waiting)
@@ -202,7 +206,7 @@ class Scheduler:
         finally:
             now = time.perf_counter()
             for one in self._live.values():
-                one.task.record.stats.wall_s += now - max(one.began, began)
+                one.request.record.stats.wall_s += now - max(one.began, began)
         for one in list(self._live.values()):
             self._note(one)
 
@@ -215,13 +219,13 @@ class Scheduler:
         Raises:
             UserError: there is no such request, or it has ended.
         """
-        run = self._waiting.pop(id, None)
+        request = self._waiting.pop(id, None)
         if id in self._live:
-            run = self._live[id].task
+            request = self._live[id].request
             self._leave(self._live[id])
-        if run is None:
+        if request is None:
             raise UserError(f"request {id} is not under way: it is finished, cancelled or was never added")
-        return run.generation()
+        return request.generation()
 
     def close(self) -> None:
         """Cancel all requests and release the caches."""
@@ -235,49 +239,49 @@ class Scheduler:
     def _admit(self) -> None:
         """Admit requests in the order of the queue, as long as rows are free."""
         while self._waiting and (free := self._free):
-            id, task = next(iter(self._waiting.items()))
-            row = self._best(free, task)
+            id, request = next(iter(self._waiting.items()))
+            row = self._best(free, request)
             for rows in self._models.models:
-                rows.owners[row] = task.owner
-            task.begin(self._models, row, self._policy.prompt_piece)
-            reader = TokenReader(task) if self._streams else None
-            self._live[id] = _Live(id, task, reader, time.perf_counter())
+                rows.owners[row] = request.owner
+            request.begin(self._models, row, self._policy.prompt_piece)
+            reader = TokenReader(request) if self._streams else None
+            self._live[id] = _Live(id, request, reader, time.perf_counter())
             del self._waiting[id]
 
-    def _best(self, free: Sequence[int], task: Request) -> int:
+    def _best(self, free: Sequence[int], request: Request) -> int:
         """The row whose earlier text this one continues; else the one that has been free longest."""
         oldest_first = [row for row in self._order if row in free]
         models = self._models.models
-        return models[0].best_row(oldest_first, task.prefix, task.owner) if models else oldest_first[0]
+        return models[0].best_row(oldest_first, request.prefix, request.owner) if models else oldest_first[0]
 
     def _asking(self, kind: type[PassInput], model: str | None = None) -> list[_Live]:
         """Requests whose next input is of a kind, in the order of their rows."""
         asking = [one for one in self._live.values() if one.asks(kind, model)]
-        return sorted(asking, key=lambda one: one.task.run.row)
+        return sorted(asking, key=lambda one: one.request.run.row)
 
     def _do(self, group: Sequence[_Live]) -> None:
         """Run one forward pass for a group."""
         if group:
             for one in group:
                 one.passed_over = 0
-            advance(self._models, [one.task for one in group], self._pads)
+            advance(self._models, [one.request for one in group], self._pads)
 
     def _leave(self, one: _Live) -> None:
         """Free the rows of a request."""
-        row = one.task.run.row
-        one.task.leave(self._models)
+        row = one.request.run.row
+        one.request.leave(self._models)
         self._order = [*(other for other in self._order if other != row), row]
         del self._live[one.id]
 
     def _note(self, one: _Live) -> None:
         """Append the event of a request that has new tokens, or that has ended, whose rows are freed."""
-        over = one.task.run.over
-        generation = one.task.generation() if over else None
+        over = one.request.run.over
+        generation = one.request.generation() if over else None
         if over:
             self._leave(one)
         tokens = one.reader.read() if one.reader else []
         if tokens or over:
-            error = one.task.run.error
+            error = one.request.run.error
             self.events.append(
                 Event(one.id, tokens, generation, error if isinstance(error, Exception) else None)
             )

@@ -16,17 +16,17 @@ __all__ = ["Stream", "TokenReader"]
 class TokenReader:
     """Returns each token of a request once, with its text."""
 
-    def __init__(self, task: Request) -> None:
-        self._task, self._given, self._writer = task, 0, task.writer()
+    def __init__(self, request: Request) -> None:
+        self._request, self._given, self._writer = request, 0, request.writer()
 
     @property
     def left(self) -> int:
         """Number of tokens that were not returned yet."""
-        return len(self._task.record.tokens) - self._given
+        return len(self._request.record.tokens) - self._given
 
     def read(self, at_most: int | None = None) -> list[Token]:
         """Return the next tokens. The last token of a finished text also has the rest of the text."""
-        record, given, writer = self._task.record, self._given, self._writer
+        record, given, writer = self._request.record, self._given, self._writer
         tokens = record.tokens[given : None if at_most is None else given + at_most]
         given += len(tokens)
         if tokens and writer is not None:
@@ -50,16 +50,14 @@ class Stream:
     an interrupt in a step (Ctrl-C, "interrupted"). It is raised once, and the final tokens stay in ``generation``.
     """
 
-    def __init__(self, task: Request) -> None:
-        self._task, self._reader = task, TokenReader(task)
+    def __init__(self, request: Request) -> None:
+        self._request, self._reader = request, TokenReader(request)
         self._models: Executor | None = None
         self._closed = False
 
     def __repr__(self) -> str:
-        record = self._task.record
-        return (
-            f"Stream({self._task.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
-        )
+        record = self._request.record
+        return f"Stream({self._request.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
 
     def __iter__(self) -> Stream:
         return self
@@ -68,7 +66,7 @@ class Stream:
         while not self._reader.left:
             if not self._step():
                 raise StopIteration
-        if self._task.record.finish is not None and self._reader.left == 1:
+        if self._request.record.finish is not None and self._reader.left == 1:
             self.finish()  # may run a closing forward pass
         (token,) = self._reader.read(1)
         return token
@@ -89,22 +87,22 @@ class Stream:
         """Run one pass; False if there is none left. ``wall_s`` excludes the time between calls."""
         if self._closed:
             return False
-        task, began = self._task, time.perf_counter()
+        request, began = self._request, time.perf_counter()
         try:
             if self._models is None:
-                models = task.take()
+                models = request.take()
                 # when the stream is closed or garbage-collected
-                self._give_back = weakref.finalize(self, task.give_back, models)
+                self._give_back = weakref.finalize(self, request.give_back, models)
                 self._give_back.atexit = False
                 self._models = models
-                task.begin(models, 0)
-            advance(self._models, [task])
+                request.begin(models, 0)
+            advance(self._models, [request])
         finally:
-            task.record.stats.wall_s += time.perf_counter() - began
-            if task.over:  # after an interrupt too
+            request.record.stats.wall_s += time.perf_counter() - began
+            if request.over:  # after an interrupt too
                 self.close()
-        if task.run.error is not None:
-            raise task.run.error
+        if request.run.error is not None:
+            raise request.run.error
         return True
 
     def __enter__(self) -> Stream:
@@ -116,4 +114,4 @@ class Stream:
     @property
     def generation(self) -> Generation:
         """The result so far; ``finish_reason`` is "cancelled" if the text is unfinished."""
-        return self._task.generation()
+        return self._request.generation()

@@ -106,7 +106,8 @@ class Runner(ABC):
             ValueError: a wrong shape, count, parent or layer; a row that would exceed ``max_len``; branches if the
                 runner supports none; branching tokens that exceed one prefill chunk (512 tokens); no parents for a row
                 whose tree branches.
-            NotImplementedError: ``hidden_layers`` on a runner that cannot return them (llama.cpp).
+            NotImplementedError: ``hidden_layers`` on a runner that returns no states: a ``ServedModel``, or a family
+                whose decoder layers are not found.
         """
 
     @abstractmethod
