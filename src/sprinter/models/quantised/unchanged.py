@@ -33,8 +33,9 @@ _LINEAR = (*_PLAIN, QuantisedLinear, RoundedLinear)
 
 
 def changed_layer(model: nn.Module) -> str | None:
-    """Of the layers of ``FAMILIES`` that the kernels do not run the first with a part that is not what its class makes,
-    and what it is, in words."""
+    """The first layer of ``FAMILIES`` that is left to its own modules and has a part that its class does not make:
+    which part, and what it is, in words; None: there is no such layer.
+    """
     if hooks_everywhere():
         return "there is a hook for all modules"
     for path, layer in model.named_modules():
