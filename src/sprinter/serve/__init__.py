@@ -3,11 +3,11 @@
 | modules | contents |
 | --- | --- |
 | ``settings`` | what a server is started with: addresses, limits, keys |
-| ``schema``, ``asked`` | the fields of a request; a request as prompts and options of generation |
-| ``service`` | the loaded pair, its engine, and what both are asked for |
-| ``choices``, ``answers``, ``events`` | texts of a request; the answer as one object; the answer as events |
+| ``schema``, ``request_parsing`` | the fields of a request; a request as prompts and options of generation |
+| ``service``, ``turns`` | the loaded pair, its engine, and what both are asked for; work in which owners take turns |
+| ``completion_streams``, ``responses``, ``events`` | texts of a request; the answer whole, or as events |
 | ``speculation``, ``logprobs`` | what speculation did, in vLLM's, llama.cpp's and our form; log-probabilities |
-| ``refusals``, ``prometheus`` | errors in OpenAI's shape; metrics |
+| ``api_errors``, ``prometheus``, ``page`` | errors in OpenAI's shape; metrics; the page at ``/`` |
 | ``guard``, ``keys``, ``connections`` | what a request must pass: hosts, keys, rates, sizes, time |
 | ``app``, ``logs``, ``run`` | routes; structured logs; the process |
 """

@@ -24,6 +24,7 @@ _NAMES = {"max_new_tokens": "max_tokens"}
 """Names of options in our messages -> fields of a request."""
 _MOST = 500  # characters of a message
 _ALIKE = 0.7  # of a field that was meant: less would take "user" for "seed"
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _KINDS = ("str", "int", "float", "bool")
 """Names of the alternatives of a field that has several types, which pydantic adds to the place of a mistake."""
 _DIRECTORIES = re.compile(r"(?<![\w.@+~:/-])/(?!v\d/)(?:[\w.@+~-]+/)+(?=[\w.@+~-])")
@@ -33,32 +34,25 @@ _DIRECTORIES = re.compile(r"(?<![\w.@+~:/-])/(?!v\d/)(?:[\w.@+~-]+/)+(?=[\w.@+~-
 class Refusal(Exception):
     """A request that is not served.
 
-    Attributes:
-        status: HTTP status code. kind: OpenAI's type of error. code, param: as in OpenAI's errors.
+    Args:
+        status: HTTP status code, from which OpenAI's type of error follows. code, param: as in OpenAI's errors.
         retry_after_s: when to try again; None: not at all.
     """
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
+        self, status: int, message: str, code: str | None = None, param: str | None = None,
         retry_after_s: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(message)
-        self.status, self.message, self.kind = status, message, kind
+        self.status, self.message = status, message
         self.code, self.param, self.retry_after_s = code, param, retry_after_s
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
         message = self.message if len(self.message) <= _MOST else f"{self.message[:_MOST]}..."
         message = message.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be sent
-        return {
-            "error": {"message": message, "type": self.kind, "param": self.param, "code": self.code},
-        }
+        kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -78,23 +72,22 @@ def of_error(error: Exception) -> Refusal:
         case Refusal():
             return error
         case ContextLengthError():
-            return Refusal(400, _in_fields(str(error)), code="context_length_exceeded", param="prompt")
+            return Refusal(400, _in_fields(str(error)), "context_length_exceeded", "prompt")
         case UserError():
             return Refusal(400, _in_fields(str(error)))
         case QueueFullError():
-            return Refusal(429, str(error), kind="rate_limit_error", code="queue_full",
-                           retry_after_s=max(1, math.ceil(error.retry_after_s)))  # fmt: skip
-        case NoMemoryError():
-            return Refusal(503, str(error), kind="server_error", code="no_memory", retry_after_s=5)
-        case ClosedEngineError():
             return Refusal(
-                503, "the server is about to end", kind="server_error", code="closing", retry_after_s=10
+                429, str(error), "queue_full", retry_after_s=max(1, math.ceil(error.retry_after_s))
             )
+        case NoMemoryError():
+            return Refusal(503, str(error), "no_memory", retry_after_s=5)
+        case ClosedEngineError():
+            return Refusal(503, "the server is about to end", "closing", retry_after_s=10)
         case DeadEngineError():
-            return Refusal(503, "the model has failed", kind="server_error", code="engine_failed")
+            return Refusal(503, "the model has failed", "engine_failed")
         case SprinterError():
-            return Refusal(500, str(error), kind="server_error", code="generation_failed")
-    return Refusal(500, "the server has failed at this request", kind="server_error", code="internal_error")
+            return Refusal(500, str(error), "generation_failed")
+    return Refusal(500, "the server has failed at this request", "internal_error")
 
 
 def of_fields(errors: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> Refusal:
@@ -109,14 +102,11 @@ def of_fields(errors: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> 
     if first.get("type") == "extra_forbidden":
         near = nearest(name.rpartition(".")[2], known, _ALIKE)
         hint = "leave it out" if near is None else f"did you mean {known[near]!r}? Else leave it out"
-        return Refusal(
-            400, f"the field {name!r} is not supported: {hint}", code="unsupported_field", param=name
-        )
-    reason = (
-        "the body is not JSON" if first.get("type") == "json_invalid" else str(first.get("msg", "invalid"))
-    )
-    where = f"{name}: " if name and first.get("type") != "json_invalid" else ""
-    return Refusal(400, f"{where}{reason}", param=name or None, code="invalid_field")
+        return Refusal(400, f"the field {name!r} is not supported: {hint}", "unsupported_field", name)
+    message = f"{name}: {first.get('msg', 'invalid')}" if name else str(first.get("msg", "invalid"))
+    if first.get("type") == "json_invalid":
+        message = "the body is not JSON"
+    return Refusal(400, message, "invalid_field", name or None)
 
 
 def _in_fields(message: str) -> str:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import SprinterError
 from sprinter.serve.api_errors import Refusal, of_error, of_fields
 from sprinter.serve.completion_streams import (
     AnswerChoice,
@@ -106,7 +106,6 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        _noted(request)
         body = get_type_hints(request.scope["route"].endpoint).get("body", RequestObject)
         return answer(of_fields(error.errors(), field_places(body)))
 
@@ -118,58 +117,40 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse(refusal.body(), refusal.status, error.headers)
 
 
-def _noted(request: Request) -> str:
-    """Note the route; returns the owner."""
-    note = note_of(request.scope)
-    note.path = request.scope["route"].path
-    return note.owner
-
-
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/health", responses=_STATE)
-    async def health(request: Request) -> Response:
+    async def health() -> Response:
         """200 as long as the models run; 503 while they are loaded, and after they have failed."""
-        _noted(request)
         state = service.state
         return JSONResponse({"status": state}, 200 if state in ("ready", "closing") else 503)
 
     @app.get("/ready", responses=_STATE)
-    async def ready(request: Request) -> Response:
+    async def ready() -> Response:
         """200 if new requests are taken."""
-        _noted(request)
         return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
 
     @app.get("/metrics", response_class=Response, responses=_SCRAPED)
-    async def metrics(request: Request) -> Response:
+    async def metrics() -> Response:
         """Metrics for Prometheus."""
-        _noted(request)
         return PlainTextResponse(service.metrics.scrape(), media_type=_METRICS)
 
     @app.get("/v1/models", responses=_REFUSED)
-    async def models(request: Request) -> Any:
+    async def models() -> Any:
         """The model that is served."""
-        _noted(request)
         return {"object": "list", "data": [service.describe()]}
 
     @app.get("/v1/models/{model:path}", responses=_REFUSED)
-    async def model(request: Request, model: str) -> Any:
+    async def model(model: str) -> Any:
         """The model, if it has this name."""
-        _noted(request)
         service.check_model(model)
         return service.describe()
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    def tokenizer() -> Any:
-        found = service.pair.tokenizer
-        if found is None:
-            raise UserError("this pair has no tokenizer: give token ids")
-        return found
-
     @app.post("/tokenize", responses=_REFUSED)
     async def tokenize(request: Request, body: TokenizeRequest) -> Any:
         """Token ids of a text, or of messages."""
-        owner = _noted(request)
+        owner = note_of(request.scope).owner
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refusal(400, "give either prompt or messages", param="prompt")
@@ -179,15 +160,14 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize", responses=_REFUSED)
     async def detokenize(request: Request, body: DetokenizeRequest) -> Any:
         """The text of token ids."""
-        owner = _noted(request)
+        owner = note_of(request.scope).owner
         service.check_model(body.model)
         return {"prompt": await service.turns.run(owner, lambda: service.text_of(body.tokens, owner))}
 
     @app.get("/tokenizer_info", responses=_REFUSED)
-    async def tokenizer_info(request: Request) -> Any:
+    async def tokenizer_info() -> Any:
         """Special tokens and chat template: what lm-evaluation-harness asks for to tokenize here."""
-        _noted(request)
-        known = tokenizer()
+        known = service.tokenizer
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return {
             "tokenizer_class": type(known).__name__,
@@ -210,8 +190,8 @@ def _add_texts(app: FastAPI, service: Service) -> None:
 
 
 async def _serve(service: Service, request: Request, body: CompletionRequest | ChatRequest) -> Response:
-    owner, note = _noted(request), note_of(request.scope)
-    pair = service.pair  # 503 while it is loaded
+    note = note_of(request.scope)
+    owner, pair = note.owner, service.pair  # 503 while it is loaded
     service.check_model(body.model)
     asked = asked_of(body, service.settings)
     if asked.count > 1:  # the guard has counted one

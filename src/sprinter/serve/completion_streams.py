@@ -93,7 +93,7 @@ async def open_choices(service: Service, asked: TextRequest, owner: str) -> Asyn
     Raises:
         UserError, EngineError, Refusal: why they are not taken.
     """
-    prompts, streams = await service.submitted(asked, owner)
+    prompts, streams = await service.turns.run(owner, lambda: service.submit(asked, owner))
     n = asked.n
     choices = [
         AnswerChoice(i, owner, prompts[i // n], streams[i] if streams else None)
@@ -150,12 +150,9 @@ async def wait_for_rows(service: Service, choices: Sequence[AnswerChoice]) -> No
         async with asyncio.timeout(service.settings.queue_timeout_s):
             await streams[0].started()
     except TimeoutError:
+        wait_s = service.retry_after_s()
         raise Refusal(
-            503,
-            "all rows are taken: try again later",
-            kind="server_error",
-            code="queue_timeout",
-            retry_after_s=service.retry_after_s(),
+            503, "all rows are taken: try again later", "queue_timeout", retry_after_s=wait_s
         ) from None
 
 
@@ -169,10 +166,8 @@ async def in_time(service: Service, work: Awaitable[Awaited], deadline: float) -
         async with asyncio.timeout_at(deadline):
             return await work
     except TimeoutError:
-        raise Refusal(
-            504, f"the request took longer than {service.settings.request_timeout_s:g} s: ask for less",
-            kind="server_error", code="timeout",
-        ) from None  # fmt: skip
+        most = service.settings.request_timeout_s
+        raise Refusal(504, f"the request took longer than {most:g} s: ask for less", "timeout") from None
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Awaited]) -> Awaited:

@@ -27,33 +27,39 @@ from sprinter.serve.responses import ServerAnswer, finish_of, json_parts, send_p
 from sprinter.serve.service import Service
 from sprinter.serve.speculation import sprinter_report, token_report
 
-__all__ = ["EventWriter", "Events"]
+__all__ = ["Events"]
 
 
-class EventWriter:
-    """Writes the events of one answer.
+class Events(Response):
+    """The response that writes the events of one answer, to one client.
 
     Args:
-        service: what serves the request. answer: the frame of all events.
-        choices: the texts. send: of the connection. deadline: as in ``in_time``.
+        service: what serves the request. answer: the frame of all events. choices: the texts.
+        leave: the context that cancels them, closed at the end or as soon as the client leaves.
     """
 
+    media_type = "text/event-stream"
+
     def __init__(
-        self,
-        service: Service,
-        answer: ServerAnswer,
-        choices: Sequence[AnswerChoice],
-        send: Send,
-        deadline: float,
+        self, service: Service, answer: ServerAnswer, choices: Sequence[AnswerChoice], leave: AsyncExitStack
     ) -> None:
-        self._service, self._answer, self._choices, self._send = service, answer, choices, send
-        self._deadline = deadline
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._service, self._answer, self._choices, self._leave = service, answer, choices, leave
         self._one_at_a_time = asyncio.Lock()
 
-    async def write(self) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        async with self._leave:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            with suppress(ClientLeft):
+                await while_connected(receive, self._write_all(note_of(scope).deadline))
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write_all(self, deadline: float) -> None:
         """Write all events; an error becomes the last one."""
         try:
-            await in_time(self._service, self._write(), self._deadline)
+            await in_time(self._service, self._write(), deadline)
         except Exception as error:
             await self._data(of_error(error).body())
         await self._body(b"data: [DONE]\n\n")
@@ -108,13 +114,8 @@ class EventWriter:
         return {"sprinter": {"tokens": found, "scored": settled}}
 
     async def _event(
-        self,
-        choice: AnswerChoice,
-        part: dict[str, Any],
-        more: dict[str, Any] | None = None,
-        *,
-        large: bool = False,
-    ) -> None:
+        self, choice: AnswerChoice, part: dict[str, Any], more: dict[str, Any] | None = None, *, large: bool = False
+    ) -> None:  # fmt: skip
         one = {"index": choice.index, "logprobs": None, "finish_reason": None, **part}
         value = {**self._answer.frame([one], event=True), **(more or {})}
         await self._data(value, choice.owner if large else None)
@@ -130,28 +131,3 @@ class EventWriter:
 
     async def _body(self, body: bytes, _: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-class Events(Response):
-    """The response that an ``EventWriter`` writes.
-
-    Args:
-        choices: the texts. leave: the context that cancels them, closed at the end or as soon as the client leaves.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self, service: Service, answer: ServerAnswer, choices: Sequence[AnswerChoice], leave: AsyncExitStack
-    ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._service, self._answer, self._choices, self._leave = service, answer, choices, leave
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = EventWriter(self._service, self._answer, self._choices, send, note_of(scope).deadline)
-        async with self._leave:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            with suppress(ClientLeft):
-                await while_connected(receive, writer.write())
-                await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,11 +26,13 @@ from sprinter.serve.api_errors import Refusal, of_error
 from sprinter.serve.completion_streams import ClientLeft
 from sprinter.serve.logs import error_fields
 from sprinter.serve.service import Service
-from sprinter.serve.static_files import PATHS
 
 __all__ = ["RequestGuard", "RequestNote", "check_shape", "network_of", "note_of"]
 
-_OPEN = frozenset({"/health", "/ready"}) | PATHS  # need no key, and no rate is counted
+_OPEN = frozenset(
+    {"/health", "/ready", "/"}
+)  # need no key, and no rate is counted, as what the page is made of
+_OPEN_FOLDER = "/static/"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MOST_DISCARDED = 256 * 2**20
@@ -40,6 +43,7 @@ _FAREWELL_S = 1.0  # to send an error after the time limit
 _log = logging.getLogger("sprinter.serve")
 
 
+@dataclass(slots=True, eq=False)
 class RequestNote:
     """What is known about a request beside its body.
 
@@ -47,17 +51,21 @@ class RequestNote:
         id: from the header X-Request-ID, or a new one.
         owner: name of the key's owner; without keys, the client's address.
         fields: what its line in the log says.
-        path: the route's path, for metrics.
+        open_to_all: whether it needs no key, and no rate is counted.
         deadline: when its time is over, in seconds of the event loop's clock.
         status, complete: of the answer: its HTTP status (0: none yet), and whether it is complete, or was cut.
         open, held: places that it has of open requests, and of bytes of bodies.
     """
 
-    def __init__(self, id: str, deadline: float) -> None:
-        self.id, self.owner, self.path, self.deadline = id, "", "other", deadline
-        self.fields: dict[str, Any] = {}
-        self.status, self.complete = 0, False
-        self.open = self.held = 0
+    id: str
+    deadline: float
+    open_to_all: bool
+    owner: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+    status: int = 0
+    complete: bool = False
+    open: int = 0
+    held: int = 0
 
 
 def note_of(scope: Scope) -> RequestNote:
@@ -93,10 +101,10 @@ class RequestGuard:
             return
         headers, began = Headers(scope=scope), time.perf_counter()
         given = headers.get("x-request-id", "")
-        keyless = scope["path"] in _OPEN
+        keyless = scope["path"] in _OPEN or scope["path"].startswith(_OPEN_FOLDER)
         seconds = self._settings.body_timeout_s if keyless else self._settings.request_timeout_s
         deadline = asyncio.get_running_loop().time() + seconds
-        note = RequestNote(given if _ID.fullmatch(given) else uuid.uuid4().hex, deadline)
+        note = RequestNote(given if _ID.fullmatch(given) else uuid.uuid4().hex, deadline, keyless)
         scope["sprinter.note"], head = note, scope["method"] == "HEAD"
         scope = {**scope, "method": "GET"} if head else scope
 
@@ -136,12 +144,13 @@ class RequestGuard:
             self._end(scope, note, time.perf_counter() - began)
 
     def _end(self, scope: Scope, note: RequestNote, wall_s: float) -> None:
-        self._service.metrics.answered(note.path, note.status)
+        path = getattr(scope.get("route"), "path", "other")  # the route's, of which there are few
+        self._service.metrics.answered(path, note.status)
         fields = {
-            "id": note.id, "method_http": scope["method"], "path": note.path, "status": note.status,
+            "id": note.id, "method_http": scope["method"], "path": path, "status": note.status,
             "owner": note.owner, "wall_s": round(wall_s, 6), **note.fields,
         }  # fmt: skip
-        _log.log(logging.DEBUG if note.path in _OPEN else logging.INFO, "request", extra={"fields": fields})
+        _log.log(logging.DEBUG if note.open_to_all else logging.INFO, "request", extra={"fields": fields})
 
     async def _let_in(self, scope: Scope, headers: Headers, note: RequestNote) -> None:
         """Check the header; what has no key, or is refused, is not counted, and waits for its turn instead."""
@@ -158,36 +167,30 @@ class RequestGuard:
         host = re.sub(r":\d+$", "", headers.get("host", "")).strip("[]").lower()
         if not self._any_host and host not in self._hosts:
             raise Refusal(
-                403,
-                "this server does not answer to that name: start it with allowed_hosts",
-                code="wrong_host",
+                403, "this server does not answer to that name: start it with allowed_hosts", "wrong_host"
             )
         client = scope.get("client")
         note.owner = network_of(client[0]) if client else "unknown"
-        if scope["path"] in _OPEN:
+        if note.open_to_all:
             if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
                 # It is not waited for: no key limits who sends one.
-                raise Refusal(400, "send no body to this path", code="body_not_expected")
+                raise Refusal(400, "send no body to this path", "body_not_expected")
             return
         if self._keys is not None:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             owner, wait = self._keys.admit(key.strip() if scheme.lower() == "bearer" else "", note.owner)
             if wait:
-                raise Refusal(
-                    429, "too many wrong keys came from this address: wait", kind="rate_limit_error",
-                    code="too_many_wrong_keys", retry_after_s=math.ceil(wait),
-                )  # fmt: skip
+                message, wait_s = "too many wrong keys came from this address: wait", math.ceil(wait)
+                raise Refusal(429, message, "too_many_wrong_keys", retry_after_s=wait_s)
             if owner is None:
-                raise Refusal(
-                    401, "the key is missing or wrong: send it as 'Authorization: Bearer KEY'",
-                    kind="authentication_error", code="invalid_api_key",
-                )  # fmt: skip
+                message = "the key is missing or wrong: send it as 'Authorization: Bearer KEY'"
+                raise Refusal(401, message, "invalid_api_key")
             note.owner = owner
         if self._open.room(note.owner) < 1:
             raise Refusal(
                 503, f"{self._open.of(note.owner)} of your requests are open already, and {self._open.free} places are "
                 "left for all: try again later",
-                kind="server_error", code="too_many_requests", retry_after_s=self._service.retry_after_s(),
+                "too_many_requests", retry_after_s=self._service.retry_after_s(),
             )  # fmt: skip
         note.open = 1
         scope.get("sprinter.admit", lambda: None)()
@@ -195,7 +198,7 @@ class RequestGuard:
         self._service.charge_texts(note.owner, 1)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":  # a browser's form needs no permission
-            raise Refusal(415, "the body is to be application/json", code="unsupported_media_type")
+            raise Refusal(415, "the body is to be application/json", "unsupported_media_type")
 
     async def _read(self, headers: Headers, receive: Receive, note: RequestNote) -> bytes:
         """The whole body, whose bytes are counted until its request is answered.
@@ -228,11 +231,9 @@ class RequestGuard:
                     parts.append(part)
         except TimeoutError:
             if not too_large:
-                raise Refusal(
-                    408, "the body took too long to arrive", code="timeout", retry_after_s=1
-                ) from None
+                raise Refusal(408, "the body took too long to arrive", "timeout", retry_after_s=1) from None
         if too_large:
-            raise Refusal(413, f"the body is larger than {most} bytes: send less", code="body_too_large")
+            raise Refusal(413, f"the body is larger than {most} bytes: send less", "body_too_large")
         body = b"".join(parts)
         await self._line_up(note.owner, {})
         check_shape(body)
@@ -265,10 +266,8 @@ class RequestGuard:
     def _hold(self, note: RequestNote, count: int) -> None:
         """Count bytes until the request is answered."""
         if self._held.room(note.owner) < count:
-            raise Refusal(
-                503, "too much is being sent at the same time: try again later",
-                kind="server_error", code="no_memory", retry_after_s=1,
-            )  # fmt: skip
+            message = "too much is being sent at the same time: try again later"
+            raise Refusal(503, message, "no_memory", retry_after_s=1)
         self._held.take(note.owner, count)
         note.held += count
 
@@ -283,7 +282,7 @@ def check_shape(body: bytes) -> None:
         Refusal: it has too many.
     """
     if b"\0" in body:  # a parser would guess UTF-16, in which the marks below are others
-        raise Refusal(400, "the body has a NUL byte: send JSON in UTF-8", code="invalid_json")
+        raise Refusal(400, "the body has a NUL byte: send JSON in UTF-8", "invalid_json")
     if body.count(b",") + body.count(b"[") + body.count(b"{") <= _MOST_OBJECTS:  # in texts or outside of them
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -297,7 +296,7 @@ def check_shape(body: bytes) -> None:
             400,
             f"the body has too many values: send at most {_MOST_VALUES}, of them {_MOST_OBJECTS} objects and lists and "
             f"{_MOST_STRINGS} texts",
-            code="too_many_values",
+            "too_many_values",
         )
 
 

@@ -7,20 +7,20 @@ policy forbids it.
 from __future__ import annotations
 
 import asyncio
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 
 from sprinter.decode.spec import method_table, parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
-from sprinter.serve.guard import note_of
-from sprinter.serve.service import Service
-from sprinter.serve.static_files import TYPES, read_static
+from sprinter.serve.service import Service, shown_id
 
-__all__ = ["add_page", "page_methods"]
+__all__ = ["add_page", "page_files", "page_methods"]
 
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -33,32 +33,36 @@ _HEADERS = {
 }
 
 
+def page_files() -> dict[str, Response]:
+    """The files of the page as answers, by name."""
+    there = files("sprinter.serve").joinpath("static").iterdir()
+    types = ((one, _TYPES.get(Path(one.name).suffix)) for one in there)
+    return {one.name: Response(one.read_bytes(), 200, _HEADERS, kind) for one, kind in types if kind}
+
+
 def add_page(app: FastAPI, service: Service) -> None:
     """Add the routes of the page."""
     offered: list[dict[str, Any]] = []
+    answers = page_files()
 
     @app.get("/", include_in_schema=False)
-    async def index(request: Request) -> Response:
-        note_of(request.scope).path = "/"
-        return _file("index.html")
+    async def index() -> Response:
+        return answers["index.html"]
 
     @app.get("/static/{name}", include_in_schema=False)
-    async def static(request: Request, name: str) -> Response:
-        note_of(request.scope).path = "/static"
-        return _file(name) if name in TYPES else Response(status_code=404)
+    async def static(name: str) -> Response:
+        return answers.get(name) or Response(status_code=404)
 
     @app.get("/page/pair", include_in_schema=False)
-    async def pair(request: Request) -> Any:
+    async def pair() -> Any:
         """The pair, and the methods that it can run, with the numbers that their defaults stand for."""
-        note_of(request.scope).path = "/page/pair"
         found, settings = service.pair, service.settings
         if not offered:  # every method is parsed and checked: once, and beside the event loop
             offered.extend(await asyncio.to_thread(page_methods, found, lossless=settings.require_lossless))
-        tokenizer = found.tokenizer
         return {
             "model": service.model,
-            "draft": found.models.draft and _short(found.models.draft.id),
-            "chat": bool(tokenizer is not None and tokenizer.chat_template),
+            "draft": found.models.draft and shown_id(found.models.draft.id),
+            "chat": bool(found.tokenizer is not None and found.tokenizer.chat_template),
             "default_method": settings.method or found.default_method,
             "methods": offered,
         }
@@ -84,12 +88,3 @@ def page_methods(pair: Pair, *, lossless: bool = False) -> list[dict[str, Any]]:
             {"name": row["name"], "spec": method.name, "lossless": row["lossless"], "paper": row["paper"]}
         )
     return found
-
-
-def _short(id: str) -> str:
-    """A model's id without the folders of a path on this machine."""
-    return Path(id).name if Path(id).exists() else id
-
-
-def _file(name: str) -> Response:
-    return Response(read_static(name), media_type=TYPES[name], headers=_HEADERS)

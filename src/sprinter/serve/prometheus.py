@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -42,51 +43,30 @@ class ServeMetrics(Collector):
     def __init__(self, state: Callable[[], ServeState]) -> None:
         self._state = state
         self._registry = own = CollectorRegistry()
-        theirs, methods = ("model_name", "engine"), ("method",)
-        self._drafts = Counter("vllm:spec_decode_num_drafts", "Rounds that drafted.", theirs, registry=own)
-        self._draft_tokens = Counter(
-            "vllm:spec_decode_num_draft_tokens", "Draft tokens proposed.", theirs, registry=own
+        model, method = ("model_name", "engine"), ("method",)
+        counter, seconds = partial(Counter, registry=own), partial(Histogram, buckets=_SECONDS, registry=own)
+        vllm = "vllm:spec_decode_num_"
+        self._drafts = counter(f"{vllm}drafts", "Rounds that drafted.", model)
+        self._draft_tokens = counter(f"{vllm}draft_tokens", "Draft tokens proposed.", model)
+        self._accepted = counter(f"{vllm}accepted_tokens", "Draft tokens kept: trusted and accepted.", model)
+        self._per_position = counter(
+            f"{vllm}accepted_tokens_per_pos", "Draft tokens kept, per draft position.", (*model, "position")
         )
-        self._accepted = Counter(
-            "vllm:spec_decode_num_accepted_tokens",
-            "Draft tokens kept: trusted and accepted.",
-            theirs,
-            registry=own,
+        self._requests = counter("sprinter_requests", "HTTP requests answered.", ("path", "status"))
+        self._texts = counter("sprinter_texts", "Texts that ended.", ("method", "finish_reason"))
+        self._tokens = counter("sprinter_tokens", "Tokens written, by origin.", ("method", "origin"))
+        self._prompt_tokens = counter("sprinter_prompt_tokens", "Prompt tokens.", method)
+        self._calls = counter("sprinter_target_calls", "Target forward passes.", method)
+        self._steps = counter("sprinter_draft_steps", "Draft forward passes.", method)
+        self._drift = counter(
+            "sprinter_drift", "Sum of the drift of the tokens whose drift is known.", method
         )
-        self._per_position = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens kept, per draft position.",
-            (*theirs, "position"), registry=own,
-        )  # fmt: skip
-        self._requests = Counter(
-            "sprinter_requests", "HTTP requests answered.", ("path", "status"), registry=own
-        )
-        self._texts = Counter(
-            "sprinter_texts", "Texts that ended.", ("method", "finish_reason"), registry=own
-        )
-        self._tokens = Counter(
-            "sprinter_tokens", "Tokens written, by origin.", ("method", "origin"), registry=own
-        )
-        self._prompt_tokens = Counter("sprinter_prompt_tokens", "Prompt tokens.", methods, registry=own)
-        self._calls = Counter("sprinter_target_calls", "Target forward passes.", methods, registry=own)
-        self._steps = Counter("sprinter_draft_steps", "Draft forward passes.", methods, registry=own)
-        self._drift = Counter(
-            "sprinter_drift", "Sum of the drift of the tokens whose drift is known.", methods, registry=own
-        )
-        self._scored = Counter(
-            "sprinter_drift_tokens", "Tokens whose drift is known; coverage is their share of the tokens.",
-            methods, registry=own,
-        )  # fmt: skip
-        self._queue = Histogram(
-            "sprinter_queue_seconds", "Time in the queue.", buckets=_SECONDS, registry=own
-        )
-        self._first = Histogram(
-            "sprinter_time_to_first_token_seconds", "Time to the first token, queue included.",
-            methods, buckets=_SECONDS, registry=own,
-        )  # fmt: skip
-        self._whole = Histogram(
-            "sprinter_text_seconds", "Time to the end of a text, queue included.", methods, buckets=_SECONDS,
-            registry=own,
-        )  # fmt: skip
+        about = "Tokens whose drift is known; coverage is their share of the tokens."
+        self._scored = counter("sprinter_drift_tokens", about, method)
+        self._queue = seconds("sprinter_queue_seconds", "Time in the queue.")
+        about = "Time to the first token, queue included."
+        self._first = seconds("sprinter_time_to_first_token_seconds", about, method)
+        self._whole = seconds("sprinter_text_seconds", "Time to the end of a text, queue included.", method)
         own.register(self)
 
     def collect(self) -> Iterator[Metric]:

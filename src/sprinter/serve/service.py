@@ -11,6 +11,8 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from sprinter.engine.async_engine import AsyncEngine, EngineStream
 from sprinter.engine.pair import Pair
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
@@ -26,7 +28,7 @@ from sprinter.serve.schema import TokenizeRequest
 from sprinter.serve.settings import ServeSettings
 from sprinter.serve.turns import Turns
 
-__all__ = ["Service"]
+__all__ = ["Service", "shown_id"]
 
 _REPORTED = 4
 """Log-probabilities that a reported token counts as."""
@@ -120,10 +122,8 @@ class Service:
         """
         if self._engine is None or self.error is not None:
             if self.error is not None:
-                raise Refusal(503, "the model has failed", kind="server_error", code="engine_failed")
-            raise Refusal(
-                503, "the model is being loaded", kind="server_error", code="loading", retry_after_s=5
-            )
+                raise Refusal(503, "the model has failed", "engine_failed")
+            raise Refusal(503, "the model is being loaded", "loading", retry_after_s=5)
         return self._engine
 
     @property
@@ -131,6 +131,13 @@ class Service:
         """The pair; errors as ``engine``."""
         assert self.engine is not None and self._pair is not None
         return self._pair
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The pair's tokenizer; errors as ``engine``, and a UserError if it has none."""
+        if self.pair.tokenizer is None:
+            raise UserError("this pair has no tokenizer: give token ids")
+        return self.pair.tokenizer
 
     def now_served(self) -> ServeState:
         """For the metrics."""
@@ -144,15 +151,13 @@ class Service:
         """Name of the model; "loading" before it is known."""
         if self.settings.model is not None:
             return self.settings.model
-        return "loading" if self._pair is None else _shown(self._pair.models.target.id)
+        return "loading" if self._pair is None else shown_id(self._pair.models.target.id)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
         if name is not None and name != self.model:
-            raise Refusal(
-                404, f"there is no model {name[:80]!r} here: ask for {self.model!r}", code="model_not_found",
-                param="model",
-            )  # fmt: skip
+            message = f"there is no model {name[:80]!r} here: ask for {self.model!r}"
+            raise Refusal(404, message, "model_not_found", "model")
 
     def describe(self) -> dict[str, Any]:
         """The model as ``/v1/models`` lists it."""
@@ -164,8 +169,8 @@ class Service:
             "owned_by": "sprinter",
             "max_model_len": self.engine.max_len,
             "sprinter": {
-                "target": _shown(pair.models.target.id),
-                "draft": pair.models.draft and _shown(pair.models.draft.id),
+                "target": shown_id(pair.models.target.id),
+                "draft": pair.models.draft and shown_id(pair.models.draft.id),
                 "heads": sorted([*pair.heads, *([pair.drafting.kind] if pair.drafting else [])]),
                 "default_method": self.settings.method or pair.default_method,
                 "require_lossless": self.settings.require_lossless,
@@ -184,7 +189,7 @@ class Service:
         if len(encoded.ids) > most:
             raise Refusal(
                 400, f"the prompt has {len(encoded.ids)} tokens, and this server reads at most {most}: shorten it",
-                code="context_length_exceeded", param="messages" if encoded.messages else "prompt",
+                "context_length_exceeded", "messages" if encoded.messages else "prompt",
             )  # fmt: skip
         return encoded
 
@@ -194,29 +199,23 @@ class Service:
 
     def tokenized(self, asked: TokenizeRequest, owner: str) -> list[int]:
         """Token ids of messages, or of a text, which may be empty; they are charged for."""
-        models = self.pair.models
-        if models.tokenizer is None:
-            raise UserError("this pair has no tokenizer: give token ids")
+        models, tokenizer = self.pair.models, self.tokenizer
         if asked.messages is not None:
             ids = self.encode(asked.messages).ids
         else:
             with self._encoding:
-                ids = text_ids(asked.prompt or "", models, models.tokenizer, special=asked.add_special_tokens)
+                ids = text_ids(asked.prompt or "", models, tokenizer, special=asked.add_special_tokens)
         self._charge_tokens(owner, len(ids))
         return ids
 
     def text_of(self, ids: Sequence[int], owner: str) -> str:
         """The text of token ids, which are charged for; special tokens written out."""
         self._charge_tokens(owner, len(ids))
-        models = self.pair.models
-        if models.tokenizer is None:
-            raise UserError("this pair has no tokenizer")
-        if outside := [id for id in ids if id >= models.vocab_size]:
-            raise UserError(
-                f"token id {outside[0]} is out of range: the vocabulary has {models.vocab_size} tokens"
-            )
+        tokenizer, size = self.tokenizer, self.pair.models.vocab_size
+        if outside := [id for id in ids if id >= size]:
+            raise UserError(f"token id {outside[0]} is out of range: the vocabulary has {size} tokens")
         with self._encoding:
-            return str(models.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+            return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     # --- limits ---
     def charge_texts(self, owner: str, count: int) -> None:
@@ -241,11 +240,19 @@ class Service:
         return max(1, math.ceil(0 if self._engine is None else self._engine.wait_s))
 
     def _check_size(self, asked: TextRequest, prompts: Sequence[EncodedPrompt]) -> None:
-        """Refuse an answer that would be too large to be built.
+        """Refuse texts that do not fit into a row, and an answer that would be too large to be built.
 
         Raises:
-            Refusal: it would have too many log-probabilities or reported tokens.
+            Refusal: a text is too long, or the answer would have too many log-probabilities or reported tokens.
         """
+        longest, room = max(len(prompt.ids) for prompt in prompts), self.engine.max_len
+        new = asked.options.max_new_tokens if asked.generates else 0
+        if longest + (1 if new is None else new) > room:
+            raise Refusal(
+                400,
+                f"the prompt has {longest} tokens and max_tokens={new}: prompt and text have at most {room} here",
+                "context_length_exceeded", "max_tokens",
+            )  # fmt: skip
         most = self.settings.max_logprobs
         each = (0 if asked.logprobs is None else asked.logprobs + 1) + _REPORTED * asked.tokens
         echoed = asked.echo * asked.n * sum(len(prompt.ids) for prompt in prompts)
@@ -276,14 +283,12 @@ class Service:
         """
         engine, most = self.engine, self.settings.most_texts
         if asked.count > most:
-            raise Refusal(
-                400,
-                f"{asked.count} texts in one request: this server takes at most {most} at a time",
-                param="n",
-            )
-        self._check_memory()
+            message = f"{asked.count} texts in one request: this server takes at most {most} at a time"
+            raise Refusal(400, message, param="n")
+        free = free_bytes(self.pair.models.target.model.device)
+        if free is not None and free < self.settings.min_free_bytes:
+            raise NoMemoryError("there is not enough free memory for another request now: try again later")
         prompts = [self.encode(prompt) for prompt in asked.prompts]
-        self._check_lengths(prompts, asked.options.max_new_tokens if asked.generates else 0)
         self._check_size(asked, prompts)
         read, new = sum(len(prompt.ids) for prompt in prompts), self.new_tokens(asked, prompts)
         self._charge_tokens(owner, read + new)
@@ -301,36 +306,14 @@ class Service:
                 raise
         return prompts, streams
 
-    def _check_lengths(self, prompts: Sequence[EncodedPrompt], new: int | None) -> None:
-        longest, most = max(len(prompt.ids) for prompt in prompts), self.engine.max_len
-        if longest + (1 if new is None else new) > most:
-            raise Refusal(
-                400,
-                f"the prompt has {longest} tokens and max_tokens={new}: prompt and text have at most {most} here",
-                code="context_length_exceeded", param="max_tokens",
-            )  # fmt: skip
-
-    async def submitted(
-        self, asked: TextRequest, owner: str
-    ) -> tuple[list[EncodedPrompt], list[EngineStream]]:
-        """``submit`` in another thread."""
-        return await self.turns.run(owner, lambda: self.submit(asked, owner))
-
-    def _check_memory(self) -> None:
-        free = free_bytes(self.pair.models.target.model.device)
-        if free is not None and free < self.settings.min_free_bytes:
-            raise NoMemoryError("there is not enough free memory for another request now: try again later")
-
 
 def _charge(rates: RateLimit | None, owner: str, cost: int, limit: str) -> None:
     if rates is not None and (wait := rates.wait_s(owner, cost)):
-        raise Refusal(
-            429, f"more than {limit} a minute: slow down", kind="rate_limit_error", code="rate_limit_exceeded",
-            retry_after_s=math.ceil(wait),
-        )  # fmt: skip
+        message = f"more than {limit} a minute: slow down"
+        raise Refusal(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait))
 
 
-def _shown(id: str) -> str:
+def shown_id(id: str) -> str:
     """A hub id as it is, a directory or file by its name: clients need not know where it is."""
     path = Path(id).expanduser()
     return path.name if path.exists() else id
