@@ -29,7 +29,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-install users lint format types floors unit package constraints clean
+.PHONY: help ready install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-install users lint format types floors unit package constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -40,53 +40,57 @@ $(STAMP): pyproject.toml constraints.txt scripts/check_python.py
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "== set-up (once; a few minutes, most of it downloads)"
 	@$(call step,torch $(TORCH),torch==$(TORCH))
-	@$(call step,build tools,hatchling setuptools)
+	@$(call step,build tools,cmake hatchling nanobind ninja scikit-build-core setuptools)
 	@$(call step,sprinter and the pinned packages,--no-build-isolation -e '.[dev]')
 	@touch $@
 
-install: $(STAMP) ## .venv with the package (editable) and its development tools
+# Nothing to do unless the kernels' sources changed; a line where there is no C++ compiler.
+ready: $(STAMP)
+	@$(BIN)/python scripts/build_kernels.py
+
+install: ready ## .venv with the package (editable) and its development tools
 
 # --- use -------------------------------------------------------------------------------------------------------------
-demo: $(STAMP) ## three prompts; plain, exact and within drift 0.1: one table
+demo: ready ## three prompts; plain, exact and within drift 0.1: one table
 	@echo "== demo: three prompts by three methods (under a minute)"
 	@$(BIN)/python -m sprinter demo
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 # The package is built and tried beside the first checks, which use one core; its output follows theirs.
-test: $(STAMP) ## lint, types, floors, wheel and sdist, then tests; COVER=1: with the coverage floor, a third slower
+test: ready ## lint, types, floors, wheel and sdist, then tests; COVER=1: with the coverage floor, a third slower
 	@log=$$(mktemp); $(MAKE) package >"$$log" 2>&1 & package=$$!; \
 	$(MAKE) lint types floors || { kill $$package; rm -f "$$log"; exit 1; }; \
 	wait $$package; packed=$$?; cat "$$log"; rm -f "$$log"; exit $$packed
 	@$(MAKE) unit
 	@echo "== all checks passed"
 
-lint: $(STAMP) ## ruff, check and format
+lint: ready ## ruff, check and format
 	@echo "== ruff"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . ; echo "make format fixes this"; exit 1; }
 
-types: $(STAMP) ## mypy, strict
+types: ready ## mypy, strict
 	@echo "== mypy"
 	@$(BIN)/mypy
 
-floors: $(STAMP) ## import-linter: modules import only from lower floors
+floors: ready ## import-linter: modules import only from lower floors
 	@echo "== import-linter"
 	@$(BIN)/lint-imports --no-logo
 
-unit: $(STAMP) ## pytest without the slow tests and those that need a GPU or real models; COVER=1: with the coverage floor
+unit: ready ## pytest without the slow tests and those that need a GPU or real models; COVER=1: with the coverage floor
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" --skips cpu,llama,peers,browser $(PARALLEL) \
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" --skips kernels,llama,peers,browser $(PARALLEL) \
 		$(if $(COVER),--cov --cov-report=term-missing) --durations=25 --durations-min=5
 
-test-all: $(STAMP) ## pytest, slow tests too (not those that need a GPU or real models)
+test-all: ready ## pytest, slow tests too (not those that need a GPU or real models)
 	@$(BIN)/python -m pytest -m "not gpu and not real" $(PARALLEL)
 
-test-gpu: $(STAMP) ## pytest, those tests that need a CUDA device
+test-gpu: ready ## pytest, those tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu
 
 test-gguf: users ## the tests of GGUF files and llama.cpp (built once, some minutes), in an environment of their own
 	@echo "== pytest with llama.cpp"
-	@$(USERS)/bin/python -m pytest -m "not slow and not gpu and not real" --skips gpu,cpu,peers $(PARALLEL) \
+	@$(USERS)/bin/python -m pytest -m "not slow and not gpu and not real" --skips gpu,kernels,peers $(PARALLEL) \
 		$$(grep -rlE 'NO_LLAMA|NO_GGUF' tests --include='test_*.py')
 
 test-real: users ## the tests on SmolLM2 (98 MB), also through llama.cpp; REAL=smollm2,qwen or all: on more (2 GB)
@@ -94,15 +98,16 @@ test-real: users ## the tests on SmolLM2 (98 MB), also through llama.cpp; REAL=s
 		$(FETCH) $$name "$(MODELS)" >/dev/null || exit 1; done
 	@echo "== pytest on $(REAL)"
 	@SPRINTER_MODELS="$(MODELS)" REAL="$(subst qwen,qwen$(comma)qwen-draft,$(REAL))" $(USERS)/bin/python -m pytest -m real \
-		--skips gpu,cpu,models --durations=5 $$(grep -rl 'mark\.real' tests --include='test_*.py')
+		--skips gpu,kernels,models --durations=5 $$(grep -rl 'mark\.real' tests --include='test_*.py')
 
 test-page: users ## the tests of the server's page in Chromium, which Debian's package chromium brings
 	@echo "== pytest of the page"
 	@$(USERS)/bin/python -m pytest --skips "" tests/serve/test_page.py
 
-# What it holds is named in its path, but for the package itself, which is this clone's.
+# What it holds is named in its path, but for the package and its kernels, which are this clone's.
 users: $(USERS)/.ready
 	@$(USERS)/bin/python -m pip --disable-pip-version-check -qq install --no-deps --no-build-isolation -e .
+	@$(USERS)/bin/python scripts/build_kernels.py
 
 $(USERS)/.ready:
 	@$(PYTHON) scripts/check_python.py
@@ -122,12 +127,12 @@ test-lowest: ## the same with the lowest versions that pyproject.toml states
 test-install: ## run the install lines of README, docs, examples and Dockerfile (builds llama.cpp, some minutes, once)
 	@$(PYTHON) scripts/check_installs.py
 
-package: $(STAMP) ## build sdist and wheel, try the wheel in an empty environment
+package: ready ## build sdist and wheel, try the wheel in an empty environment
 	@echo "== package"
 	@$(BIN)/python scripts/check_package.py
 
 # --- upkeep ----------------------------------------------------------------------------------------------------------
-format: $(STAMP) ## let ruff fix and format
+format: ready ## let ruff fix and format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

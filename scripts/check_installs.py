@@ -23,6 +23,7 @@ WORK = ENVS / "install"
 DOCKERFILE = ROOT / "examples" / "serve" / "Dockerfile"
 IMPORTS = {
     "gguf": "gguf, llama_cpp",
+    "kernels": "sprinter_kernels",
     "serve": "fastapi, uvicorn, prometheus_client",
     "bench": "rouge_score.rouge_scorer",
     "plots": "matplotlib",

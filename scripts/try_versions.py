@@ -30,7 +30,10 @@ TESTS = (
     "tests/serve/test_completions.py",
 )
 EXTRAS = ("gguf", "serve", "bench", "parquet", "plots")
-TOOLS = ("pytest", "pytest-timeout", "hypothesis", "httpx2", "jsonschema", "openai", "triton")
+TOOLS = (
+    "cmake", "nanobind", "ninja", "scikit-build-core",  # to build the kernels
+    "pytest", "pytest-timeout", "hypothesis", "httpx2", "jsonschema", "openai", "triton",
+)  # fmt: skip
 BUILT = "llama-cpp-python"  # from source, some minutes: `make test-gguf` has it
 SHOWN = (
     "torch",
@@ -88,6 +91,7 @@ def install(kind: str) -> Path:
     if kind == "newest" or not whole:
         subprocess.run([*pip, *newest, known["torch"], *wanted, *tools], check=True)
     subprocess.run([*pip, "--no-build-isolation", "--no-deps", "-e", str(ROOT)], check=True)
+    subprocess.run([str(python), str(ROOT / "scripts" / "build_kernels.py")], check=True)
     subprocess.run([str(python), "-m", "pip", "--disable-pip-version-check", "check"], check=True)
     stamp.write_text(key)
     return python

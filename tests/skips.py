@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 ALLOWED = {
     "gpu": r"there is no (GPU|CUDA device)",
-    "cpu": r"this CPU has no AVX2",
+    "kernels": r"the kernels are not installed",
     "llama": r"llama-cpp-python is not installed|could not import 'llama_cpp'",
     "peers": r"could not import '(lm_eval|schemathesis|speculators)'|it is not a dependency of the tests",
     "browser": r"could not import 'playwright|there is no Chromium",
@@ -32,6 +34,30 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuse a name that is not in ``ALLOWED``."""
     if unknown := _names(config) - set(ALLOWED):
         raise pytest.UsageError(f"--skips: {', '.join(sorted(unknown))} is not one of {', '.join(ALLOWED)}")
+
+
+@contextmanager
+def _skipped_without_kernels() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:  # also that of a pattern which another line should match
+        if "our kernels, which are not installed" in str(error):
+            pytest.skip("the kernels are not installed")
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """A test that asks for the kernels is skipped where there are none."""
+    with _skipped_without_kernels():
+        return (yield)  # type: ignore[return-value]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    """As ``pytest_runtest_call``, for fixtures."""
+    with _skipped_without_kernels():
+        return (yield)  # type: ignore[return-value]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,4 +1,4 @@
-"""What users are told to install: names that exist, and an image in which the kernels can be compiled."""
+"""What users are told to install: names that exist, and an image that has the kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from sprinter.errors import install_line
-from sprinter.models.quantised import library
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -29,7 +28,11 @@ def test_install_lines_of_pages_name_the_clone_and_extras_that_there_are() -> No
     found = {page.relative_to(ROOT).as_posix(): check_installs.lines(page) for page in check_installs.pages()}
     extras = ("gguf", "plots", "bench", "serve")
     assert sorted(found["README.md"]) == sorted(
-        ["pip install .", *(f"pip install '.[{one}]'" for one in extras)]
+        [
+            "pip install .",
+            "pip install ./packages/sprinter-kernels",
+            *(f"pip install '.[{one}]'" for one in extras),
+        ]
     )
     assert found["examples/plugin/README.md"] == ["pip install ./examples/plugin"]
     assert found["examples/serve/README.md"] == ["/opt/sprinter/bin/pip install '.[serve]'"]
@@ -62,30 +65,17 @@ def test_from_its_source_alone_the_clone_is_named(monkeypatch: pytest.MonkeyPatc
     assert install_line("gguf") == "pip install '.[gguf]' in a clone of the repository"
 
 
-def test_the_image_can_compile_the_kernels_and_has_what_gguf_files_need(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_image_has_the_kernels_and_what_gguf_files_need() -> None:
     steps = list(check_installs.docker_steps(DOCKERFILE))
-    stages = {stage for stage, _ in steps}
-    assert stages == {1, 2}
-    for stage in stages:  # llama.cpp is built in the first; our kernels are compiled where they run
-        (apt,) = (step for number, step in steps if number == stage and "apt-get install" in step)
-        packages = [word for word in apt.split()[2:] if not word.startswith("-")]
-        monkeypatch.setattr(library.shutil, "which", lambda name, own=packages: name if name in own else None)
-        monkeypatch.delenv("CXX", raising=False)
-        assert library._compiler(), apt
+    (apt,) = ((stage, step) for stage, step in steps if "apt-get install" in step)
+    assert apt[0] == 1 and "g++" in apt[1].split()  # what is built runs without a compiler
     (install,) = (step for _, step in steps if "/src[" in step)
     assert set(re.findall(r"/src\[([\w,]+)\]", install)[0].split(",")) == {"serve", "gguf"}
+    assert "/src/packages/sprinter-kernels" in install.split()
     (venv,) = (step.split()[-1] for _, step in steps if "-m venv" in step)
     assert f"COPY --from=build {venv} {venv}" in DOCKERFILE and f"PATH={venv}/bin:$PATH" in DOCKERFILE
     # built on one machine, run on another
     assert DOCKERFILE.index("GGML_NATIVE=OFF") < DOCKERFILE.index("/src[")
-
-
-def test_compiled_code_may_run_where_the_image_keeps_it() -> None:
-    """Docker mounts a tmpfs without the right to run what is in it, unless asked."""
-    assert "SPRINTER_CACHE=/tmp/" in DOCKERFILE and "--tmpfs /tmp:exec" in DOCKERFILE
-    assert '"/tmp:exec"' in (check_installs.DOCKERFILE.parent / "compose.yaml").read_text(encoding="utf-8")
 
 
 def test_lowest_versions_are_those_of_pyproject() -> None:
@@ -114,4 +104,4 @@ def test_a_release_tries_the_pinned_torch_and_a_newer_one_on_every_python() -> N
     assert [int(part) for part in tried["torch"][-1].split(".")] > [
         int(part) for part in pin.group(1).split(".")
     ]
-    assert tried["python"] == ["3.11", "3.12", "3.13", "3.14"] and jobs["publish"]["needs"] == "try"
+    assert tried["python"] == ["3.11", "3.12", "3.13", "3.14"] and "try" in jobs["publish"]["needs"]

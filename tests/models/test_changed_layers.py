@@ -65,7 +65,11 @@ def test_what_stands_in_place_of_a_layer_is_honoured(change: str, monkeypatch: p
     handle = register_module_forward_hook(lambda module, args, output: seen.append(type(module)))
     if change != "hook for all modules":
         handle.remove()
-    quantise(model, "int8")
+    try:
+        quantise(model, "int8")
+    except UserError:
+        handle.remove()
+        raise
 
     def passes() -> torch.Tensor:
         rows = make_runner(model, max_len=20)

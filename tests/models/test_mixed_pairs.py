@@ -132,6 +132,7 @@ def test_what_is_refused(folders: tuple[Path, Path], capsys: pytest.CaptureFixtu
 
 
 def test_the_command_line(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
     target, draft = map(str, folders)
     asked = [
         "generate",

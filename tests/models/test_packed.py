@@ -19,6 +19,8 @@ from sprinter.errors import UserError
 from sprinter.models.quantised import packed
 from sprinter.models.quantised.packed import ASKED, SourceFile, packed_matrices
 
+pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
+
 SIZES = [100, 64, 1]
 
 

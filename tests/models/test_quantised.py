@@ -35,20 +35,14 @@ from sprinter.models.quantised.quantise import quantise
 from sprinter.models.runners.row import RowRunner
 
 PROMPTS = ("The first king of", "In the year 1900 the river", "She was born in")
-FLAGS = library.cpu_flags().split()
-MACHINES = {
-    "this one": library._NATIVE,
-    "AVX2": ("-O2", "-mavx2", "-mfma", "-mf16c"),
-    "any": ("-O1",),
-}
-"""Options for the compiler, each of which takes another branch of the source."""
+sprinter_kernels = pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
 
 
-@pytest.fixture(scope="module", params=MACHINES)
+@pytest.fixture(scope="module", params=sprinter_kernels.instruction_sets())
 def built(request: pytest.FixtureRequest) -> Kernel:
-    if request.param == "AVX2" and not {"avx2", "fma", "f16c"} <= set(FLAGS):
-        pytest.skip("this CPU has no AVX2")
-    return Kernel(library._library(MACHINES[request.param]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(sprinter_kernels.ASKED, request.param)
+        return Kernel(sprinter_kernels.kernel_file())
 
 
 def stored(name: str, high: int, width: int, seed: int = 0) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import sprinter
 from sprinter.errors import UserError
 from sprinter.models.pair import builtin_paths, load_models
-from sprinter.models.quantised import library
 from sprinter.models.quantised.layout import Codes, four_bits
 from sprinter.models.quantised.library import Kernel, check_products, kernel
 from sprinter.models.quantised.quantise import quantise
+
+sprinter_kernels = pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
 
 
 def test_models_without_linear_layers_are_refused() -> None:
@@ -71,27 +72,21 @@ def test_a_processor_that_multiplies_wrongly_is_refused() -> None:
 
     check_products(kernel())
     with pytest.raises(UserError, match=r"products of Q4_0 weights are wrong on this processor: use dtype"):
-        check_products(Wrong(library._library(library._NATIVE)))
+        check_products(Wrong(sprinter_kernels.kernel_file()))
 
 
-def test_the_library_is_compiled_once_and_again_if_damaged(caplog: pytest.LogCaptureFixture) -> None:
-    path = library._library(("-O0",))  # no other test loads it
-    caplog.clear()
-    assert library._library(("-O0",)) == path and not caplog.records
-    path.write_bytes(b"not what was written")
-    assert library._library(("-O0",)) == path
-    assert "compiling the kernels for this computer" in caplog.text
-    assert path.stat().st_size > 1000 and path.stat().st_mode & 0o077 == 0
+def test_an_instruction_set_that_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPRINTER_KERNELS", "avx3")
+    kernel.cache_clear()
+    with pytest.raises(UserError, match=r"SPRINTER_KERNELS='avx3' is none of this processor's: use .*plain"):
+        kernel()
 
 
-def test_without_a_compiler_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_SOURCE", Path(__file__))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UserError, match=r"need a C\+\+ compiler: install g\+\+"):
-        library._library(("-O0",))
-    monkeypatch.setenv("CXX", shutil.which("g++") or "c++")
-    with pytest.raises(UserError, match=r"cannot compile the kernels \(.*error.*\): set CXX"):
-        library._library(("-O0",))
+def test_without_the_kernels_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sprinter_kernels", None)
+    kernel.cache_clear()
+    with pytest.raises(UserError, match=r"need our kernels, which are not installed: pip install .*float32"):
+        kernel()
 
 
 def test_codes_with_a_missing_minimum_are_a_mistake() -> None:

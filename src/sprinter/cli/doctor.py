@@ -95,7 +95,7 @@ def _line(check: Finding) -> Table:
 
 def _checks(loading: Loading) -> Iterator[Finding]:
     """Run all checks in order; an exception makes a check fail and does not end the command."""
-    for check in (_versions, _devices, _threads, _cpu, _cache):
+    for check in (_versions, _devices, _threads, _cpu, _kernels, _cache):
         yield _safely(check.__name__[1:], check)
     as_stored = loading.runner == "auto" and (loading.target or "").endswith(".gguf")
     try:  # float32 where no dtype was asked for; GGUF files as runner="auto" has them
@@ -109,7 +109,6 @@ def _checks(loading: Loading) -> Iterator[Finding]:
     if any(_repackings(pair)):
         yield _safely("llama.cpp", lambda: _llamacpp(pair))
     yield _safely("passes", lambda: _passes(pair))
-    yield _safely("code", _code)
     yield _safely("gate", lambda: _gate(pair))
     yield _safely("self-test", lambda: _self_test(pair))
 
@@ -272,12 +271,12 @@ def _pass_kind(model: Any) -> str:
     return f"{kind}: {reason}"
 
 
-def _code() -> Found:
-    """Directory and size of the compiled kernels."""
-    from sprinter.models.cachedir import cache_dir
+def _kernels() -> Found:
+    """Which of our kernels a CPU has."""
+    from sprinter.models.quantised.library import library_name, why_no_kernels
 
-    size = sum(path.stat().st_size for path in cache_dir().glob("*.so"))
-    return "ok", f"compiled code: {cache_dir()}, {size / 2**20:.0f} MiB"
+    why = why_no_kernels()
+    return ("ok", library_name()) if why is None else ("warn", f"slower on a CPU: {why}")
 
 
 def _gate(pair: Pair) -> Found:

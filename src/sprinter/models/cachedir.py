@@ -1,4 +1,4 @@
-"""The cache directory. It holds code that is executed, so files that other users could have written are refused."""
+"""The cache directory. C++ reads what it holds, so files that other users could have written are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["cache_dir", "check_own", "hash_file", "make_cache_dir", "read_kept",
 
 
 def cache_dir() -> Path:
-    """Directory of compiled code and converted models: ``SPRINTER_CACHE``, else in the user's cache directory."""
+    """Directory of packed weights and converted models: ``SPRINTER_CACHE``, else in the user's cache directory."""
     if own := os.environ.get("SPRINTER_CACHE"):
         return Path(own)
     root = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")

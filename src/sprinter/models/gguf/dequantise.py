@@ -131,7 +131,7 @@ def dequantised(
 def why_not_as_stored(path: Path) -> str | None:
     """Why our kernels cannot run this file's blocks as they are stored (``dtype="gguf"``); None: they can.
 
-    The header decides; then the kernels are compiled if they are not on disk.
+    The header decides, and whether the kernels are installed.
     """
     try:
         head = gguf_head(path)

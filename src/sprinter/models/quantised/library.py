@@ -1,35 +1,24 @@
-"""The kernels (kernels.cpp): compiled for this CPU when first needed.
-
-That takes some ten seconds; the library is kept on disk.
-"""
+"""The kernels of ``packages/sprinter-kernels``, which is built when it is installed, not when it is used."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
 import mmap as mmap_module
 import os
-import shlex
-import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
+from importlib.metadata import version
 from mmap import mmap
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sprinter.errors import UserError
-from sprinter.models.cachedir import cache_dir, check_own, hash_file, make_cache_dir
-from sprinter.models.devices import cpu_flags
 from sprinter.models.quantised.layout import FORMATS, GROUP, Codes, Format
 
 __all__ = [
@@ -41,17 +30,12 @@ __all__ = [
     "check_products",
     "floats",
     "kernel",
+    "layout",
     "library_name",
     "room",
+    "why_no_kernels",
 ]
 
-_log = logging.getLogger("sprinter")
-_SOURCE = Path(__file__).with_name("kernels.cpp")
-_NATIVE = ("-march=native", "-O3")
-_OPTIONS = (
-    "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=off",  # a sum must be made in the same way whatever the number of tokens
-)  # fmt: skip
 NUMBER = {name: i for i, name in enumerate(FORMATS)}
 """Kind of weights -> its number in ``with_format``."""
 CHANNELS = 16
@@ -217,89 +201,55 @@ def room(size: int) -> Tensor:
 
 @cache
 def kernel() -> Kernel:
-    """The kernel for this CPU, compiled if it is not on disk.
+    """The kernels for this CPU.
 
     Raises:
-        UserError: there is no C++ compiler, it fails, the cache is not this user's own, or the products are wrong.
+        UserError: they are not installed, or their products are wrong.
     """
-    made = Kernel(_library(_NATIVE))
+    made = Kernel(_kernels().kernel_file())
     check_products(made)
     return made
 
 
+def why_no_kernels() -> str | None:
+    """Why there are no kernels for this CPU, and how to get them; None: there are."""
+    try:
+        kernel()
+    except UserError as error:
+        return str(error)
+    return None
+
+
 def library_name() -> str:
-    """Name of the kernel's file, which tells its sources, compiler, options and contents.
+    """What tells the kernels in use from others: their version and instruction set.
 
     Raises:
         UserError: as ``kernel``.
     """
-    return _library(_NATIVE).name
+    return (
+        f"sprinter-kernels {version('sprinter-kernels')}, {_kernels().kernel_file().stem.partition('_')[2]}"
+    )
 
 
-def _library(machine: Sequence[str]) -> Path:
-    """The library for the instructions that the options ``machine`` allow."""
-    compiler = _compiler()
-    sources = sorted([_SOURCE, *_SOURCE.parent.glob("*.h")])
-    facts = [*map(hash_file, sources), cpu_flags(), *_OPTIONS, *machine, *_threads(), torch.__version__]
-    made_by = (
-        hashlib.sha256("\n".join(compiler).encode()).hexdigest()[:8] if compiler else "*"
-    )  # whoever built it
-    stem = f"quantised-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:32]}-{made_by}"
-    if found := _find(stem):
-        return found
-    make_cache_dir()
-    with FileLock(cache_dir() / "compiling.lock"):
-        return _find(stem) or _compile(stem, compiler, machine)
+def layout() -> int:
+    """Version of the order in which packed matrices hold their weights."""
+    made: int = _kernels().LAYOUT
+    return made
 
 
-def _find(stem: str) -> Path | None:
-    for path in sorted(cache_dir().glob(f"{stem}.*.so")):
-        check_own(path)
-        if path.suffixes[-2] == f".{hash_file(path)[:16]}":
-            return path
-        path.unlink(missing_ok=True)  # not what was written: it must not run
-    return None
-
-
-def _compiler() -> list[str]:
-    """The command of the C++ compiler: ``CXX``, else g++ or clang++; empty if there is none."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    commands = [named] if named else [["g++"], ["clang++"]]
-    return next((command for command in commands if shutil.which(command[0])), [])
-
-
-def _compile(stem: str, compiler: Sequence[str], machine: Sequence[str]) -> Path:
-    if not compiler:
+def _kernels() -> Any:
+    try:
+        module = import_module("sprinter_kernels")
+        module.kernel_file()
+    except ImportError as error:
         raise UserError(
-            "weights of 4 and 8 bits, and compile=True, need a C++ compiler: install g++ (or set CXX), or use "
+            "weights of 4 and 8 bits, and compile=True, need our kernels, which are not installed: "
+            "pip install ./packages/sprinter-kernels in a clone, which takes a C++ compiler, or use "
             "dtype=bfloat16 or float32 with compile=False"
-        )
-    _log.warning("compiling the kernels for this computer, once; some ten seconds")
-    with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache_dir()) as folder:
-        part = Path(folder) / "kernel.so"
-        command = [*compiler, *_OPTIONS, *machine, str(_SOURCE), *_threads(), "-o", str(part)]
-        made = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
-        )
-        if made.returncode:
-            lines = [line for line in made.stderr.splitlines() if "error" in line] or ["it does not say why"]
-            raise UserError(
-                f"{compiler[0]} cannot compile the kernels ({lines[0][:200]}): set CXX to another compiler, or use "
-                "dtype=bfloat16 or float32 with compile=False"
-            )
-        part.chmod(0o600)
-        path = cache_dir() / f"{stem}.{hash_file(part)[:16]}.so"
-        part.replace(path)
-    return path
-
-
-def _threads() -> list[str]:
-    """Options for OpenMP: PyTorch's own library, because threads of a second one would compete with it."""
-    if sys.platform != "linux":
-        return []
-    root = Path(torch.__file__).parent
-    own = [*sorted((root / "lib").glob("libgomp*.so*")), *sorted(root.parent.glob("torch.libs/libgomp*.so*"))]
-    return ["-fopenmp", *map(str, own[:1])]
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"our kernels cannot be loaded: {error}") from error
+    return module
 
 
 def check_products(made: Kernel) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sprinter.errors import UserError
 from sprinter.models.cachedir import cache_dir, check_own, hash_file, make_cache_dir
+from sprinter.models.quantised.library import layout
 
 __all__ = ["ASKED", "SourceFile", "packed_matrices"]
 
@@ -32,7 +33,6 @@ ASKED = "SPRINTER_PACKED"
 """Environment variable: "on" (packed matrices are kept in the cache directory, the default) or "off"."""
 
 _log = logging.getLogger("sprinter")
-_CODE = ("pack.h", "products.h", "kernels.cpp", "library.py", "layout.py", "packed.py")
 _LINE = 64  # bytes of a line of the processor's caches, at which a matrix begins
 _SPARE = 1 << 28  # bytes of the disk that are left free
 _UNUSED_S = 30 * 24 * 3600  # after which a file is removed
@@ -125,9 +125,8 @@ def packed_matrices(
 
 
 def _key(source: SourceFile, facts: Sequence[str]) -> str:
-    here = Path(__file__).parent
-    code = [hash_file(here / name) for name in _CODE]
-    lines = [*facts, str(source.size), str(source.changed_ns), *code]
+    code = [hash_file(Path(__file__).with_name(name)) for name in ("layout.py", "packed.py")]
+    lines = [*facts, str(source.size), str(source.changed_ns), str(layout()), *code]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

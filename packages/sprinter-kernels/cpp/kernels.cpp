@@ -9,6 +9,11 @@
 #include <new>
 #include <utility>
 
+#if defined(__linux__) && defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace {
 
 Room& room(int64_t rows, int64_t width) {
@@ -263,7 +268,27 @@ struct Model {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
+
 extern "C" {
+
+// Whether the processor has an instruction set, by its name in CMakeLists.txt.
+int sprinter_has(const char* set) {
+    const auto is = [=](const char* name) { return std::strcmp(set, name) == 0; };
+#if defined(__x86_64__)
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    if (is("avx2")) return avx2;
+    if (is("avx512"))
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#elif defined(__APPLE__)
+    if (is("neon")) return 1;  // all of Apple's own processors
+#elif defined(__linux__) && defined(__aarch64__)
+    if (is("neon")) return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#endif
+    return is("plain");
+}
 
 int64_t sprinter_bytes(int format, int64_t high, int64_t width) {
     return with_format(format, [=](auto kind) {
@@ -437,3 +462,5 @@ int64_t sprinter_pass(
 }
 
 }
+
+#pragma GCC visibility pop

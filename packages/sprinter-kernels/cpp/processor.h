@@ -143,6 +143,67 @@ struct Vec {
     }
 };
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+struct Vec {
+    static constexpr int LANES = 4, MOST = 8, MANY = 0;
+    using Float = float32x4_t;
+    using Int = int32x4_t;
+    static constexpr bool SIGNED = true;  // both factors of a product have a sign
+    static constexpr int together(int) { return 1; }
+
+    static Float zero() { return all(0.0f); }
+    static Float halves(const uint8_t* at) {
+        uint16x4_t made;
+        std::memcpy(&made, at, sizeof made);
+        return vcvt_f32_f16(vreinterpret_f16_u16(made));
+    }
+    static Float bytes(const uint8_t* at) {
+        uint32_t made;
+        std::memcpy(&made, at, sizeof made);
+        return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(made)))));
+    }
+    static Float all(float x) { return vdupq_n_f32(x); }
+    static Float mul(Float a, Float b) { return vmulq_f32(a, b); }
+    static Float fma(Float a, Float b, Float c) { return vfmaq_f32(c, a, b); }
+    static Float less(Float a, Float b, Float c) { return vfmsq_f32(c, a, b); }
+    static Float floats(Int x) { return vcvtq_f32_s32(x); }
+    static Float times(Int shifted, Float scale, Float less) { return fma(vreinterpretq_f32_s32(shifted), scale, less); }
+    static Int all(int32_t x) { return vdupq_n_s32(x); }
+    static Int four(const int8_t* at) {
+        int32_t made;
+        std::memcpy(&made, at, sizeof made);
+        return all(made);
+    }
+    static Int load(const uint8_t* at) { return vreinterpretq_s32_u8(vld1q_u8(at)); }
+    static Int low(Int x) { return vandq_s32(x, all(0x0f0f0f0f)); }
+    static Int high(Int x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
+    static Int with_bit(Int x, const uint8_t* plane, int bit) {
+        const uint8x8_t one = vcreate_u8(0x8040201008040201);
+        const uint8x16_t mask = vcombine_u8(vdup_n_u8(plane[0]), vdup_n_u8(plane[1]));
+        const uint8x16_t set = vandq_u8(vtstq_u8(mask, vcombine_u8(one, one)), vdupq_n_u8(uint8_t(1 << bit)));
+        return vorrq_s32(x, vreinterpretq_s32_u8(set));
+    }
+    static Float here(Float x) { return x; }
+    static Int dot(Int sum, Int codes, Int numbers) {
+        return vdotq_s32(sum, vreinterpretq_s8_s32(codes), vreinterpretq_s8_s32(numbers));
+    }
+    static Int dot_eight(Int sum, Int codes, Int numbers) {
+        return dot(sum, veorq_s32(codes, all(int32_t(0x80808080))), numbers);  // codes - 128
+    }
+    static void store(float* at, Float x) { vst1q_f32(at, x); }
+    static Float numbers(const float* at) { return vld1q_f32(at); }
+    static Float numbers(const Bfloat16* at) {
+        uint16x4_t made;
+        std::memcpy(&made, at, sizeof made);
+        return vreinterpretq_f32_u32(vshll_n_u16(made, 16));
+    }
+    static float total(Float x) { return ::total(Four(x)); }
+    static void totals(Float a, Float b, Float c, Float d, float* made) {
+        made[0] = total(a), made[1] = total(b), made[2] = total(c), made[3] = total(d);
+    }
+};
+
 #else
 
 float half_to_float(uint16_t half) {
