@@ -114,11 +114,18 @@ def test_it_reads_what_the_package_reads(tmp_path: Path) -> None:
     assert head.types == {one.tensor_type.name for one in reader.tensors if len(one.shape) > 1}
 
 
+STRING, SHORT = 8, 2  # types of values
+
+
 @pytest.mark.parametrize(
-    ("kind", "line"), [("adapter", "llama-export-lora"), ("mmproj", "a file of type mmproj")]
+    ("key", "value", "line"),
+    [
+        ("general.type", struct.pack("<I", STRING) + text("adapter"), "llama-export-lora"),
+        ("general.type", struct.pack("<I", STRING) + text("mmproj"), "a file of type mmproj"),
+        ("split.count", struct.pack("<IH", SHORT, 3), "is one of 3 parts of a model: join them with llama"),
+    ],
 )
-def test_files_that_hold_no_model_are_refused(tmp_path: Path, kind: str, line: str) -> None:
-    key = text("general.type") + struct.pack("<I", 8) + text(kind)
-    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key)
+def test_files_that_hold_no_model_are_refused(tmp_path: Path, key: str, value: bytes, line: str) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text(key) + value)
     with pytest.raises(UserError, match=line):
         gguf_head(tmp_path / "a.gguf")

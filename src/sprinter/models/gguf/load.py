@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 
 from sprinter.errors import UserError
-from sprinter.models.gguf.library import gguf_package, installed, last_words, library, loading
-from sprinter.models.gguf.output_head import check_whole, gguf_head
-from sprinter.models.gguf.repack import Repacking, repacking
+from sprinter.models.gguf.library import installed, last_words, library, loading
+from sprinter.models.gguf.output_head import gguf_head
+from sprinter.models.gguf.repack import repacking
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.gguf.sequences import MOST
 from sprinter.models.interface import Runner, ServedModel
 
-__all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel", "content_fingerprint", "file_fingerprint"]
+__all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel", "content_fingerprint"]
 
 FINGERPRINT_KEY = "sprinter.weights_fingerprint"
 """Metadata key: ``weights_fingerprint`` of the checkpoint that a file was converted from."""
@@ -31,6 +32,14 @@ EOS_KEY = "sprinter.eos_token_ids"
 
 _TYPES = {"gptneox": "gpt_neox", "phi2": "phi", "codeshell": "gpt_bigcode"}
 """Architecture in GGUF → model type in transformers, for types whose FLOPs depend on it."""
+
+_SIZES = {
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "num_experts_per_tok": "expert_used_count",
+}
+"""Sizes in transformers → their keys in GGUF, of what llama.cpp's API does not tell."""
 
 
 class GgufModel(ServedModel):
@@ -59,24 +68,27 @@ class GgufModel(ServedModel):
 
     def __init__(self, path: Path, device: str = "auto") -> None:
         self.path = path
-        self.repacking = _repacking(path)  # before any of llama.cpp's code runs in this process
+        installed()
+        head = gguf_head(path)
+        self.repacking = repacking(head.types)  # before any of llama.cpp's code runs in this process
         self._llama = llama = library()
         self.on_gpu = _uses_gpu(llama, device)
         self.handle = _load(llama, path, self.on_gpu, bool(self.repacking.on))
         weakref.finalize(self, llama.llama_model_free, self.handle)
-        self._vocab = llama.llama_model_get_vocab(self.handle)
         self._check_kind()
         name = llama.llama_ftype_name(llama.llama_model_ftype(self.handle)) or b"unknown"
         self.weights = name.decode().replace("mostly ", "").replace("all ", "")
         self.cache_dtype = torch.float32 if self.weights == "F32" else torch.float16
-        self.vocab_size = int(llama.llama_vocab_n_tokens(self._vocab))
+        vocab = llama.llama_model_get_vocab(self.handle)
+        self.vocab_size = int(llama.llama_vocab_n_tokens(vocab))
         self.hidden_size = int(llama.llama_model_n_embd_out(self.handle))
         self.context = int(llama.llama_model_n_ctx_train(self.handle))
         self.size = int(llama.llama_model_n_params(self.handle))
-        self.architecture = self._metadata("general.architecture")
-        self.config = self._config()
-        self.eos_ids = self._eos_ids()
-        self.fingerprint = self._metadata(FINGERPRINT_KEY) or file_fingerprint(path)
+        self.config = self._config(head.metadata)
+        self.eos_ids = _eos_ids(llama, vocab, head.metadata.get(EOS_KEY))
+        self.fingerprint = head.metadata.get(FINGERPRINT_KEY) or content_fingerprint(
+            np.memmap(path, np.uint8, "r")
+        )
         self.token_bytes = self._token_bytes()
 
     @property
@@ -106,19 +118,8 @@ class GgufModel(ServedModel):
         )
         return 2 * int(config.num_hidden_layers) * kv_size * self.cache_dtype.itemsize
 
-    def _metadata(self, key: str, room: int = 256) -> str:
-        """A metadata value as text; "" if there is none."""
-        buffer = ctypes.create_string_buffer(room)
-        found = self._llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, room)
-        return buffer.value.decode("utf-8", "replace") if found >= 0 else ""
-
-    def _number(self, key: str) -> int | None:
-        value = self._metadata(f"{self.architecture}.{key}")
-        return int(value) if value.isdigit() else None
-
     def _check_kind(self) -> None:
         llama = self._llama
-        check_whole(self.path, int(self._metadata("split.count") or 0))
         kinds = {
             "is an encoder-decoder or embedding model": llama.llama_model_has_encoder,
             "holds a recurrent state, which cannot be rewound": llama.llama_model_is_recurrent,
@@ -129,33 +130,20 @@ class GgufModel(ServedModel):
             if holds(self.handle):
                 raise UserError(f"{self.path.name} {what}: give a decoder with attention in all layers")
 
-    def _config(self) -> PreTrainedConfig:
-        llama, number = self._llama, self._number
+    def _config(self, metadata: Mapping[str, Any]) -> PreTrainedConfig:
+        llama, kind = self._llama, metadata["general.architecture"]
         heads = int(llama.llama_model_n_head(self.handle))
-        sizes = {
-            "vocab_size": self.vocab_size,
-            "hidden_size": int(llama.llama_model_n_embd(self.handle)),
-            "num_hidden_layers": int(llama.llama_model_n_layer(self.handle)),
-            "num_attention_heads": heads,
-            "num_key_value_heads": int(llama.llama_model_n_head_kv(self.handle)) or heads,
-            "head_dim": number("attention.key_length"),
-            "intermediate_size": number("feed_forward_length"),
-            "moe_intermediate_size": number("expert_feed_forward_length"),
-            "num_experts_per_tok": number("expert_used_count"),
-            "max_position_embeddings": self.context,
-        }
         config: Any = PreTrainedConfig()
-        config.model_type = _TYPES.get(self.architecture, self.architecture)
-        for name, value in sizes.items():
-            setattr(config, name, value)
+        config.model_type = _TYPES.get(kind, kind)
+        config.vocab_size, config.max_position_embeddings = self.vocab_size, self.context
+        config.hidden_size = int(llama.llama_model_n_embd(self.handle))
+        config.num_hidden_layers = int(llama.llama_model_n_layer(self.handle))
+        config.num_attention_heads = heads
+        config.num_key_value_heads = int(llama.llama_model_n_head_kv(self.handle)) or heads
+        for name, key in _SIZES.items():
+            size = metadata.get(f"{kind}.{key}")
+            setattr(config, name, size if isinstance(size, int) else None)  # a list: a size for each layer
         return config  # type: ignore[no-any-return]
-
-    def _eos_ids(self) -> tuple[int, ...]:
-        """The EOS ids that our converter recorded, else those that llama.cpp names."""
-        if recorded := self._metadata(EOS_KEY):
-            return tuple(int(part) for part in recorded.split(","))
-        ends = self._llama.llama_vocab_is_eog
-        return tuple(i for i in range(self.vocab_size) if ends(self._vocab, i))
 
 
 def _uses_gpu(llama: Any, device: str) -> bool:
@@ -170,16 +158,6 @@ def _uses_gpu(llama: Any, device: str) -> bool:
     return offload and device != "cpu"
 
 
-def _repacking(path: Path) -> Repacking:
-    installed()
-    gguf_package()
-    try:
-        types = gguf_head(path).types
-    except UserError as error:  # leave the message to llama.cpp's own loading
-        return Repacking(False, str(error))
-    return repacking(types)
-
-
 def _load(llama: Any, path: Path, on_gpu: bool, repack: bool) -> Any:
     last_words("")
     with loading(on_gpu, repack) as params:
@@ -189,9 +167,11 @@ def _load(llama: Any, path: Path, on_gpu: bool, repack: bool) -> Any:
     return handle
 
 
-def file_fingerprint(path: Path) -> str:
-    """A fingerprint of the file, see ``content_fingerprint``."""
-    return content_fingerprint(np.memmap(path, np.uint8, "r"))
+def _eos_ids(llama: Any, vocab: Any, recorded: str | None) -> tuple[int, ...]:
+    """The EOS ids that our converter recorded, else those that llama.cpp names."""
+    if recorded:
+        return tuple(int(part) for part in recorded.split(","))
+    return tuple(i for i in range(llama.llama_vocab_n_tokens(vocab)) if llama.llama_vocab_is_eog(vocab, i))
 
 
 def content_fingerprint(content: NDArray[np.uint8]) -> str:

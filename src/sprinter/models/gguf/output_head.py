@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct, error, unpack_from
-from typing import Any
+from typing import Any, NamedTuple
 
 from sprinter.errors import UserError
 from sprinter.models.gguf.library import gguf_package
 
-__all__ = ["GgufHead", "StoredTensor", "check_whole", "forget_heads", "gguf_head"]
+__all__ = ["GgufHead", "StoredTensor", "forget_heads", "gguf_head"]
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value → its code in ``struct``."""
@@ -29,15 +29,9 @@ _long_arrays: deque[tuple[str, bytes, list[str]]] = deque(maxlen=2)
 a pair share as a rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where and how a tensor is stored.
-
-    Attributes:
-        shape: its shape in PyTorch's order.
-        kind: number of its GGML type.
-        start: offset of its first byte in the file.
-    """
+class StoredTensor(NamedTuple):
+    """Where and how a tensor is stored: its shape in PyTorch's order, the number of its GGML type, and the offset of its
+    first byte in the file."""
 
     shape: tuple[int, ...]
     kind: int
@@ -76,7 +70,10 @@ def gguf_head(path: Path) -> GgufHead:
         head = _read(path, state.st_size, state.st_mtime_ns)
     except (OSError, ValueError, error) as cause:  # mmap refuses an empty file
         raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again") from cause
-    check_whole(path, int(head.metadata.get("split.count", 0)))
+    if (parts := head.metadata.get("split.count", 0)) > 1:
+        raise UserError(
+            f"{path} is one of {parts} parts of a model: join them with llama.cpp's `llama-gguf-split --merge`"
+        )
     if (kind := head.metadata.get("general.type", "model")) == "adapter":
         raise UserError(
             f"{path} is an adapter, which is served only once it is merged: llama.cpp's `llama-export-lora` writes it "
@@ -85,18 +82,6 @@ def gguf_head(path: Path) -> GgufHead:
     if kind != "model":
         raise UserError(f"{path} is a file of type {kind}, not a language model: give the model's own file")
     return head
-
-
-def check_whole(path: Path, parts: int) -> None:
-    """Refuse a file that is one of several parts of a model.
-
-    Raises:
-        UserError: ``parts`` is more than one.
-    """
-    if parts > 1:
-        raise UserError(
-            f"{path} is one of {parts} parts of a model: join them with llama.cpp's `llama-gguf-split --merge`"
-        )
 
 
 def forget_heads() -> None:
@@ -117,40 +102,35 @@ class _GgufReader:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 8
-        if data[:4] != b"GGUF":
-            raise ValueError("no GGUF file")
-        self._order = "<" if unpack_from("<I", data, 4)[0] in _VERSIONS else ">"
-        if unpack_from(f"{self._order}I", data, 4)[0] not in _VERSIONS:
-            raise ValueError("a version that is not known")
-        self._length = Struct(f"{self._order}Q").unpack_from
+        orders = [order for order in "<>" if unpack_from(f"{order}I", data, 4)[0] in _VERSIONS]
+        if data[:4] != b"GGUF" or not orders:
+            raise ValueError("not a GGUF file of a known version")
+        self._order = orders[0]
 
     def head(self, gguf: Any) -> GgufHead:
         """The whole header."""
         tensors, keys = self._numbers("Q", 2)
-        metadata = {self._string(): self._value(self._number("I")) for _ in range(keys)}
-        named = [self._tensor() for _ in range(tensors)]
+        metadata = {self._strings(1)[0]: self._value(self._number("I")) for _ in range(keys)}
+        named = {self._strings(1)[0]: self._tensor() for _ in range(tensors)}
         step = int(metadata.get("general.alignment", 32))
         begin = -(-self._at // step) * step
+        stored = {name: one._replace(start=begin + one.start) for name, one in named.items()}
         names = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
-        stored = {name: StoredTensor(shape, kind, begin + at) for name, shape, kind, at in named}
-        for tensor in stored.values():
-            if tensor.kind in names:
-                size = math.prod(tensor.shape)
-                block, block_bytes = gguf.GGML_QUANT_SIZES[tensor.kind]
-                if tensor.start + size // block * block_bytes > len(self._data):
-                    raise ValueError("a tensor lies beyond the end")
+        for shape, kind, start in stored.values():
+            block, size = gguf.GGML_QUANT_SIZES[kind] if kind in names else (1, 0)
+            if size and start + math.prod(shape) // block * size > len(self._data):
+                raise ValueError("a tensor lies beyond the end")
         matrices = {tensor.kind for tensor in stored.values() if len(tensor.shape) > 1}
         return GgufHead(metadata, stored, frozenset(names.get(kind, str(kind)) for kind in matrices))
 
-    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape, type and offset in the data of the next tensor."""
-        name = self._string()
+    def _tensor(self) -> StoredTensor:
+        """The next tensor; ``start`` counts from the beginning of the data."""
         sizes = self._numbers("Q", self._number("I"))  # the row length comes first
-        return name, tuple(reversed(sizes)), self._number("I"), self._number("Q")
+        return StoredTensor(sizes[::-1], self._number("I"), self._number("Q"))
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
-            return self._string()
+            return self._strings(1)[0]
         if kind != _ARRAY:
             return self._number(_NUMBERS.get(kind, "no such type"))
         kind, count = self._number("I"), self._number("Q")
@@ -159,32 +139,22 @@ class _GgufReader:
         return self._strings(count) if kind == _STRING else [self._value(kind) for _ in range(count)]
 
     def _strings(self, count: int) -> list[str]:
-        """``_string``, for hundreds of thousands of strings."""
-        data, at, end, length = self._data, self._at, len(self._data), self._length
-        for order, raw, strings in _long_arrays:
+        data, begin, at, end = self._data, self._at, self._at, len(self._data)
+        for order, raw, strings in _long_arrays if count >= _LONG else ():
             if (order, len(strings)) == (self._order, count) and data[at : at + len(raw)] == raw:
                 self._at += len(raw)
                 return strings
-        found = []
+        found, length = [], Struct(f"{self._order}Q").unpack_from
         for _ in range(count):
-            begin = at + 8
-            at = begin + int(length(data, at)[0])
+            first = at + 8
+            at = first + int(length(data, at)[0])
             if at > end:
                 raise ValueError("a string goes beyond the end")
-            found.append(data[begin:at])
-        begin, self._at = self._at, at
-        strings = [string.decode() for string in found]
+            found.append(data[first:at].decode())
+        self._at = at
         if count >= _LONG:
-            _long_arrays.append((self._order, data[begin:at], strings))
-        return strings
-
-    def _string(self) -> str:
-        (length,) = self._length(self._data, self._at)
-        begin = self._at + 8
-        self._at = begin + int(length)
-        if self._at > len(self._data):
-            raise ValueError("a string goes beyond the end")
-        return self._data[begin : self._at].decode()
+            _long_arrays.append((self._order, data[begin:at], found))
+        return found
 
     def _number(self, code: str) -> Any:
         return self._numbers(code, 1)[0]

@@ -199,20 +199,15 @@ class LlamaCppRunner(BaseRunner):
         given = [n] * len(trees) if counts is None else counts
         positions: list[NDArray[Any]] = []
         sequences: list[list[int]] = []
-        before = self._sequences.state()
-        try:
-            for row, count, tree in zip(numbers, given, trees, strict=True):
-                if count and tree is not None and tree.branches:
-                    position, own = self._sequences.mark(row, tree, count)
-                else:  # linear text is in the row's own sequence
-                    start = self._lengths[row]
-                    position, own = self._places[start : start + count], [[row]] * count
-                positions.append(position)
-                sequences += own
-            return self._decode_rows(tokens.cpu().numpy(), given, positions, sequences, logits, False)
-        except BaseException:
-            self._sequences.restore(before)
-            raise
+        for row, count, tree in zip(numbers, given, trees, strict=True):
+            if count and tree is not None and tree.branches:
+                position, own = self._sequences.mark(row, tree, count)
+            else:  # linear text is in the row's own sequence
+                start = self._lengths[row]
+                position, own = self._places[start : start + count], [[row]] * count
+            positions.append(position)
+            sequences += own
+        return self._decode_rows(tokens.cpu().numpy(), given, positions, sequences, logits, False)
 
     def _decode_rows(
         self,

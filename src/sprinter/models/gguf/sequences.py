@@ -24,26 +24,25 @@ MOST = 256  # LLAMA_MAX_SEQ
 
 @dataclass(slots=True)
 class _Spread:
-    """Sequences of a row's tree.
-
-    Attributes:
-        root: length of the linear prefix.
-        through: slot -> a sequence that runs through it.
-        paths: sequence -> slots of the tree on its path.
-    """
+    """Sequences of a row's tree: ``root`` is the length of the linear prefix, ``paths`` the slots of the tree on the path
+    of each sequence."""
 
     root: int
-    through: dict[int, int]
     paths: dict[int, list[int]]
+
+    def through(self, slot: int, row: int) -> int:
+        """A sequence that runs through a slot; that of the row if it belongs to the prefix."""
+        return next((one for one, path in self.paths.items() if slot in path), row)
 
     def upto(self, length: int) -> _Spread:
         """What is left of it in the row's first ``length`` slots; sequences that nothing needs are left out."""
-        through = {slot: one for slot, one in self.through.items() if slot < length}
-        needed = {*through.values()}
-        paths = {
-            one: [slot for slot in path if slot < length] for one, path in self.paths.items() if one in needed
-        }
-        return _Spread(self.root, through, paths)
+        left, seen = _Spread(self.root, {}), set[int]()
+        for one, path in self.paths.items():
+            kept = [slot for slot in path if slot < length]
+            if not seen.issuperset(kept):
+                left.paths[one] = kept
+                seen.update(kept)
+        return left
 
 
 class TreeSequences:
@@ -60,24 +59,6 @@ class TreeSequences:
     def __contains__(self, row: int) -> bool:
         """Whether a row holds a tree that is spread over sequences."""
         return row in self._spread
-
-    def state(self) -> dict[int, _Spread]:
-        """For ``restore``."""
-        return {**self._spread}
-
-    def restore(self, before: dict[int, _Spread]) -> None:
-        """Forget what was marked since, and what was read into it."""
-        for row, own in [*self._spread.items()]:
-            held = before.get(row)
-            if own is held:
-                continue
-            for sequence, path in own.paths.items():
-                known = [] if held is None else held.paths.get(sequence, [])
-                if held is None and sequence == row:
-                    continue  # the runner forgets what is beyond the row's length
-                self._remove(sequence, own.root + len(known) if known or sequence == row else 0)
-                path[:] = known
-        self._spread = before
 
     def mark(self, row: int, tree: RowTree, count: int) -> tuple[NDArray[np.int32], list[list[int]]]:
         """Positions of the last ``count`` tokens of a tree with branches, before they are read, and the sequences of
@@ -99,7 +80,7 @@ class TreeSequences:
             while (parent := parents[new[-1]]) >= first:
                 new.append(parent)
             new.reverse()
-            sequence = own.through.get(parent, row)
+            sequence = own.through(parent, row)
             path = own.paths[sequence]
             if parent != (path[-1] if path else tree.root - 1):  # another token follows it there
                 if not free:
@@ -115,10 +96,8 @@ class TreeSequences:
             path += new
             for slot in new:
                 sequences[slot].append(sequence)
-        own.through.update((slot, found[0]) for slot, found in sequences.items())
-        return np.array([tree.root + depth[slot - tree.root] for slot in parents], np.int32), [
-            *sequences.values()
-        ]
+        position = np.array([tree.root + depth[slot - tree.root] for slot in parents], np.int32)
+        return position, [*sequences.values()]
 
     def cut(self, row: int, length: int, tree: RowTree | None) -> None:
         """Forget the slots of a row from ``length`` on; ``tree``: what is then left of its tree, if not linear text.
@@ -142,7 +121,7 @@ class TreeSequences:
     def straighten(self, row: int, path: Sequence[int]) -> None:
         """Move a path of a row's tree into the row's own sequence, and forget the rest of the tree."""
         own = self._spread[row]
-        through = own.through.get(path[-1], row) if path else row
+        through = own.through(path[-1], row) if path else row
         if through == row:
             self._remove(row, own.root + len(path))
         else:
@@ -159,7 +138,7 @@ class TreeSequences:
         """
         given = self._spread.get(from_row)
         if given is None or tree is None or not tree.branches:
-            source = from_row if given is None or length <= given.root else given.through[length - 1]
+            source = from_row if given is None else given.through(length - 1, from_row)
             self._clear(row)
             self._copy(source, row, length)
             return
@@ -174,9 +153,7 @@ class TreeSequences:
         self._clear(row)
         new = {from_row: row, **dict(zip(others, free, strict=False))}
         self._spread[row] = _Spread(
-            left.root,
-            {slot: new[one] for slot, one in left.through.items()},
-            {row: [], **{new[one]: path for one, path in left.paths.items()}},
+            left.root, {row: [], **{new[one]: path for one, path in left.paths.items()}}
         )
         self._copy(from_row, row, left.root)
         for sequence, path in left.paths.items():
@@ -199,14 +176,13 @@ class TreeSequences:
         if held is not None and held.root != tree.root:  # left by an interrupt
             self.drop(row)
             held = None
-        if held is not None and any(slot >= first for slot in held.through):
+        if held is not None and any(slot >= first for path in held.paths.values() for slot in path):
             self.cut(row, first, tree.upto(first))
             held = self._spread.get(row)
         if held is None:  # linear up to here, and in the row's own sequence
-            slots = [*range(tree.root, first)]
-            own = _Spread(tree.root, dict.fromkeys(slots, row), {row: slots})
+            own = _Spread(tree.root, {row: [*range(tree.root, first)]})
         else:
-            own = _Spread(held.root, {**held.through}, {one: [*path] for one, path in held.paths.items()})
+            own = _Spread(held.root, {one: [*path] for one, path in held.paths.items()})
         self._spread[row] = own
         return own
 

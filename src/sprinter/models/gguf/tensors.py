@@ -55,7 +55,7 @@ class Tensors:
         self._swapped = bytes(self._data[4:8]) == _ENDIAN["big" if sys.byteorder == "little" else "little"]
 
     def fingerprint(self) -> str:
-        """``file_fingerprint`` of the file that is open."""
+        """``content_fingerprint`` of the file that is open."""
         return content_fingerprint(self._data)
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
