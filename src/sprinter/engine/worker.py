@@ -63,25 +63,21 @@ class AsyncRequest:
     started: Future[None] = field(default_factory=Future)
     over: Future[None] = field(default_factory=Future)
     _tokens: list[Token] = field(default_factory=list)
-    _reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+    _news: Future[None] | None = None  # what the reader waits for
     _lock: Lock = field(default_factory=Lock)
 
     async def read(self) -> list[Token]:
         """Wait for new tokens; [] at the end."""
-        waiting: asyncio.Future[None] | None = None
         with self._lock:
-            if not self._tokens and self.ended is None:
-                if self._reader is not None:
-                    raise SprinterError("another task reads this stream already")
-                loop = asyncio.get_running_loop()
-                waiting = loop.create_future()
-                self._reader = loop, waiting
-        if waiting is not None:
+            wait = not self._tokens and self.ended is None
+            if wait and self._news is not None:
+                raise SprinterError("another task reads this stream already")
+            news = self._news = Future() if wait else self._news
+        if wait and news is not None:
             try:
-                await waiting
+                await asyncio.wrap_future(news)
             finally:
-                with self._lock:
-                    self._reader = None
+                self._news = None
         with self._lock:
             tokens, self._tokens = self._tokens, []
         return tokens
@@ -90,26 +86,23 @@ class AsyncRequest:
         """Hand over new tokens; called by the engine's thread."""
         if self.first is None and tokens:
             self.first = time.perf_counter()
-        with self._lock:
-            self._tokens += tokens
-        self._wake()
+        self._hand_over(tokens)
 
     def end(self, generation: Generation | None, error: Exception | None) -> None:
         """Hand over the result; called by the engine's thread, once."""
-        with self._lock:
-            self.generation, self.error, self.ended = generation, error, time.perf_counter()
-        self._wake()
+        self.generation, self.error, self.ended = generation, error, time.perf_counter()
+        self._hand_over([])
         if not self.started.done():
             self.started.set_result(None)
         self.over.set_result(None)
 
-    def _wake(self) -> None:
+    def _hand_over(self, tokens: list[Token]) -> None:
         with self._lock:
-            reader = self._reader
-        if reader is not None:
-            loop, waiting = reader
-            with suppress(RuntimeError):  # the reader's loop is closed
-                loop.call_soon_threadsafe(_settle, waiting)
+            self._tokens += tokens
+            news = self._news
+        if news is not None:
+            with suppress(InvalidStateError):  # it is told already, or waits no longer
+                news.set_result(None)
 
 
 @dataclass(eq=False)
@@ -119,11 +112,6 @@ class _QueuedScoring:
     scoring: Scoring
     owner: str
     done: Future[Scoring] = field(default_factory=Future)
-
-
-def _settle(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
 
 
 class EngineWorker:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,10 +57,6 @@ class _Keys:
         """Names of keys with a value (0, false and "none" switch something off) that have not been read."""
         unread = self._values.keys() - self._asked
         return sorted(self._at + key for key in unread if self._values[key] not in (0, "", "none"))
-
-
-def _no_more(keys: _Keys, config: dict[str, Any], tensors: Mapping[str, Any]) -> None:
-    """An architecture without settings of its own."""
 
 
 def _llama(keys: _Keys, config: dict[str, Any], tensors: Mapping[str, Any]) -> None:
@@ -113,7 +109,7 @@ class Family:
     paired: bool = False
     norm_offset: float = 0.0
     rope_base: float = 10_000.0
-    more: Callable[[_Keys, dict[str, Any], Mapping[str, Any]], None] = field(default=_no_more)
+    more: Callable[[_Keys, dict[str, Any], Mapping[str, Any]], None] = lambda *_: None
 
 
 FAMILIES = {
@@ -189,18 +185,14 @@ def _shared(keys: _Keys, head: GgufHead, family: Family, rope_factors: torch.Ten
     for key in ("attention.value_length", "rope.dimension_count"):
         if (other := keys.get(key, size)) != size:
             raise ValueError(f"its {key} is {other}, and keys have length {size}")
-    config["vocab_size"] = rows = _tensor(head, "token_embd.weight")[0]
+    if "token_embd.weight" not in head.tensors:
+        raise ValueError("it lacks the tensor token_embd.weight")
+    config["vocab_size"] = rows = head.tensors["token_embd.weight"].shape[0]
     if (other := keys.get("vocab_size", rows)) != rows:
         raise ValueError(f"it has {rows} embedding rows and names {other} tokens")
     config["tie_word_embeddings"] = "output.weight" not in head.tensors
     config["rope_parameters"] = _rope(keys, family, config, rope_factors)
     return config
-
-
-def _tensor(head: GgufHead, name: str) -> tuple[int, ...]:
-    if name not in head.tensors:
-        raise ValueError(f"it lacks the tensor {name}")
-    return head.tensors[name].shape
 
 
 def _rope(
@@ -213,21 +205,17 @@ def _rope(
     kind = keys.get("rope.scaling.type", "linear")
     if keys.get("rope.scaling.attn_factor", 1.0) != 1.0:
         raise ValueError("it scales its attention (rope.scaling.attn_factor)")
-    original = keys.get("rope.scaling.original_context_length")
+    original = keys.get("rope.scaling.original_context_length") or config["max_position_embeddings"]
     if factors is not None:
         if factor != 1.0:
             raise ValueError("it scales both positions and frequencies")
         return _llama3(factors, base, config["head_dim"])
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return {"rope_type": "default", "rope_theta": base}
-    if kind == "linear":
-        return {"rope_type": "linear", "rope_theta": base, "factor": factor}
-    if kind == "yarn":
-        original = original or config["max_position_embeddings"]
-        return {
-            "rope_type": "yarn", "rope_theta": base, "factor": factor, "original_max_position_embeddings": original
-        }  # fmt: skip
-    raise ValueError(f"its positions are scaled by {kind}")
+    if kind not in ("linear", "yarn"):
+        raise ValueError(f"its positions are scaled by {kind}")
+    scaled = {"rope_type": kind, "rope_theta": base, "factor": factor}
+    return scaled | ({"original_max_position_embeddings": original} if kind == "yarn" else {})
 
 
 def _llama3(factors: torch.Tensor, base: float, head_dim: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Pre-tokenizers of byte-level BPE under the names that llama.cpp gives them.
 
 A GGUF file holds a name; expressions and flags are those of the checkpoints' own ``tokenizer.json``. llama.cpp knows
-more names. Those are missing here whose checkpoints differ from each other, or from what llama.cpp does.
+more names. Those are missing here whose checkpoints differ from each other, or from what llama.cpp does. transformers
+reads GGUF files too, without the flags and without the names that split at digits, so that its tokens differ.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as _SPLITS
 
 __all__ = ["PRE_TOKENIZERS", "PreTokenizer"]
 
@@ -44,22 +46,6 @@ class PreTokenizer:
         return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=self.gpt2)])
 
 
-_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-_REST_SLASH = "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-_UPPER, _LOWER = "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]", "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-_LLAMA3 = f"{_ENDINGS}|[^\\r\\n\\p{{L}}\\p{{N}}]?\\p{{L}}+|\\p{{N}}{{1,3}}{_REST}"
-_QWEN2 = f"{_ENDINGS}|[^\\r\\n\\p{{L}}\\p{{N}}]?\\p{{L}}+|\\p{{N}}{_REST}"
-_QWEN35 = (
-    f"{_ENDINGS}|[^\\r\\n\\p{{L}}\\p{{N}}]?[\\p{{L}}\\p{{M}}]+|\\p{{N}}"
-    "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-)
-_WORD, _NAME = (
-    f"[^\\r\\n\\p{{L}}\\p{{N}}]?{_UPPER}*{_LOWER}+",
-    f"[^\\r\\n\\p{{L}}\\p{{N}}]?{_UPPER}+{_LOWER}*",
-)
-_TEKKEN = f"{_WORD}|{_NAME}|\\p{{N}}{_REST_SLASH}"
-_GPT4O = f"{_WORD}{_ENDINGS}?|{_NAME}{_ENDINGS}?|\\p{{N}}{{1,3}}{_REST_SLASH}"
 _DEEPSEEK_CODER = ("[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", "[一-龥ࠀ-一가-퟿]+", "\\p{N}")
 _DEEPSEEK_V3 = (
     "\\p{N}{1,3}",
@@ -69,7 +55,7 @@ _DEEPSEEK_V3 = (
 )
 
 _gpt2, _digits = PreTokenizer(gpt2=True), PreTokenizer(("\\p{N}",), gpt2=True)
-_llama3 = PreTokenizer((_LLAMA3,), whole=True, bos=True)
+_llama3 = PreTokenizer((_SPLITS["llama3"],), whole=True, bos=True)
 
 PRE_TOKENIZERS = {
     "gpt-2": _gpt2,
@@ -81,11 +67,11 @@ PRE_TOKENIZERS = {
     "llama-bpe": _llama3,
     "llama3": _llama3,
     "llama-v3": _llama3,
-    "qwen2": PreTokenizer((_QWEN2,), nfc=True),
-    "qwen35": PreTokenizer((_QWEN35,), nfc=True),
-    "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
-    "tekken": PreTokenizer((_TEKKEN,), whole=True, bos=True),
-    "gpt-4o": PreTokenizer((_GPT4O,)),
+    "qwen2": PreTokenizer((_SPLITS["qwen2"],), nfc=True),
+    "qwen35": PreTokenizer((_SPLITS["qwen35"],), nfc=True),
+    "deepseek-r1-qwen": PreTokenizer((_SPLITS["qwen2"],)),
+    "tekken": PreTokenizer((_SPLITS["tekken"],), whole=True, bos=True),
+    "gpt-4o": PreTokenizer((_SPLITS["gpt-4o"],)),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     "deepseek-v3": PreTokenizer(_DEEPSEEK_V3),
 }
