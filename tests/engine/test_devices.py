@@ -116,9 +116,9 @@ def test_caches_must_fit_on_the_device_of_each_model(
     for full in ("cpu", "meta"):
         rooms = {"cpu": 100 * row, "meta": 100 * row, full: 4 * row}
         monkeypatch.setattr(memory, "free_bytes", lambda device, rooms=rooms: rooms[device.type])
-        memory.check_memory([here, there], 3, 10)
+        memory.check_memory([here, there], 3, [10, 10])
         with pytest.raises(UserError, match="use a batch of 3 or less"):
-            memory.check_memory([here, there], 4, 10)
+            memory.check_memory([here, there], 4, [10, 10])
 
 
 @pytest.mark.gpu

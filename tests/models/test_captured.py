@@ -90,13 +90,13 @@ def test_caches_that_do_not_fit_are_refused_with_the_largest_batch() -> None:
     held = sum(x.numel() * x.element_size() for x in runner._cache.buffers())  # type: ignore[attr-defined]
     assert 2 * memory.cache_bytes(model, 16) == held
     budget = 7 * memory.cache_bytes(model, 100)
-    memory.check_memory([model], 7, 100, budget)
+    memory.check_memory([model], 7, [100], budget)
     with pytest.raises(UserError, match="use a batch of 7 or less"):
-        memory.check_memory([model], 8, 100, budget)
+        memory.check_memory([model], 8, [100], budget)
     with pytest.raises(UserError, match="use a batch of 3 or less"):
-        memory.check_memory([model, model], 4, 100, budget)
+        memory.check_memory([model, model], 4, [100, 100], budget)
     with pytest.raises(UserError, match="use shorter rows"):
-        memory.check_memory([model], 1, 1000, budget)
-    memory.check_memory([model], 1, 16)
+        memory.check_memory([model], 1, [1000], budget)
+    memory.check_memory([model], 1, [16])
     with pytest.raises(UserError, match="rows of 16 tokens need"):
-        memory.check_memory([model], 10**9, 16)
+        memory.check_memory([model], 10**9, [16])

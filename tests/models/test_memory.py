@@ -5,6 +5,7 @@ import torch
 from tests.models.tiny import tiny
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
+from sprinter.errors import RowsError
 from sprinter.models import memory
 from sprinter.models.choose import make_runner
 
@@ -57,5 +58,6 @@ def test_rows_of_unlike_length_in_two_models() -> None:
     models = [tiny("llama"), tiny("gpt2")]
     budget = 3 * (memory.cache_bytes(models[0], 90) + memory.cache_bytes(models[1], 20))
     memory.check_memory(models, 3, [90, 20], budget)
-    assert memory.largest_batch(models, [90, 20], budget) == 3
-    assert memory.largest_batch(models, 90, budget) < 3
+    for lengths, fits in (([90, 20], 3), ([90, 90], 1)):
+        with pytest.raises(RowsError, match=f"use a batch of {fits} or less"):
+            memory.check_memory(models, fits + 1, lengths, budget)

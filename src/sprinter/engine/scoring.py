@@ -176,7 +176,7 @@ class Scorer:
     def _begin(self, scoring: Scoring) -> Generator[None, None, list[ScoredText]]:
         model = self._models.target.model
         if self._runner is None:
-            check_memory([model], 1, self._max_len)
+            check_memory([model], 1, [self._max_len])
             self._runner = make_runner(model, batch=1, max_len=self._max_len)
         self._runner.rewind([0])
         text = (scoring.ids[:1], scoring.ids[1:])

@@ -26,12 +26,7 @@ _SAMPLES_S = (0.1, 0.2)  # time over which the use of the cores is read; the sec
 _FREE = 0.5  # so much of a core may be busy for a thread of ours to find it free
 _STAT, _QUOTA = Path("/proc/stat"), Path("/sys/fs/cgroup/cpu.max")
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
@@ -107,22 +102,19 @@ class Threads(NamedTuple):
     @property
     def warning(self) -> str | None:
         """What is wrong with this number of threads, which wait for each other in every pass, and what is done."""
-        busy = f"other processes keep {self.busy:.1f} of {_number(self.cores)} busy"
+        cores = f"{self.cores} core{'s' * (self.cores != 1)}"
+        busy = f"other processes keep {self.busy:.1f} of {cores} busy"
         if not self.named:
             used = f"{busy}: {self.wanted} of {self.now} threads are used (OMP_NUM_THREADS overrides this)"
             return used if self.wanted < self.now else None
         if self.now > self.cores:
-            return f"{self.now} threads share {_number(self.cores)}: set OMP_NUM_THREADS={self.cores}"
+            return f"{self.now} threads share {cores}: set OMP_NUM_THREADS={self.cores}"
         if self.now > self.wanted:
             return (
                 f"{busy}, and {self.now} threads wait for each other: OMP_NUM_THREADS={self.wanted} may be faster "
                 "meanwhile"
             )
         return None
-
-
-def _number(cores: int) -> str:
-    return f"{cores} core{'s' * (cores != 1)}"
 
 
 def find_threads() -> Threads:

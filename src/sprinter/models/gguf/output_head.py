@@ -30,8 +30,7 @@ a pair share as a rule."""
 
 
 class StoredTensor(NamedTuple):
-    """Where and how a tensor is stored: its shape in PyTorch's order, the number of its GGML type, and the offset of its
-    first byte in the file."""
+    """Where and how a tensor is stored: shape in PyTorch's order, number of its GGML type, offset of its first byte."""
 
     shape: tuple[int, ...]
     kind: int

@@ -24,8 +24,7 @@ MOST = 256  # LLAMA_MAX_SEQ
 
 @dataclass(slots=True)
 class _Spread:
-    """Sequences of a row's tree: ``root`` is the length of the linear prefix, ``paths`` the slots of the tree on the path
-    of each sequence."""
+    """Sequences of a row's tree. ``root``: length of the linear prefix; ``paths``: sequence -> slots of the tree."""
 
     root: int
     paths: dict[int, list[int]]

@@ -29,7 +29,7 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.models.memory import free_bytes, largest_batch
+from sprinter.models.memory import cache_bytes, free_bytes
 from sprinter.training.drafts.losses import TopLaws
 from sprinter.training.drafts.settings import TextSettings
 from sprinter.training.drafts.waves import WaveWriter
@@ -277,7 +277,7 @@ class _Writer:
         rows, room = self.shards * own.shard, free_bytes(models.target.module("writing texts").device)
         if room is not None:
             longest = own.prompt_tokens + own.new_tokens
-            rows = max(1, min(rows, largest_batch([models.target.model], longest, int(room * _CACHE_SHARE))))
+            rows = max(1, min(rows, int(room * _CACHE_SHARE) // cache_bytes(models.target.model, longest)))
         return WaveWriter(
             models.target, models.vocab_size, rows=rows, prompt_tokens=own.prompt_tokens,
             new_tokens=own.new_tokens, temperature=own.temperature, top=own.top,
