@@ -378,7 +378,7 @@ def test_ends_of_text_that_are_lost_are_named(saved: Path, caplog: pytest.LogCap
     [
         ({"tokenizer": 5}, "tokenizer=5 is none"),
         ({"compile": "yes"}, "compile='yes' is unknown: give True, False or None"),
-        ({"draft_revision": "abc"}, "draft_revision=abc was given without a draft"),
+        ({"draft_revision": "abc"}, "draft_revision was given without a draft"),
     ],
 )
 def test_options_that_mean_nothing(saved: Path, options: dict[str, Any], line: str) -> None:
@@ -442,7 +442,7 @@ def test_models_that_name_no_context(saved: Path) -> None:
 
 
 def test_builtin_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pair_module, "files", lambda name: tmp_path)
+    monkeypatch.setattr(pair_module, "_BUILTIN", tmp_path / "builtin")
     with pytest.raises(
         UserError, match=r"the built-in target is not in this installation .*reinstall sprinter-llm"
     ):

@@ -15,10 +15,10 @@ import torch
 from sprinter.engine.record import cpu_name, versions
 from sprinter.errors import UserError
 from sprinter.models.cachedir import cache_dir, read_kept, write_kept
-from sprinter.models.devices import device_of
+from sprinter.models.devices import device_of, dtype_name
 from sprinter.models.gguf.dequantise import why_not_as_stored
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.pair import LoadedModel, LoadedPair, dtype_name
+from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.models.quantised.quantise import BITS, GGUF
 from sprinter.models.source import Source, find
 

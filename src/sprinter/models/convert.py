@@ -13,10 +13,11 @@ from filelock import FileLock
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
+from sprinter.models.devices import dtype_name
 from sprinter.models.gguf import config, vocabulary, write
 from sprinter.models.gguf.library import installed
 from sprinter.models.gguf.write import write_gguf
-from sprinter.models.pair import dtype_name, load_models
+from sprinter.models.pair import load_models
 from sprinter.models.source import Provenance, Source, find
 from sprinter.models.tokenizers import common_tokenizer
 

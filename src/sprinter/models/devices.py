@@ -26,7 +26,9 @@ _SAMPLES_S = (0.1, 0.2)  # time over which the use of the cores is read; the sec
 _FREE = 0.5  # so much of a core may be busy for a thread of ours to find it free
 _STAT, _QUOTA = Path("/proc/stat"), Path("/sys/fs/cgroup/cpu.max")
 
-_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")
+}
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 

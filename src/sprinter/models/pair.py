@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import ContextLengthError, UserError
-from sprinter.models.checks import check_config, check_finite
+from sprinter.models.checks import check_config
 from sprinter.models.choose import compile_model, longest_text, runner_kind
-from sprinter.models.devices import dtype_name
 from sprinter.models.eos import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
@@ -44,12 +42,14 @@ from sprinter.models.tokenizers import common_tokenizer
 from sprinter.models.vocabulary import Vocabulary, check_rows
 
 __all__ = [
-    "LoadedModel", "LoadedPair", "Source", "builtin_heads", "builtin_paths", "check_finite",
-    "check_request", "dtype_name", "load_models",
+    "LoadedModel", "LoadedPair", "builtin_heads", "builtin_paths", "check_request", "load_models",
 ]  # fmt: skip
 
 _log = logging.getLogger("sprinter")
+_BUILTIN = Path(__file__).with_name("builtin")
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_Cut = Callable[[int, tuple[int, ...]], torch.Tensor]
+"""Of the number of logits and the tokens that end a text, the tokens that an output layer keeps."""
 _NO_LIMIT = 1 << 20
 """Context of a model whose config names none (ALiBi): larger than any request."""
 
@@ -143,23 +143,23 @@ class LoadedPair:
     def vocab_size(self) -> int:
         """Size of the common vocabulary. Logits beyond it belong to padding or to tokens that one model lacks; callers
         must slice them off."""
-        sizes = [model.vocab_size for model in (self.target, self.draft) if model is not None]
+        sizes = [model.vocab_size for model in self.asked().values()]
         return min(sizes if self.tokens is None else [*sizes, self.tokens])
 
     @property
     def context(self) -> int:
         """Maximum number of tokens that both models can hold, prompt included."""
-        return min(model.context for model in (self.target, self.draft) if model is not None)
+        return min(model.context for model in self.asked().values())
 
     @property
     def longest(self) -> int:
         """Maximum number of tokens that either model can hold; reached by methods that use only that model."""
-        return max(model.context for model in (self.target, self.draft) if model is not None)
+        return max(model.context for model in self.asked().values())
 
     def asked(self, target: bool = True, draft: bool = True) -> dict[str, LoadedModel]:
         """The models that a request uses, by name ("target", "draft")."""
-        both = (("target", self.target, target), ("draft", self.draft, draft))
-        return {which: model for which, model, needed in both if model is not None and needed}
+        both = {"target": self.target if target else None, "draft": self.draft if draft else None}
+        return {which: model for which, model in both.items() if model is not None}
 
     def room(self, target: bool = True, draft: bool = True) -> int | None:
         """Maximum text length for a request that uses these models; None if their configs name no context."""
@@ -226,32 +226,29 @@ def load_models(
     """
     if compile is not None and not isinstance(compile, bool):
         raise UserError(f"compile={compile!r} is unknown: give True, False or None")
-    if draft is None and draft_revision is not None:
-        raise UserError(
-            f"draft_revision={draft_revision} was given without a draft: give draft=..., or leave it out"
-        )
-    if draft is None and draft_vocabulary is not None:
-        raise UserError("draft_vocabulary was given without a draft: give draft=..., or leave it out")
+    own = {"draft_revision": draft_revision, "draft_vocabulary": draft_vocabulary, "draft_dtype": draft_dtype}
+    for name, value in own.items():
+        if draft is None and value is not None:
+            raise UserError(f"{name} was given without a draft: give draft=..., or leave it out")
     if draft_vocabulary is not None:
         check_cut({"device_map": device_map, "quantization_config": quantization_config})
-    options = load_options(
-        dtype, device, device_map, attn_implementation, quantization_config, trust_remote_code, compile, dequantise,
-        draft_vocabulary,
-    )  # fmt: skip
-    drafting = options
-    if draft_dtype is not None or draft_dequantise is not None:
-        if draft is None:
-            raise UserError("draft_dtype was given without a draft: give draft=..., or leave it out")
-        drafting = load_options(
-            dtype if draft_dtype is None else draft_dtype, device, device_map, attn_implementation,
-            quantization_config, trust_remote_code, compile,
-            dequantise if draft_dequantise is None else draft_dequantise, draft_vocabulary,
+
+    def options_with(dtype: str | torch.dtype, dequantise: bool) -> LoadOptions:
+        return load_options(
+            dtype, device, device_map, attn_implementation, quantization_config, trust_remote_code, compile,
+            dequantise, draft_vocabulary,
         )  # fmt: skip
+
+    options = options_with(dtype, dequantise)
+    drafting = options_with(
+        dtype if draft_dtype is None else draft_dtype,
+        dequantise if draft_dequantise is None else draft_dequantise,
+    )
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
-    for which, origin, own in (("target", target_origin, options), ("draft", draft_origin, drafting)):
+    for which, origin, given in (("target", target_origin, options), ("draft", draft_origin, drafting)):
         if origin is not None:
-            check_options(origin, own)
+            check_options(origin, given)
             if (config := origin.config(trust_remote_code)) is not None:
                 check_config(config, f"the {which} {origin.name}")
     speaker, tokens = common_tokenizer(tokenizer, target_origin, draft_origin, trust_remote_code)
@@ -276,24 +273,26 @@ def _load(
         raise UserError(
             f"draft_vocabulary is for drafts that are loaded with PyTorch, and {origin.name} is {where}"
         )
-
-    def cut_model(model: PreTrainedModel) -> None:
-        assert cut is not None
-        cut_output(model, cut(head_sizes(model)[0], eos_ids_of(model, speaker)))
-
-    if isinstance(origin.at, ServedModel):
-        return _served_model(origin.at, origin, which, options, words, None)
-    if isinstance(origin.at, PreTrainedModel):
-        model = origin.at
+    at = origin.at
+    if origin.gguf is not None and not options.dequantise:
+        at = GgufModel(origin.gguf, options.device_name)
+    if isinstance(at, ServedModel):
+        check_rows(words, at.vocab_size, which)
+        if options.compile:
+            compile_model(at)
+        return LoadedModel(
+            at, origin.name, origin.revision, at.context, at.vocab_size, at.hidden_size, at.eos_ids,
+            load_s=None if at is origin.at else time.perf_counter() - begun,
+        )  # fmt: skip
+    if isinstance(at, PreTrainedModel):
+        model = at
     elif origin.gguf is None:
-        model = _checkpoint(origin.at, origin.name, which, options, None if cut is None else cut_model)
-    elif options.dequantise:
+        model = _checkpoint(at, origin.name, which, options, cut, speaker)
+    else:
         kept = options.quantised if options.device.type == "cpu" else None
         read = dequantised(origin.gguf, options.dtype, kept, cut, **options.extra)
         model, stored, ends = read.model, read.stored, read.eos_ids
         model.to(options.device)  # type: ignore[arg-type]
-    else:
-        return _load_gguf(origin, origin.gguf, which, options, words)
     model.train(False)
     if isinstance(head := model.get_output_embeddings(), CutHead):  # type: ignore[no-untyped-call]
         check_map(head.ids, max(words.values(), default=-1) + 1)
@@ -316,52 +315,28 @@ def _load(
 
 
 def _checkpoint(
-    directory: Path, name: str, which: str, options: LoadOptions, cut: Callable[[PreTrainedModel], Any] | None
+    directory: Path,
+    name: str,
+    which: str,
+    options: LoadOptions,
+    cut: _Cut | None,
+    speaker: PreTrainedTokenizerBase,
 ) -> PreTrainedModel:
     """A checkpoint of transformers, after ``cut``; in its own dtype where ``options.stored`` allows it."""
 
     def read(dtype: torch.dtype | str) -> PreTrainedModel:
         model = _weights(directory, name, which, options, dtype)
         if cut is not None:
-            cut(model)
+            cut_output(model, cut(head_sizes(model)[0], eos_ids_of(model, speaker)))
         return model
 
-    if options.stored and _joins(directory):
-        model = read("auto")
-        if model.dtype == torch.float32 or run_in_place(model.train(False)) is None:
-            return model
+    if options.stored:
+        config, _ = PreTrainedConfig.get_config_dict(directory)
+        if config.get("model_type") in TYPES | {CUT_TYPE} and "quantization_config" not in config:
+            model = read("auto")
+            if model.dtype == torch.float32 or run_in_place(model.train(False)) is None:
+                return model
     return read(options.dtype)
-
-
-def _joins(directory: Path) -> bool:
-    """Whether a checkpoint's layers may join, from its config alone."""
-    config, _ = PreTrainedConfig.get_config_dict(directory)
-    known = TYPES | {CUT_TYPE}
-    return config.get("model_type") in known and "quantization_config" not in config
-
-
-def _load_gguf(
-    origin: Provenance, path: Path, which: str, options: LoadOptions, words: Vocabulary
-) -> LoadedModel:
-    begun, model = time.perf_counter(), GgufModel(path, options.device_name)
-    return _served_model(model, origin, which, options, words, time.perf_counter() - begun)
-
-
-def _served_model(
-    model: ServedModel,
-    origin: Provenance,
-    which: str,
-    options: LoadOptions,
-    words: Vocabulary,
-    load_s: float | None,
-) -> LoadedModel:
-    check_rows(words, model.vocab_size, which)
-    if options.compile:
-        compile_model(model)
-    return LoadedModel(
-        model, origin.name, origin.revision, model.context, model.vocab_size, model.hidden_size, model.eos_ids,
-        load_s=load_s,
-    )  # fmt: skip
 
 
 def _weights(
@@ -395,10 +370,7 @@ def _weights(
 
 
 def _context(config: Any) -> int:
-    for name in _CONTEXT_NAMES:
-        if value := getattr(config, name, None):
-            return int(value)
-    return _NO_LIMIT
+    return int(next(filter(None, (getattr(config, name, None) for name in _CONTEXT_NAMES)), _NO_LIMIT))
 
 
 def _served(model: PreTrainedModel, which: str, name: str, context: int) -> int:
@@ -465,8 +437,7 @@ def builtin_paths() -> dict[str, Path]:
     Raises:
         UserError: the package was installed without them.
     """
-    root = Path(str(files("sprinter.models"))) / "builtin"
-    paths = {name: root / name for name in ("target", "draft", "gate")}
+    paths = {name: _BUILTIN / name for name in ("target", "draft", "gate")}
     for name, path in paths.items():
         if not (path / "config.json").is_file():
             raise UserError(
@@ -478,5 +449,4 @@ def builtin_paths() -> dict[str, Path]:
 
 def builtin_heads() -> list[Path]:
     """Directories of the built-in heads for the stop rules "specdec++" and "disco"."""
-    root = Path(str(files("sprinter.models"))) / "builtin"
-    return [root / name for name in ("specdec", "disco") if (root / name / "config.json").is_file()]
+    return [_BUILTIN / name for name in ("specdec", "disco") if (_BUILTIN / name / "config.json").is_file()]
