@@ -83,6 +83,7 @@ class GgufModel(ServedModel):
         self.hidden_size = int(llama.llama_model_n_embd_out(self.handle))
         self.context = int(llama.llama_model_n_ctx_train(self.handle))
         self.size = int(llama.llama_model_n_params(self.handle))
+        self.architecture = head.metadata["general.architecture"]
         self.config = self._config(head.metadata)
         self.eos_ids = _eos_ids(llama, vocab, head.metadata.get(EOS_KEY))
         self.fingerprint = head.metadata.get(FINGERPRINT_KEY) or content_fingerprint(
@@ -130,7 +131,7 @@ class GgufModel(ServedModel):
                 raise UserError(f"{self.path.name} {what}: give a decoder with attention in all layers")
 
     def _config(self, metadata: Mapping[str, Any]) -> PreTrainedConfig:
-        llama, kind = self._llama, metadata["general.architecture"]
+        llama, kind = self._llama, self.architecture
         heads = int(llama.llama_model_n_head(self.handle))
         config: Any = PreTrainedConfig()
         config.model_type = _TYPES.get(kind, kind)
