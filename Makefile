@@ -119,17 +119,17 @@ $(USERS)/.ready:
 
 # Each has an environment of its own in $(ENVS); torch stays at its pin.
 test-newest: ## the demo, and tests of kernels and of equal texts, with the newest release of every dependency
-	@$(PYTHON) scripts/try_versions.py newest
+	@$(PYTHON) scripts/environments.py newest
 
 test-lowest: ## the same with the lowest versions that pyproject.toml states
-	@$(PYTHON) scripts/try_versions.py lowest
+	@$(PYTHON) scripts/environments.py lowest
 
 test-install: ## run the install lines of README, docs, examples and Dockerfile (builds llama.cpp, some minutes, once)
-	@$(PYTHON) scripts/check_installs.py
+	@$(PYTHON) scripts/environments.py installs
 
 package: ready ## build sdist and wheel, try the wheel in an empty environment
 	@echo "== package"
-	@$(BIN)/python scripts/check_package.py
+	@$(BIN)/python scripts/environments.py package
 
 # --- upkeep ----------------------------------------------------------------------------------------------------------
 format: ready ## let ruff fix and format
@@ -138,7 +138,7 @@ format: ready ## let ruff fix and format
 
 constraints: ## resolve anew and rewrite constraints.txt
 	@$(PYTHON) scripts/check_python.py
-	@$(PYTHON) scripts/update_constraints.py
+	@$(PYTHON) scripts/environments.py constraints
 
 clean: ## remove what was built; keep .venv
 	@rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -14,18 +14,17 @@ from sprinter.errors import install_line
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-import check_installs  # noqa: E402
-import try_versions  # noqa: E402
+import environments  # noqa: E402
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
     "optional-dependencies"
 ]
-DOCKERFILE = check_installs.DOCKERFILE.read_text(encoding="utf-8")
+DOCKERFILE = environments.DOCKERFILE.read_text(encoding="utf-8")
 
 
 def test_install_lines_of_pages_name_the_clone_and_extras_that_there_are() -> None:
     """No index has the distribution, so that its name alone installs nothing."""
-    found = {page.relative_to(ROOT).as_posix(): check_installs.lines(page) for page in check_installs.pages()}
+    found = {page.relative_to(ROOT).as_posix(): environments.lines(page) for page in environments.pages()}
     extras = ("gguf", "plots", "bench", "serve")
     assert sorted(found["README.md"]) == sorted(
         [
@@ -40,7 +39,7 @@ def test_install_lines_of_pages_name_the_clone_and_extras_that_there_are() -> No
     for line in every:
         assert "sprinter-llm" not in line
         for extra in re.findall(r"\.\[([\w-]+)\]", line):
-            assert extra in EXTRAS and extra in check_installs.IMPORTS
+            assert extra in EXTRAS and extra in environments.IMPORTS
 
 
 def test_no_message_installs_the_distribution_by_name() -> None:
@@ -66,7 +65,7 @@ def test_from_its_source_alone_the_clone_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_image_has_the_kernels_and_what_gguf_files_need() -> None:
-    steps = list(check_installs.docker_steps(DOCKERFILE))
+    steps = list(environments.docker_steps(DOCKERFILE))
     (apt,) = ((stage, step) for stage, step in steps if "apt-get install" in step)
     assert apt[0] == 1 and "g++" in apt[1].split()  # what is built runs without a compiler
     (install,) = (step for _, step in steps if "/src[" in step)
@@ -79,21 +78,21 @@ def test_the_image_has_the_kernels_and_what_gguf_files_need() -> None:
 
 
 def test_lowest_versions_are_those_of_pyproject() -> None:
-    stated = try_versions.requirements()
-    assert try_versions.lowest("name[part]>=1.2,<3") == "name[part]==1.2"
-    assert any(line.startswith("transformers==5.") for line in map(try_versions.lowest, stated))
+    stated = environments.requirements()
+    assert environments.lowest("name[part]>=1.2,<3") == "name[part]==1.2"
+    assert any(line.startswith("transformers==5.") for line in map(environments.lowest, stated))
     assert not any(line.startswith(("torch", "llama-cpp-python")) for line in stated)
     with pytest.raises(SystemExit, match="states no lowest version"):
-        try_versions.lowest("name<3")
+        environments.lowest("name<3")
 
 
 def test_what_is_tried_with_other_versions_exists() -> None:
-    for test in try_versions.TESTS:
+    for test in environments.TESTS:
         file, _, name = test.partition("::")
         assert (
             f"def {name}(" in (ROOT / file).read_text(encoding="utf-8") if name else (ROOT / file).is_file()
         )
-    assert set(try_versions.TOOLS) <= try_versions.pins().keys()
+    assert set(environments.TOOLS) <= environments.pins().keys()
 
 
 def test_a_release_tries_the_pinned_torch_and_a_newer_one_on_every_python() -> None:

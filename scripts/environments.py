@@ -1,0 +1,318 @@
+"""Try the package in environments of its own, which `make` keeps in SPRINTER_ENVS.
+
+    python scripts/environments.py installs        the `pip install` lines of README, docs, examples and the Dockerfile
+    python scripts/environments.py package         sdist and wheel: their files, and the wheel in an empty environment
+    python scripts/environments.py newest|lowest   the demo and some tests with those versions of the dependencies
+    python scripts/environments.py constraints     resolve the development environment anew into constraints.txt
+
+torch stays as pinned. What takes long to install is kept, and made again when what it is made from has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVS = Path(os.environ.get("SPRINTER_ENVS") or Path.home() / ".cache" / "sprinter-envs")
+CONSTRAINTS, DOCKERFILE = ROOT / "constraints.txt", ROOT / "examples" / "serve" / "Dockerfile"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# nothing from the working tree or from a user's site directory
+CLEAN = {key: of for key, of in os.environ.items() if not key.startswith("PYTHON") and key != "VIRTUAL_ENV"}
+CLEAN["PYTHONNOUSERSITE"] = "1"
+
+
+def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] = CLEAN, show: bool = False) -> str:
+    """Run a command and return what it prints (or show it); if it fails, end with its output."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, text=True, stdin=subprocess.DEVNULL,
+        stdout=None if show else subprocess.PIPE,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(
+            f"{done.stdout or ''}failed with exit status {done.returncode}: {' '.join(map(str, command))}"
+        )
+    return done.stdout or ""
+
+
+def new_environment(folder: Path) -> Sequence[str | Path]:
+    """Make an empty environment; returns the words that install in it."""
+    run(sys.executable, "-m", "venv", "--clear", folder)
+    return (
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "-qq",
+        "--no-compile",
+    )
+
+
+def pins() -> dict[str, str]:
+    """Name, as pip normalises it -> line of constraints.txt."""
+    lines = [line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if "==" in line]
+    return {re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower(): line for line in lines}
+
+
+# --- install lines ----------------------------------------------------------------------------------------------------
+IMPORTS = {
+    "gguf": "gguf, llama_cpp", "kernels": "sprinter_kernels", "serve": "fastapi, uvicorn, prometheus_client",
+    "bench": "rouge_score.rouge_scorer", "plots": "matplotlib",
+}  # fmt: skip
+"""Extra -> what it brings."""
+_LINE = re.compile(r"(?:[\w/.]*/)?pip install (?:-\S+ )*(?:'[^']+'|[^\s`#)';]+)")
+
+
+def pages() -> list[Path]:
+    """The pages for users; decisions are history."""
+    found = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
+    return [page for page in sorted(found) if "decisions" not in page.parts]
+
+
+def lines(page: Path) -> list[str]:
+    """A page's install commands, in order, once each."""
+    return list(dict.fromkeys(_LINE.findall(page.read_text(encoding="utf-8"))))
+
+
+def docker_steps(text: str) -> Iterator[tuple[int, str]]:
+    """Number of the stage, from 1, and each command of its RUN lines."""
+    stage = 0
+    for line in text.replace("\\\n", " ").splitlines():
+        stage += line.startswith("FROM ")
+        if line.startswith("RUN "):
+            yield from ((stage, step.strip()) for step in line.removeprefix("RUN ").split("&&"))
+
+
+def packages_of(folder: Path) -> Path:
+    """Where an environment has its packages."""
+    return Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+
+
+def core() -> Path:
+    """Packages of an environment that is kept, with what the core needs."""
+    wanted = [line for line in PROJECT["dependencies"] if not line.startswith("torch")]
+    folder, made_from = ENVS / "install" / "base", "\n".join([sys.version, pins()["torch"], *wanted])
+    stamp = folder / "made-from"
+    if not stamp.exists() or stamp.read_text() != made_from:
+        pip = new_environment(folder)
+        run(*pip, pins()["torch"])
+        run(*pip, *wanted)
+        stamp.write_text(made_from)
+    return packages_of(folder)
+
+
+def try_page(commands: Sequence[str]) -> None:
+    """Run a page's commands, as a shell would, in an environment that has the core's packages alone."""
+    folder = ENVS / "install" / "page"
+    new_environment(folder)
+    (packages_of(folder) / "base.pth").write_text(f"{core()}\n")
+    env = {**CLEAN, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    for command in commands:
+        print(f"   {command}", flush=True)
+        quiet = command.replace("pip install", "pip install -qq --disable-pip-version-check", 1)
+        run("bash", "-c", quiet, env=env)
+        for extra in re.findall(r"[\w-]+", (re.findall(r"\[([\w,-]+)\]", command) or [""])[0]):
+            run("bash", "-c", f"python -c 'import {IMPORTS[extra]}'", env=env)
+    json.loads(run("bash", "-c", "sprinter methods --json", env=env))
+    shutil.rmtree(folder)
+
+
+def installs() -> None:
+    """Run every install line as it is printed; pip keeps the wheel of llama.cpp, which takes minutes to build."""
+    count = 0
+    for page in (page for page in pages() if lines(page)):
+        print(f"== {page.relative_to(ROOT)}", flush=True)
+        given = [re.sub(r"^\S*pip", "pip", line) for line in lines(page)]  # /opt/sprinter is the user's
+        # an install line of an example comes after the package
+        try_page(given if page.parent in (ROOT, ROOT / "docs") else ["pip install .", *given])
+        count += len(given)
+    print(f"== {DOCKERFILE.relative_to(ROOT)}", flush=True)
+    steps = [
+        step for _, step in docker_steps(DOCKERFILE.read_text(encoding="utf-8")) if "pip install" in step
+    ]
+    steps = [step.replace("/opt/sprinter/bin/", "").replace("/src", ".").replace("--no-cache-dir ", "")
+             for step in steps if "TORCH_INDEX" not in step]  # fmt: skip
+    try_page(steps)
+    print(f"install lines: {count} on pages and {len(steps)} of the Dockerfile, all run")
+
+
+# --- sdist and wheel --------------------------------------------------------------------------------------------------
+MAX_BYTES = 40 * 2**20
+IN_WHEEL = ("sprinter/__init__.py", "sprinter/py.typed", "sprinter/cli/demo.py")
+IN_SDIST = (
+    "pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff",
+    "CONTRIBUTING.md", "SECURITY.md", ".ci/run", "docs/decisions/README.md", "scripts/environments.py",
+    "tests/test_house.py", "src/sprinter/py.typed",
+)  # fmt: skip
+
+
+def look_inside(sdist: Path, wheel: Path) -> None:
+    """Fail on a file that is missing, one that should not be there, or too many bytes."""
+    folder = ROOT / "src" / "sprinter" / "models" / "builtin"
+    files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    pair = {path.relative_to(ROOT / "src").as_posix(): path for path in files}
+    for wanted in (".safetensors", "/config.json", "/README.md"):
+        if not any(name.endswith(wanted) for name in pair):
+            sys.exit(f"the built-in pair is not whole: no *{wanted} under src/sprinter/models/builtin")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        other = [n for n, path in pair.items() if n in names and archive.read(n) != path.read_bytes()]
+    lacking = sorted({*IN_WHEEL, *pair} - names) + other
+    lacking += ["LICENSE"] * (not any(name.endswith(".dist-info/licenses/LICENSE") for name in names))
+    strangers = [name for name in names if not name.startswith("sprinter/") and ".dist-info/" not in name]
+    if lacking or strangers:
+        sys.exit(f"{wheel.name}: lacks {lacking}, should not have {strangers}")
+    with tarfile.open(sdist) as archive:
+        members = {name.partition("/")[2] for name in archive.getnames()}
+    if lacking := sorted({*IN_SDIST, *(f"src/{name}" for name in pair)} - members):
+        sys.exit(f"{sdist.name}: lacks {lacking}")
+    if large := [path.name for path in (sdist, wheel) if path.stat().st_size > MAX_BYTES]:
+        sys.exit(f"{', '.join(large)}: more than {MAX_BYTES} bytes")
+
+
+def package() -> None:
+    """Build (the wheel from the sdist, so that an sdist without a needed file fails), look inside, try the wheel."""
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, ROOT)
+    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    look_inside(sdist, wheel)
+    sizes = ", ".join(f"{path.name} {path.stat().st_size / 2**20:.1f} MiB" for path in (sdist, wheel))
+    print(f"built {sizes}; trying the wheel in an empty environment", flush=True)
+    with tempfile.TemporaryDirectory(prefix="sprinter-wheel-") as folder:
+        away, env = Path(folder, "elsewhere"), Path(folder, "env")
+        away.mkdir()
+        pip = (*new_environment(env), "-c", CONSTRAINTS)
+        run(*pip, pins()["torch"], cwd=away)
+        run(*pip, wheel, cwd=away)
+        python = env / "bin" / "python"
+        place = run(python, "-c", "import sprinter; print(sprinter.__file__)", cwd=away).strip()
+        if not Path(place).resolve().is_relative_to(Path(folder).resolve()):
+            sys.exit(f"sprinter was imported from {place}, not from the wheel")
+        listed = run(env / "bin" / "sprinter", "methods", "--json", cwd=away)
+        json.loads(listed)
+        if listed.count("\n") != 1:
+            sys.exit("`sprinter methods --json` printed more than one line")
+        run(python, "-m", "sprinter", "demo", cwd=away, show=True)
+    print("package: wheel and sdist are fit to use")
+
+
+# --- other versions ---------------------------------------------------------------------------------------------------
+# The demo, and these: what depends on transformers' names and on the kernels, equality of texts, files, the server.
+TESTS = (
+    "tests/models/test_cache_name.py",
+    "tests/models/test_in_place.py::test_laws_are_those_of_the_weights_in_float32",
+    "tests/models/test_quantised.py::test_a_token_has_the_same_law_in_every_forward_pass",
+    "tests/models/test_straight.py::test_a_straight_pass_has_the_bits_of_the_usual_one",
+    "tests/models/test_fused.py::test_fused_layers_compute_what_transformers_do",
+    "tests/models/test_layers.py::test_hidden_states_of_layers_and_keys_and_values",
+    "tests/models/test_runners.py",
+    "tests/models/test_dequantise.py",
+    "tests/engine/test_generate.py",
+    "tests/serve/test_completions.py",
+)
+EXTRAS = ("gguf", "serve", "bench", "parquet", "plots")
+TOOLS = (
+    "cmake", "nanobind", "ninja", "scikit-build-core",  # to build the kernels
+    "pytest", "pytest-timeout", "hypothesis", "httpx2", "jsonschema", "openai", "triton",
+)  # fmt: skip
+BUILT = "llama-cpp-python"  # from source, some minutes: `make test-gguf` has it
+SHOWN = "torch transformers tokenizers safetensors huggingface-hub numpy typer gguf fastapi"
+
+
+def requirements() -> list[str]:
+    """Those of the package and of its extras, once each."""
+    extras = PROJECT["optional-dependencies"]
+    found = [*PROJECT["dependencies"], *(line for extra in EXTRAS for line in extras[extra])]
+    return [line for line in dict.fromkeys(found) if not line.startswith((BUILT, "torch>"))]
+
+
+def lowest(requirement: str) -> str:
+    """``name>=1.2,<3`` -> ``name==1.2``."""
+    found = re.match(r"([\w.\[\]-]+)>=([\w.]+)", requirement)
+    if found is None:
+        raise SystemExit(f"{requirement!r} in pyproject.toml states no lowest version: write name>=VERSION")
+    return f"{found[1]}=={found[2]}"
+
+
+def with_versions(kind: str) -> None:
+    """Try the package with the newest, or the lowest, release of every dependency; the newest are looked up anew."""
+    known, folder = pins(), ENVS / kind
+    wanted = [lowest(line) for line in requirements()] if kind == "lowest" else requirements()
+    tools = [known[name] for name in TOOLS] if kind == "lowest" else TOOLS
+    made_from, stamp = "\n".join([sys.version, known["torch"], *wanted, *tools]), folder / "made-from"
+    python, whole = folder / "bin" / "python", stamp.is_file() and stamp.read_text() == made_from
+    pip: Sequence[str | Path] = (
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "-qq",
+        "--no-compile",
+    )
+    if not whole:
+        print(f"== set-up: the {kind} versions, in {folder} (a few minutes)", flush=True)
+        pip = new_environment(folder)
+        run(*pip, known["torch"])
+        run(*pip, known["hatchling"], "editables")
+    # torch is named again, so that pip neither replaces it nor looks for a newer one
+    newest = ["--upgrade", "--upgrade-strategy", "eager"] if kind == "newest" else []
+    if kind == "newest" or not whole:
+        run(*pip, *newest, known["torch"], *wanted, *tools)
+    run(*pip, "--no-build-isolation", "--no-deps", "-e", ROOT)
+    run(python, ROOT / "scripts" / "build_kernels.py", show=True)
+    run(python, "-m", "pip", "--disable-pip-version-check", "check", show=True)
+    stamp.write_text(made_from)
+    asked = (
+        "import sys, importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
+    )
+    shown = run(python, "-c", asked, *SHOWN.split()).strip()
+    said = f"{kind} versions, Python {sys.version.split()[0]}: {shown}"
+    print(f"== {said}", flush=True)
+    run(python, "-W", "error::FutureWarning", "-m", "sprinter", "demo", show=True)
+    marks = ("-m", "not slow and not gpu and not real")
+    run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *TESTS, show=True)
+    print(f"== passed with the {said}")
+
+
+# --- constraints ------------------------------------------------------------------------------------------------------
+HEADER = """\
+# Every package of the development environment, pinned. Written by `make constraints`; do not edit by hand.
+# Python {}.{}; torch without its local version suffix, so that any build of that version fits.
+"""
+
+
+def constraints() -> None:
+    """Write constraints.txt: what pip installs in an empty environment, torch first, at its pin (edit it to change)."""
+    with tempfile.TemporaryDirectory(prefix="sprinter-constraints-") as folder:
+        pip = new_environment(Path(folder))
+        run(*pip, pins()["torch"])
+        run(*pip, "-e", f"{ROOT}[dev]")
+        frozen = run(pip[0], "-m", "pip", "freeze", "--all", "--exclude-editable")
+    found = [line.partition("+")[0] for line in frozen.splitlines() if "==" in line]
+    # CUDA builds of torch bring platform packages that a CPU build does not have
+    kept = [line for line in found if not line.startswith(("pip==", "nvidia-", "triton==", "cuda-"))]
+    header = HEADER.format(*sys.version_info[:2])
+    CONSTRAINTS.write_text(header + "\n".join(sorted(kept, key=str.lower)) + "\n", encoding="utf-8")
+    print(f"{CONSTRAINTS.name}: {len(kept)} packages")
+
+
+if __name__ == "__main__":
+    WORK = {"installs": installs, "package": package, "constraints": constraints,
+            "newest": lambda: with_versions("newest"), "lowest": lambda: with_versions("lowest")}  # fmt: skip
+    if sys.argv[1:] not in [[name] for name in WORK]:
+        raise SystemExit(f"usage: environments.py {'|'.join(WORK)}")
+    WORK[sys.argv[1]]()
