@@ -80,16 +80,9 @@ def one_run(records: Iterable[Mapping[str, Any]], *more: str) -> None:
     Raises:
         MixedRecordsError: they do not; the message says in what.
     """
-    values: dict[str, set[Any]] = {name: set() for name in (*OF_A_RUN, *more)}
-    for record in records:
-        for name, found in values.items():
-            found.add(record[name])
-    mixed = [
-        f"{len(v)} values of {name} ({', '.join(map(str, sorted(v)))})"
-        for name, v in values.items()
-        if len(v) > 1
-    ]
-    if mixed:
+    records = list(records)
+    values = {name: sorted({str(record[name]) for record in records}) for name in (*OF_A_RUN, *more)}
+    if mixed := [f"{len(v)} values of {name} ({', '.join(v)})" for name, v in values.items() if len(v) > 1]:
         raise MixedRecordsError(
             f"a table shows one run at one temperature; these records have {'; '.join(mixed)}"
         )
@@ -104,21 +97,18 @@ def summaries(run: Run, temperature: float) -> list[dict[str, Any]]:
     records = [record for record in run.records if record["temperature"] == temperature]
     one_run(records, "temperature")
     engines = {arm["name"]: arm["engine"] for arm in run.header["arms"]}
+
+    def texts(arm: str, suite: str) -> dict[tuple[Any, ...], str]:
+        """Hash of an arm's text to each question of a suite."""
+        own = (one for one in records if one["model_id"] == arm and suite in (ALL, one["suite"]))
+        return {(one["suite"], one["question_id"], one["repeat"]): one["text_sha256"] for one in own}
+
+    plain = texts("autoregressive", ALL)
     found = summarise(records, engines, run.header["settings"]["bases"])
-    order = [arm["name"] for arm in run.header["arms"]]
-    plain = {
-        (record["suite"], record["question_id"], record["repeat"]): record["text_sha256"]
-        for record in records
-        if record["model_id"] == "autoregressive"
-    }
-    for summary in found:
-        mine = [
-            r for r in records if r["model_id"] == summary["arm"] and summary["suite"] in (ALL, r["suite"])
-        ]
-        asked = [(r["suite"], r["question_id"], r["repeat"]) for r in mine]
-        same = sum(plain.get(key) == r["text_sha256"] for key, r in zip(asked, mine, strict=True))
-        summary["as_plain"] = same if temperature == 0 and plain else None
-    return sorted(found, key=lambda summary: order.index(summary["arm"]))
+    for one in found:
+        same = sum(plain.get(key) == text for key, text in texts(one["arm"], one["suite"]).items())
+        one["as_plain"] = same if temperature == 0 and plain else None
+    return sorted(found, key=lambda one: [*engines].index(one["arm"]))
 
 
 def table(run: Run, temperature: float, suite: str) -> list[str]:
@@ -128,20 +118,16 @@ def table(run: Run, temperature: float, suite: str) -> list[str]:
     right = [name for name in _ACCURACY if any(name in one["quality"] for one in rows)]
     same = any(one["as_plain"] is not None for one in rows)
     head = ["arm", "tokens/s", "÷ plain", "target calls/token", "mean drift", "trusted"]
-    head += [name.replace("_at_", "@").replace("_", " ") for name in right]
-    head += ["text as plain"] if same else []
+    head += [name.replace("_at_", "@").replace("_", " ") for name in right] + ["text as plain"] * same
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for one in rows:
-        speed, calls = one["speed_over"].get("autoregressive"), one["target_calls_per_token"]
-        drift, trusted = one["mean_drift"], one["trusted_share"]
+        calls, trusted, drift = one["target_calls_per_token"], one["trusted_share"], one["mean_drift"]
         cells = [
-            f"`{one['arm']}`", f"{one['tokens_per_s']:.1f}", interval(speed), f"{calls[0]:.3f}" if calls else "–",
-            "0" if one["lossless"] else interval(drift, 3), "–" if trusted is None else f"{trusted:.0%}",
+            f"`{one['arm']}`", f"{one['tokens_per_s']:.1f}", interval(one["speed_over"].get("autoregressive")),
+            f"{calls[0]:.3f}" if calls else "–", "0" if one["lossless"] else interval(drift, 3),
+            "–" if trusted is None else f"{trusted:.0%}", *(interval(one["quality"].get(name)) for name in right),
         ]  # fmt: skip
-        cells += [interval(one["quality"].get(name)) for name in right]
-        cells += (
-            ["–" if one["as_plain"] is None else f"{one['as_plain']} of {one['answers']}"] if same else []
-        )
+        cells += ["–" if one["as_plain"] is None else f"{one['as_plain']} of {one['answers']}"] * same
         lines.append(f"| {' | '.join(cells)} |")
     for arm, error in failed.items():
         lines.append(f"| `{arm}` | failed: {error.replace('|', '/')} {'| ' * (len(head) - 2)}|")
@@ -209,14 +195,14 @@ def refusal(header: Mapping[str, Any], failed: Sequence[str] = ()) -> str | None
             return (
                 f"it names an absolute path ({text}): run it with relative ones (a link to the data folder)"
             )
-    broken = [arm["name"] for arm in arms if arm["status"] == "failed"]
-    if unlike := sorted({*broken} ^ {*failed}):
-        how = (
+    broken = {arm["name"] for arm in arms if arm["status"] == "failed"}
+    if unlike := min(broken ^ {*failed}, default=None):
+        fix = (
             "failed: mend it, or name it with --failed"
-            if unlike[0] in broken
+            if unlike in broken
             else "has not failed: do not name it"
         )
-        return f"its arm '{unlike[0]}' {how}"
+        return f"its arm '{unlike}' {fix}"
     return None
 
 

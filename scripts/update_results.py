@@ -1,12 +1,12 @@
 """Write the tables of README.md, docs/results.md and docs/results/ from the records in benchmarks/results/.
 
-python scripts/update_results.py           write
-python scripts/update_results.py --check   exit 1 if a record may not be published or a file differs from its records
+    python scripts/update_results.py           write
+    python scripts/update_results.py --check   exit 1 if a record may not be published or a file is not what it says
 
 A table shows one run. Runs of ``sprinter bench`` are published by ``records.py``; a script of ``benchmarks/`` leaves
 one JSON file a run with its table beside it, as Markdown, or as CSV if it is long. What may not be published
-(``records.refusal``) or mixes runs is an error. A page of docs/results/ holds the tables of one topic between two
-marks; the text outside them is written by hand.
+(``records.refusal``) or mixes runs is an error. A page of docs/results/ holds the tables of one topic of
+``topics.toml`` between two marks; the text outside them is written by hand.
 """
 
 from __future__ import annotations
@@ -17,126 +17,22 @@ import json
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import records
-from records import ROOT, Run
+from records import RESULTS, ROOT, Run
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 LONGEST_PAGE = 150
 SHOWN_ARMS = 16
 """A table of more arms is CSV alone."""
-
-
-@dataclass(frozen=True)
-class Topic:
-    """One page of results.
-
-    Attributes:
-        about: what is measured, for the index.
-        titles: result file of a script -> heading; runs of the bench need no entry.
-    """
-
-    about: str
-    titles: dict[str, str]
-
-
-TOPICS = {
-    "real": Topic(
-        "a pair of instruct models: signals, equal texts, costs of passes, many rows",
-        {
-            "real/probe": "Overlap and signals by kind of text",
-            "real/equality_float32": "Greedy texts of lossless methods against plain decoding, float32",
-            "real/equality_llamacpp": "Greedy texts of lossless methods against plain decoding, llama.cpp",
-            "real/law": "Laws of weights of 4, 8 and 16 bits",
-            "real/passes_avx512": "Cost of a forward pass, AVX-512",
-            "real/passes_avx2": "Cost of a forward pass, AVX2",
-            "real/rows_smollm2_avx2": "Many rows at once, beside vLLM: SmolLM2, AVX2",
-            "real/rows_smollm2_avx512": "Many rows at once, beside vLLM: SmolLM2, AVX-512",
-            "real/rows_builtin_avx512": "Many rows at once, beside vLLM: the built-in pair, AVX-512",
-        },
-    ),
-    "drafts": Topic(
-        "heads that draft, beside vLLM; other tables are withdrawn until each arm has read its own prompt",
-        {
-            "real/heads_in_vllm": "An EAGLE-3 head of ours in vLLM",
-        },
-    ),
-    "methods": Topic(
-        "methods on the built-in pair, and counts against transformers'",
-        {
-            "methods/defaults": "Defaults beside plain decoding, by pair and runner",
-            "methods/tuner": "The tuner against an exhaustive grid",
-            "methods/crosscheck": "Against transformers' assisted decoding",
-            "methods/trees": "Trees against chains",
-            "methods/blocks_enumerated": "Block verification against exact acceptance, enumerated",
-            "methods/blocks_builtin": "Block verification against exact acceptance, the built-in pair",
-        },
-    ),
-    "bench": Topic(
-        "how far verdicts of `sprinter bench` can be trusted",
-        {"bench/noise": "The same arm twice, and an arm made slower"},
-    ),
-    "gpu": Topic(
-        "an H100: passes against a copy's bandwidth, plain and speculative decoding beside transformers; drafters "
-        "trained on an H200",
-        {
-            "gpu/h100": "Real sizes with random weights, and a pair trained on the way",
-            "gpu/h100_builtin": "Laws of captured passes",
-            "gpu/drafts": "Drafters trained for SmolLM2-135M-Instruct",
-        },
-    ),
-    "serve": Topic(
-        "the server beside vLLM's and llama.cpp's, under load, and its log-likelihoods against transformers'",
-        {
-            "serve/latency": "Latency beside vLLM's and llama.cpp's servers",
-            "serve/load_builtin": "Many streams for minutes: the built-in pair",
-            "serve/load_smollm2": "Many streams for minutes: SmolLM2",
-            "serve/evaluate": "lm-evaluation-harness through the server",
-            "serve/crowd_builtin": "One seed alone and in a crowd: the built-in pair",
-            "serve/crowd_smollm2": "One seed alone and in a crowd: SmolLM2",
-            "serve/schema": "Requests made from the description",
-            "serve/attacks": "The server under attack",
-        },
-    ),
-    "llamacpp": Topic(
-        "GGUF files through llama.cpp and through PyTorch",
-        {
-            "llamacpp/agreement": "One GGUF file through llama.cpp and through PyTorch",
-            "llamacpp/tokenizers": "Tokenizers of GGUF files",
-        },
-    ),
-    "gate": Topic(
-        "which signal to learn, and transfer to other text",
-        {
-            "gate/study_builtin": "Gates: which signal is worth learning (built-in pair)",
-            "gate/study_other": "Gates: which signal is worth learning (another pair)",
-            "gate/transfer": "Gates: one kind of text to another",
-        },
-    ),
-    "papers": Topic(
-        "tables of four papers, re-run on the built-in pair",
-        {
-            "papers/sprinter": "SPRINTER's tables in kind",
-            "papers/svip": "SVIP's tables in kind",
-            "papers/fsd": "Fuzzy speculative decoding's tables in kind",
-            "papers/fsd_laws": "Fuzzy speculative decoding: divergences in kind",
-            "papers/theory": "OPT against UNO, target against draft, in kind",
-        },
-    ),
-}
+TOPICS: dict[str, dict[str, Any]] = tomllib.loads((RESULTS / "topics.toml").read_text(encoding="utf-8"))
 
 
 # --- results of scripts ----------------------------------------------------------------------------------------------
-def load(name: str) -> dict[str, Any]:
-    """Contents of a script's result file."""
-    found: dict[str, Any] = json.loads((records.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return found
-
-
 def single_run(results: dict[str, Any]) -> dict[str, Any]:
     """How and where a script's results were made: {"command", "environment"}.
 
@@ -144,73 +40,51 @@ def single_run(results: dict[str, Any]) -> dict[str, Any]:
         MixedRecordsError: parts of it come from several runs.
         ValueError: it may not be published, or does not say how it was made.
     """
-    made = list(_made(results, {}))
+    made = list(_made(results, ""))
     if not made:
         raise ValueError("it does not say on which commit and machine it was made")
-    described = [
-        {
-            "run": one["command"],
-            "commit": one["environment"]["commit"],
-            "machine": records.machine(one["environment"]),
-        }
-        for one in made
-    ]
-    records.one_run([*described, *({**described[0], "commit": commit} for commit in _commits(results))])
-    environment = made[0]["environment"]
-    commit = str(environment["commit"] or "")
-    dirty = bool(environment.get("dirty")) or commit.endswith("+")
-    where = {"commit": commit.rstrip("+"), "dirty": dirty}
-    header = {"command": made[0]["command"], "environment": where, "arms": []}
-    if (why := records.refusal(header)) is not None:
-        raise ValueError(why)
-    return made[0]
-
-
-def _made(value: Any, above: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every environment in a result file, with the command that stands nearest above it."""
-    if isinstance(value, list):
-        for one in value:
-            yield from _made(one, above)
-    elif isinstance(value, dict):
-        above = {**above, **({"command": value["command"]} if "command" in value else {})}
-        if isinstance(value.get("environment"), dict):
-            yield {"command": above.get("command", ""), "environment": value["environment"]}
-        for key, one in value.items():
-            if key != "environment":
-                yield from _made(one, above)
-
-
-def _commits(results: dict[str, Any]) -> list[str]:
-    """Commits that parts of a result name beside those of their environments."""
+    first, environment = made[0], made[0]["environment"]
+    told = [{"run": one["command"], "commit": one["environment"]["commit"],
+             "machine": records.machine(one["environment"])} for one in made]  # fmt: skip
     parts = results.get("parts")
-    return [one["commit"] for one in parts.values() if "commit" in one] if isinstance(parts, dict) else []
+    named = [part["commit"] for part in parts.values() if "commit" in part] if isinstance(parts, dict) else []
+    records.one_run([*told, *({**told[0], "commit": commit} for commit in named)])
+    commit = str(environment["commit"] or "")
+    where = {"commit": commit.rstrip("+"), "dirty": bool(environment.get("dirty")) or commit.endswith("+")}
+    if (why := records.refusal({"command": first["command"], "environment": where, "arms": []})) is not None:
+        raise ValueError(why)
+    return first
+
+
+def _made(value: Any, command: str) -> Iterator[dict[str, Any]]:
+    """Every environment in a result file, with the command that stands nearest above it."""
+    if isinstance(value, dict):
+        command = value.get("command", command)
+        if isinstance(value.get("environment"), dict):
+            yield {"command": command, "environment": value["environment"]}
+        value = [one for key, one in value.items() if key != "environment"]
+    for one in value if isinstance(value, list) else ():
+        yield from _made(one, command)
 
 
 def script_lines(name: str, title: str) -> list[str]:
-    """Heading, how it was made, and the table, or a link to it if it is long."""
-    made = single_run(load(name))
-    env = made["environment"]
-    load_told = f", load {env['load']} to {env['load_at_end']}" if "load" in env else ""
+    """Heading, how it was made, and the table, or the verdicts on a paper's claims and a link if it is long."""
+    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    made = single_run(results)
+    command, env = made["command"], made["environment"]
+    load = f", load {env['load']} to {env['load_at_end']}" if "load" in env else ""
+    script = re.search(r"benchmarks/\S+\.py", command)
     where = (
-        f"Run `{made['command'].strip()}` on {records.machine(env)}{load_told}; torch {env['torch']}, "
-        f"transformers {env['transformers']}, commit {env['commit']}."
+        f"Run `{command.strip()}` on {records.machine(env)}{load}; torch {env['torch']}, transformers "
+        f"{env['transformers']}, commit {env['commit']}"
+        f"{', which has the script' if script and not (ROOT / script[0]).is_file() else ''}."
     )
-    if (script := re.search(r"benchmarks/\S+\.py", made["command"])) and not (ROOT / script[0]).is_file():
-        where = where.removesuffix(".") + ", which has the script."
-    short = records.RESULTS / f"{name}.md"
+    short = RESULTS / f"{name}.md"
     if short.is_file():
         return ["", f"## {title}", "", where, "", short.read_text(encoding="utf-8").strip()]
     link = f"[All numbers as CSV](../../benchmarks/results/{name}.csv)."
-    told = verdicts(load(name))
-    return ["", f"## {title}", "", *([where, "", *told, link] if told else [f"{where} {link}"])]
-
-
-def verdicts(results: dict[str, Any]) -> list[str]:
-    """Claims of a paper and what became of them, if the result has such."""
-    found = results.get("verdicts")
-    if not found:
-        return []
-    return [*(f"- {verdict}: {claim}" for claim, verdict in found.items()), ""]
+    verdicts = [f"- {verdict}: {claim}" for claim, verdict in (results.get("verdicts") or {}).items()]
+    return ["", f"## {title}", "", *([where, "", *verdicts, "", link] if verdicts else [f"{where} {link}"])]
 
 
 # --- runs of the bench -----------------------------------------------------------------------------------------------
@@ -228,21 +102,41 @@ def run_lines(name: str, run: Run) -> list[str]:
 
 def run_csv(run: Run) -> str:
     """Every table of a run."""
+
+    def cells(row: str) -> list[str]:
+        return [cell.strip() for cell in row.strip().strip("|").split(" | ")]
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for temperature in run.temperatures:
         for suite in run.suites:
             head, _, *rows = records.table(run, temperature, suite)
-            writer.writerow(["run", "suite", "temperature", *_cells(head)])
-            writer.writerows([run.header["run"], suite, temperature, *_cells(row)] for row in rows)
+            writer.writerow(["run", "suite", "temperature", *cells(head)])
+            writer.writerows([run.header["run"], suite, temperature, *cells(row)] for row in rows)
     return text.getvalue()
 
 
-def _cells(row: str) -> list[str]:
-    return [cell.strip() for cell in row.strip().strip("|").split(" | ")]
-
-
 # --- pages -----------------------------------------------------------------------------------------------------------
+INDEX = """# Results
+
+A table shows one run: one command, one commit, one machine, named beside it. Speeds are ratios within the
+run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; the meter is complete.
+Long tables are CSV files. How to repeat a number:
+[CONTRIBUTING](../CONTRIBUTING.md#reproducing-a-number).
+
+| topic | what is measured |
+| --- | --- |
+{}
+
+Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand.
+"""
+IN_README = {
+    "readme-real": "Qwen2.5-Coder-1.5B-Instruct with its 0.5B draft (Q4_K_M files) in chat, greedy, full answers "
+    "of HumanEval and GSM8K; times include the prompt:",
+    "readme-builtin": "The built-in pair at temperature 1, on text that it was not trained on:",
+}
+
+
 def page(topic: str) -> Path:
     """The page of a topic."""
     return ROOT / "docs" / "results" / f"{topic}.md"
@@ -250,22 +144,13 @@ def page(topic: str) -> Path:
 
 def index_page() -> str:
     """docs/results.md."""
-    lines = [
-        "# Results",
-        "",
-        "A table shows one run: one command, one commit, one machine, named beside it. Speeds are ratios within the",
-        "run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; the meter is complete.",
-        "Long tables are CSV files. How to repeat a number:",
-        "[CONTRIBUTING](../CONTRIBUTING.md#reproducing-a-number).",
-        "",
-        "| topic | what is measured |",
-        "| --- | --- |",
-    ]
-    for name, topic in TOPICS.items():
-        heading = page(name).read_text(encoding="utf-8").splitlines()[0].removeprefix("# Results: ")
-        lines.append(f"| [{heading}](results/{name}.md) | {topic.about} |")
-    lines += ["", "Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand."]
-    return "\n".join(lines) + "\n"
+    headings = {name: page(name).read_text(encoding="utf-8").splitlines()[0] for name in TOPICS}
+    return INDEX.format(
+        "\n".join(
+            f"| [{heading.removeprefix('# Results: ')}](results/{name}.md) | {TOPICS[name]['about']} |"
+            for name, heading in headings.items()
+        )
+    )
 
 
 def wrapped(lines: Iterable[str]) -> str:
@@ -277,48 +162,37 @@ def wrapped(lines: Iterable[str]) -> str:
     return "\n".join(found)
 
 
-def tables(name: str, topic: Topic) -> str:
+def tables(topic: str) -> str:
     """The tables of a topic."""
     lines = [
         "Tables by `scripts/update_results.py` from `benchmarks/results/`; back to the [index](../results.md).",
         "Commands of results without a load were recorded without their folders (`--data`, `--gate`, `--out`).",
     ]
-    for run_name, run in records.published(name).items():
-        lines += run_lines(run_name, run)
-    for result, title in topic.titles.items():
+    for name, run in records.published(topic).items():
+        lines += run_lines(name, run)
+    for result, title in TOPICS[topic]["titles"].items():
         lines += script_lines(result, title)
     return wrapped(lines)
 
 
 def readme_block() -> str:
-    """README's tables: the newest runs of ``readme-real`` and ``readme-builtin``, and nothing where there is none."""
+    """README's tables: the newest runs of ``readme-real`` and ``readme-builtin``, and a line where there is none."""
     runs = {**records.published("real"), **records.published("methods")}
-    shown = {
-        "readme-real": "Qwen2.5-Coder-1.5B-Instruct with its 0.5B draft (Q4_K_M files) in chat, greedy, full answers "
-        "of HumanEval and GSM8K; times include the prompt:",
-        "readme-builtin": "The built-in pair at temperature 1, on text that it was not trained on:",
-    }
     lines = []
-    for name, about in shown.items():
+    for name, about in IN_README.items():
         lines += ["", about, ""]
-        if name not in runs:
+        if (run := runs.get(name)) is None:
             lines.append(f"No run of [{name}](benchmarks/configs/{name}.toml) is published yet.")
-            continue
-        (temperature,) = runs[name].temperatures
-        lines += [
-            *records.table(runs[name], temperature, runs[name].suites[0]),
-            "",
-            records.where(runs[name]),
-        ]
-    lines += ["", "All published runs: [results](docs/results.md)."]
-    return wrapped(lines).strip()
+        else:
+            (temperature,) = run.temperatures
+            lines += [*records.table(run, temperature, run.suites[0]), "", records.where(run)]
+    return wrapped([*lines, "", "All published runs: [results](docs/results.md)."]).strip()
 
 
 def between_marks(path: Path, text: str) -> str:
     """The file with ``text`` between its marks."""
     head, rest = path.read_text(encoding="utf-8").split(BEGIN)
-    tail = rest.split(END)[1]
-    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
+    return f"{head}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
 
 
 def documents() -> dict[Path, str]:
@@ -329,15 +203,15 @@ def documents() -> dict[Path, str]:
     """
     readme = ROOT / "README.md"
     wanted = {readme: between_marks(readme, readme_block()), ROOT / "docs" / "results.md": index_page()}
-    for name, topic in TOPICS.items():
+    for topic in TOPICS:
         try:
-            wanted[page(name)] = between_marks(page(name), tables(name, topic))
+            wanted[page(topic)] = between_marks(page(topic), tables(topic))
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        for run_name, run in records.published(name).items():
-            wanted[page(name).with_name(f"{run_name}.csv")] = run_csv(run)
-        if (count := len(wanted[page(name)].splitlines())) > LONGEST_PAGE:
-            raise ValueError(f"docs/results/{name}.md has {count} lines: leave tables to their CSV files")
+            raise ValueError(f"{topic}: {error}") from error
+        for name, run in records.published(topic).items():
+            wanted[page(topic).with_name(f"{name}.csv")] = run_csv(run)
+        if (count := len(wanted[page(topic)].splitlines())) > LONGEST_PAGE:
+            raise ValueError(f"docs/results/{topic}.md has {count} lines: leave tables to their CSV files")
     return wanted
 
 
@@ -348,20 +222,19 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}")
         return 1
-    stale = [
-        path
+    stale = {
+        path: text
         for path, text in wanted.items()
         if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
-    if "--check" in sys.argv:
-        for path in stale:
+    }
+    for path, text in stale.items():
+        if "--check" in sys.argv:
             print(
-                f"{path.relative_to(ROOT)} does not match benchmarks/results: run python scripts/update_results.py"
+                f"{path.relative_to(ROOT)} differs from benchmarks/results: run python scripts/update_results.py"
             )
-        return 1 if stale else 0
-    for path in stale:
-        path.write_text(wanted[path], encoding="utf-8")
-    return 0
+        else:
+            path.write_text(text, encoding="utf-8")
+    return 1 if stale and "--check" in sys.argv else 0
 
 
 if __name__ == "__main__":

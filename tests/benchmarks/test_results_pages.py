@@ -49,7 +49,7 @@ def test_the_index_leads_to_every_page_and_every_page_back(script: Any) -> None:
 
 
 def test_every_result_stands_on_one_page(script: Any) -> None:
-    shown = [name for topic in script.TOPICS.values() for name in topic.titles]
+    shown = [name for topic in script.TOPICS.values() for name in topic["titles"]]
     made = {path.relative_to(RESULTS).with_suffix("").as_posix() for path in RESULTS.rglob("*.json")}
     assert len(shown) == len(set(shown)) and set(shown) == {
         name for name in made if not name.startswith("pair/")
