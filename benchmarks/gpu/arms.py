@@ -11,7 +11,6 @@ from typing import Any
 from benchmarks.gpu.roofline import load_captured
 from benchmarks.gpu.stage import Run, TimeUp, free
 from benchmarks.gpu.train import load_trained, trained_pair
-from builtin_pair import Document
 from sprinter.bench.arm import Arm, ArmAnswer, Ask
 from sprinter.bench.arms import parse_arm
 from sprinter.bench.harness import Harness
@@ -23,6 +22,7 @@ from sprinter.bench.summary import summarise
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
+from train_builtin import Document
 
 TEMPERATURES = (1.0, 0.0)
 TUNING_SHARE = 0.12  # of the time of a temperature

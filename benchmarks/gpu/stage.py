@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import ROOT  # puts scripts/ on the path
-from builtin_pair import Preset, Shape
 from sprinter.files import write_atomic
+from train_builtin import Preset, Shape
 
 CLOSING_S = 12.0  # kept free for the last table
 SHARES = {
@@ -141,7 +141,7 @@ class Run:
         results: folder for gpu.json and gpu.md.
         device: where the models are.
         smoke: tiny sizes.
-        compile: whether layers are compiled for training; turned off where that fails.
+        compile: whether layers are compiled for training.
         render: makes gpu.md from ``told``.
         told: what gpu.json holds.
     """

@@ -7,11 +7,12 @@ compilation serves all), and step sizes that follow the clock, so that a slow de
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,19 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-import builtin_pair as recipe
 import sprinter
+import train_builtin as recipe
 from benchmarks.common import ROOT  # noqa: F401 (puts scripts/ on the path)
 from benchmarks.gpu.stage import Run, first_line, free, matmul_precision
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 from sprinter.training.card import save_trained
 from sprinter.training.dataset import read_positions
-from sprinter.training.label_run import LabelSettings
+from sprinter.training.label_run import LabelSettings, label
 from sprinter.training.prompts import read_texts
 from sprinter.training.roc import judge
 from sprinter.training.settings import TrainSettings
 from sprinter.training.train import train
-from train_builtin import label_texts
 
 HELD_OUT_LEAST = 24
 TARGET_SHARE = 0.66  # of the time for training both
@@ -45,15 +45,16 @@ PAIR = "pair.json"
 def read_documents(files: Sequence[Path], least: int) -> list[recipe.Document]:
     """The texts of all files (those of fewer characters joined) as documents, exact duplicates dropped, in the order of
     their hashes."""
-    documents: dict[str, recipe.Document] = {}
+    found: dict[str, recipe.Document] = {}
     for file in files:
         parts: list[str] = []
         for text in [*read_texts([str(file)]), None]:
             parts += [text] if text else []
             if parts and (text is None or sum(map(len, parts)) >= least):
-                document = recipe.Document(file.name, str(len(documents)), "\n".join(parts))
-                documents[document.digest], parts = document, []
-    return [documents[digest] for digest in sorted(documents)]
+                whole, parts = "\n".join(parts), []
+                digest = hashlib.sha256(whole.encode()).hexdigest()
+                found[digest] = recipe.Document(file.name, str(len(found)), whole)
+    return [found[digest] for digest in sorted(found)]
 
 
 def prepare(run: Run, files: Sequence[Path]) -> tuple[recipe.PreparedData, list[recipe.Document]]:
@@ -68,7 +69,7 @@ def prepare(run: Run, files: Sequence[Path]) -> tuple[recipe.PreparedData, list[
     tokenizer = recipe.train_tokenizer((d.text for d in training[::used]), preset.vocab_size)
     run.say(f"{len(documents):,} documents, tokenizer of {tokenizer.get_vocab_size():,} tokens")
     stream = encode(tokenizer, training)
-    write_atomic(run.out / "heldout.jsonl", recipe.heldout_lines(heldout))
+    recipe.write_documents(run.out / "heldout.jsonl", heldout)
     manifest = {
         "files": [file.name for file in files],
         "training_documents": len(training),
@@ -88,85 +89,43 @@ def encode(tokenizer: Tokenizer, documents: Sequence[recipe.Document]) -> np.nda
     return np.concatenate(parts)
 
 
-@dataclass
-class Training:
-    """One model under training."""
-
-    role: str
-    model: nn.Module
-    losses: tuple[recipe.Step, recipe.Step]  # on text, by the teacher
-    optimizers: tuple[torch.optim.Optimizer, ...]
-    rows: int
-
-    def step(self, run: Run, windows: recipe.Windows, tokens: int, progress: float, distils: bool) -> float:
-        """One optimiser step, by the teacher or on text alone; returns the loss."""
-        batch = torch.from_numpy(windows.batch(tokens, self.rows, run.sizes.window)).to(run.device)
-        preset = run.sizes.preset
-        return recipe.train_step(self.model, self.losses[distils], self.optimizers, preset, batch, progress)
-
-
-def start_training(run: Run, role: str, data: recipe.PreparedData) -> Training:
-    """A fresh model on the device; a draft starts with its target's embedding and has it for a teacher."""
-    preset = run.sizes.preset
-    model = recipe.build_model(preset.shape(role), data.tokenizer.get_vocab_size(), data.eos_id, seed=0).to(
-        run.device
-    )
-    teacher = None
-    if role == "draft":
-        teacher = recipe.load_exported(run.out / "target", run.device)
-        recipe.inherit_embedding(model, teacher)
-    # A draft is trained for so short a time that compiling its layers and the teacher's would cost more than it gains.
-    compile_layers(model, run.compile and role == "target")
-    losses = recipe.loss_function(model, None), recipe.loss_function(model, teacher)
-    rows = preset.rows(role, run.sizes.window)
-    return Training(role, model, losses, recipe.make_optimizers(model, preset), rows)
-
-
-def compile_layers(model: nn.Module, on: bool) -> None:
+def compile_layers(model: nn.Module) -> None:
     """torch.compile of each layer: equal layers share one compilation, which a whole model would repeat."""
     for layer in model.model.layers:  # type: ignore[union-attr]
-        layer._compiled_call_impl = None
-        if on:
-            layer.compile(dynamic=False)
-
-
-def first_step(run: Run, job: Training, windows: recipe.Windows) -> str | None:
-    """The first step, made to fit: fewer rows where memory is short, no compilation where that fails (and why)."""
-    failure = None
-    while True:
-        try:
-            job.step(run, windows, 0, 0.0, job.role == "draft")  # the dearer of a draft's two losses
-            return failure
-        except torch.cuda.OutOfMemoryError:
-            if job.rows < 2:
-                raise
-            job.rows //= 2
-            run.say(f"{job.role}: out of memory, {job.rows} windows a step from now on")
-        except Exception as error:
-            if not run.compile:
-                raise
-            failure, run.compile = first_line(error), False
-            compile_layers(job.model, False)
-            run.say(f"{job.role}: torch.compile failed and is left off: {failure}")
-        for optimizer in job.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        free(run.device)
+        layer.compile(dynamic=False)
 
 
 def train_model(run: Run, role: str, data: recipe.PreparedData, seconds: float) -> dict[str, Any]:
-    """Train for so many seconds, the first step (with compilation) included; write the model's folder."""
-    windows = recipe.Windows(data.tokens, seed=0)
+    """Train for so many seconds, the first step (with compilation) included; write the model's folder.
+
+    A draft starts with its target's embedding and has it for a teacher.
+    """
+    preset, length, windows = run.sizes.preset, run.sizes.window, recipe.Windows(data.tokens, seed=0)
+    model = recipe.build_model(preset.shape(role), data.tokenizer.get_vocab_size(), data.eos_id, seed=0).to(
+        run.device
+    )
+    teacher = recipe.load_exported(run.out / "target", run.device) if role == "draft" else None
+    # A draft is trained for so short a time that compiling its layers and the teacher's would cost more than it gains.
+    if teacher is not None:
+        recipe.inherit_embedding(model, teacher)
+    elif run.compile:
+        compile_layers(model)
+    losses = recipe.loss_function(model, None), recipe.loss_function(model, teacher)
+    optimizers, rows = recipe.make_optimizers(model, preset), preset.rows(role, length)
+
+    def step(tokens: int, progress: float, distils: bool) -> float:
+        batch = torch.from_numpy(windows.batch(tokens, rows, length)).to(run.device)
+        return recipe.train_step(model, losses[distils], optimizers, preset, batch, progress)
+
     with matmul_precision("high"):
-        job, began = start_training(run, role, data), time.monotonic()
-        compile_error = first_step(run, job, windows)
+        began = time.monotonic()
+        step(0, 0.0, teacher is not None)  # the dearer of a draft's two losses
         first_s = time.monotonic() - began
         left = max(seconds - first_s, LEAST_SHARE * seconds)
         tokens, steps, smooth, said, curve = 0, 0, float("nan"), began, []
         while (progress := (time.monotonic() - began - first_s) / left) < 1:
-            loss = job.step(
-                run, windows, tokens, progress, role == "draft" and progress >= recipe.DISTIL_FROM
-            )
-            tokens, steps = tokens + job.rows * run.sizes.window, steps + 1
+            loss = step(tokens, progress, teacher is not None and progress >= recipe.DISTIL_FROM)
+            tokens, steps = tokens + rows * length, steps + 1
             smooth = loss if steps == 1 else 0.95 * smooth + 0.05 * loss
             if time.monotonic() - said > 10:
                 said = time.monotonic()
@@ -175,20 +134,12 @@ def train_model(run: Run, role: str, data: recipe.PreparedData, seconds: float) 
         spent = time.monotonic() - began - first_s
     if not np.isfinite(smooth):
         raise RuntimeError(f"training of the {role} diverged (loss {smooth} after {steps} steps)")
-    recipe.export(job.model, data, run.out / role)
+    recipe.export(model, data, run.out / role)
     return {
-        "parameters": recipe.parameters(job.model),
-        "steps": steps,
-        "tokens": tokens,
-        "epochs": tokens / len(data.tokens),
-        "seconds": round(spent, 1),
-        "first_step_s": round(first_s, 1),
-        "compiled": run.compile and role == "target",
-        "compile_error": compile_error,
-        "tokens_per_s": tokens / spent,
-        "windows_a_step": job.rows,
-        "curve": curve,
-    }
+        "parameters": recipe.parameters(model), "steps": steps, "tokens": tokens, "epochs": tokens / len(data.tokens),
+        "seconds": round(spent, 1), "first_step_s": round(first_s, 1), "compiled": run.compile and role == "target",
+        "tokens_per_s": tokens / spent, "windows_a_step": rows, "curve": curve,
+    }  # fmt: skip
 
 
 def evaluate(run: Run, data: recipe.PreparedData) -> dict[str, Any]:
@@ -205,8 +156,9 @@ def make_gate(run: Run, documents: Sequence[recipe.Document]) -> dict[str, Any]:
     work.mkdir(parents=True)
     pair = sprinter.load_pair(run.out / "target", draft=run.out / "draft", device=str(run.device))
     how = LabelSettings(new_tokens=run.sizes.gate_tokens)
-    texts = [document.text for document in documents[: run.sizes.gate_texts]]
-    labels = label_texts(pair, texts, work, "training-documents", how)
+    recipe.write_documents(work / "texts.jsonl", documents[: run.sizes.gate_texts])
+    labels = work / "training-documents"
+    label(pair, [work / "texts.jsonl"], labels, how)
     settings = TrainSettings(tau=0.5)  # the arms have thresholds of their own
     positions = read_positions([labels], settings.inputs)
     trained = train(positions, settings)

@@ -1,11 +1,11 @@
-"""scripts/train_builtin.py: a training that was interrupted ends with the weights of one without a break."""
+"""scripts/train_builtin.py: a training that follows tokens is repeated exactly, and a draft is distilled from it."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,43 +16,44 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module, which compiles nothing and keeps a checkpoint of each step."""
+    """The script as a module, which compiles nothing."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     module = importlib.import_module("train_builtin")
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
-    monkeypatch.setattr(module, "CHECKPOINT_S", 0.0)
-    monkeypatch.setattr(sys, "argv", ["train_builtin.py", "target", "--data", "/somewhere"])
     return module
 
 
-def test_an_interrupted_training_goes_on(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_pair_is_trained_and_measured(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = script.prepare(made_up_data(), tmp_path / "cache", 512, 0)
-    assert [d.source for d in data.heldout] and all(d.held_out for d in data.heldout)
-    weights = []
-    for name, broken in (("whole", False), ("broken", True)):
-        args = SimpleNamespace(
-            stage="target", preset="tiny", device="cpu", seed=0, tokens=4 * 2048, minutes=None, out=tmp_path / name
-        )  # fmt: skip
-        args.out.mkdir()
-        if broken:
-            trainer = script.Trainer(args, data)
-            save = trainer.save
+    def run(stage: str, out: Path, *more: str) -> int:
+        words = [
+            stage,
+            "--data",
+            str(made_up_data()),
+            "--out",
+            str(out),
+            "--preset",
+            "tiny",
+            "--device",
+            "cpu",
+            *more,
+        ]
+        monkeypatch.setattr(sys, "argv", ["train_builtin.py", *words])
+        status: int = script.main()
+        return status
 
-            def fail(per_source: int, save: Any = save, trainer: Any = trainer) -> None:
-                save(per_source)
-                if trainer.done["step"] == 2:
-                    raise KeyboardInterrupt
-
-            monkeypatch.setattr(trainer, "save", fail)
-            with pytest.raises(KeyboardInterrupt):
-                trainer.run()
-        last = script.Trainer(args, data)
-        assert last.done["step"] == (2 if broken else 0)
-        last.run()
-        weights.append((args.out / "target" / "model.safetensors").read_bytes())
+    assert run("draft", tmp_path / "one", "--tokens", "1") == 2
+    assert "train it first" in capsys.readouterr().err
+    for out in ("one", "two"):
+        assert run("target", tmp_path / out, "--tokens", "6144") == 0
+    weights = [(tmp_path / out / "target" / "model.safetensors").read_bytes() for out in ("one", "two")]
     assert weights[0] == weights[1]
-    (first, second) = last.done["sessions"]
-    assert second == {"from_step": 2, "command": "python scripts/train_builtin.py target --data DATA"}
-    assert (args.out / "training.json").is_file() and first["from_step"] == 0
+    assert run("draft", tmp_path / "one", "--tokens", "4096") == 0
+    assert run("evaluate", tmp_path / "one") == 0
+    found = json.loads((tmp_path / "one" / "evaluation.json").read_text())
+    assert 0 < found["all"]["overlap"]["mean"] < 1 and "wikipedia" in found
+    told = json.loads((tmp_path / "one" / "training.json").read_text())
+    assert told["draft"]["tokens_seen"] == 4096 and "--data DATA --out OUT" in told["draft"]["command"]
+    texts = [json.loads(line) for line in (tmp_path / "one" / "gate-heldout.jsonl").read_text().splitlines()]
+    assert texts and all(script.heldout.held_out(one["text"]) for one in texts)
