@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from tests.decode.chains import law_of, paths
+from tests.theory.oracles import rule_on_chain
 from tests.theory.tools import INSTANCES, ChainPair, chains, check_family, expected, from_zero, mean_of
 
 from sprinter.decode.accept import Batch, Exact, Fuzzy, Mentored, Opt, RandomAccept, Uno
@@ -23,7 +24,6 @@ from sprinter.theory.chains import (
     expected_rejections,
     mean_overlap,
     rejections_by_position,
-    rule_on_chain,
     speculative_counts,
 )
 from sprinter.theory.montecarlo import Estimate, estimate, simulate

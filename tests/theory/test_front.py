@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from tests.theory.oracles import batch_improvement
 from tests.theory.tools import INSTANCES, check_family, laws
 from torch import Tensor
 
@@ -24,7 +25,6 @@ from sprinter.decode.accept.base import chances
 from sprinter.decode.conformance import law_pairs
 from sprinter.laws import residual, tv_distance
 from sprinter.theory.front import (
-    batch_improvement,
     batch_laws,
     bernoulli_improvement,
     best_loss,

@@ -11,11 +11,10 @@ from sprinter.decode.spec import parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.laws import Sampling, one_hot, overlap, process, tv_distance
-from sprinter.theory import given
-from sprinter.theory.given import Passage, first_choices, read_passages
+from sprinter.theory import recording as recording_module
 from sprinter.theory.outcomes import condense_laws
 from sprinter.theory.passes import PassTimes, measure_passes
-from sprinter.theory.recording import Recording
+from sprinter.theory.recording import Passage, Recording, first_choices, read_passages
 from sprinter.theory.replay import Replay, replay
 
 PASSAGES = [Passage((65, 66, 67), tuple(range(70, 100))), Passage((65,), (80, 81))]
@@ -34,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def test_laws_are_those_of_one_pass_over_the_text(
     pair: Pair, chunk: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(given, "CHUNK", chunk)
+    monkeypatch.setattr(recording_module, "CHUNK", chunk)
     recording = read_passages(pair, PASSAGES, sampling=Sampling(temperature))
     assert recording.lengths == (30, 2)
     assert recording.ids.tolist() == [*range(70, 100), 80, 81]

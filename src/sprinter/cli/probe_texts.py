@@ -12,7 +12,7 @@ from sprinter.errors import UserError
 
 if TYPE_CHECKING:
     from sprinter.models.pair import LoadedPair
-    from sprinter.theory.given import Passage
+    from sprinter.theory.recording import Passage
 
 __all__ = ["TEXTS", "ProbeTexts", "read_probe"]
 
@@ -49,7 +49,7 @@ def read_probe(file: Path, pair: LoadedPair, positions: int) -> ProbeTexts:
     Raises:
         UserError: no file, no texts, a text that is too short or longer than the context, a record of another form.
     """
-    from sprinter.theory.given import Passage
+    from sprinter.theory.recording import Passage
     from sprinter.training.sources import read_records
 
     if not file.is_file():

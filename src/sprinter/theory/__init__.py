@@ -4,8 +4,8 @@
 ``sequential``     SPRINTER: Theorems 3.1, 3.3, 3.4, A.4, equations 5 and 6, with limits and caps
 ``speculation``    Leviathan et al.: expected tokens a round, best draft length
 ``front``          Yin et al., Theorems 2, 4 and 5 at one position; batch improvement in closed form
-``chains``         Yin et al., Theorems 1 and 3 on Markov chains; short drafts; lossy rules; SPRINTER
-``bounds``         bounds of SVIP, of Fuzzy Speculative Decoding, and of the meter
+``chains``         Yin et al., Theorems 1 and 3 on Markov chains; short drafts
+``bounds``         bounds of SVIP and of Fuzzy Speculative Decoding
 ``montecarlo``     the real decode loop answered by a Markov chain
 ``simulation``     the papers' numerical figures: closed forms and Monte Carlo estimates
 ``recording``      laws recorded along texts of a pair; ``from_labels``: the same from labels of ``sprinter.training``

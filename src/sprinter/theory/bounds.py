@@ -1,4 +1,4 @@
-"""Bounds on the acceptance rate (SVIP) and on the law of a whole text (Fuzzy Speculative Decoding, the drift meter)."""
+"""Bounds on the acceptance rate (SVIP) and on the law of a whole text (Fuzzy Speculative Decoding)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from sprinter.errors import UserError
-from sprinter.laws import entropy, kl_divergence
+from sprinter.laws import kl_divergence
 from sprinter.theory.numbers import Number, as_tensor, chance, non_negative
 
-__all__ = ["bretagnolle_huber", "cross_entropy", "entropy_bound", "fuzzy_bound", "pinsker", "text_tv_bound"]
+__all__ = ["bretagnolle_huber", "entropy_bound", "fuzzy_bound", "pinsker"]
 
 
 def pinsker(p: Tensor, q: Tensor) -> Tensor:
@@ -20,11 +20,6 @@ def pinsker(p: Tensor, q: Tensor) -> Tensor:
 def bretagnolle_huber(p: Tensor, q: Tensor) -> Tensor:
     """β >= 1 − sqrt(1 − exp(−KL(q‖p))) (SVIP, Appendix B), ``[..., V]`` -> ``[...]``; always in [0, 1]."""
     return 1 - (-torch.expm1(-kl_divergence(q, p))).sqrt()
-
-
-def cross_entropy(q: Tensor, p: Tensor) -> Tensor:
-    """H_{q,p} = −Σ q ln p in nats: Pinsker's bound reads 1 − sqrt((H_{q,p} − H_q)/2)."""
-    return entropy(q) + kl_divergence(q, p)
 
 
 def entropy_bound(h: Number, c: Number = 0.15) -> Tensor:
@@ -62,11 +57,3 @@ def fuzzy_bound(
             )
         share = share + chance("other_share", other_share)
     return non_negative("tokens", tokens) * non_negative("threshold", threshold) * share
-
-
-def text_tv_bound(drifts: Tensor) -> Tensor:
-    """Bound on the TV between the laws of whole texts: the expected sum of drifts under the method's own text.
-
-    ``drifts [texts, positions]`` -> a scalar, at most 1.
-    """
-    return drifts.sum(-1).mean().clamp(max=1)

@@ -28,9 +28,8 @@ def _running(ax: Axes, curves: list[dict[str, Any]], title: str) -> None:
         name = f"M = {curve['drafts']}"
         ax.fill_between(curve["runs"], curve["low"], curve["high"], color=colour, alpha=0.18, lw=0)
         ax.plot(curve["runs"], curve["mean"], color=colour, lw=1.3, label=f"{name}, simulated")
-        ax.axhline(
-            curve["closed"], color=colour, ls="--", lw=1.2, label=f"{name}, theorem: {curve['closed']:.2f}"
-        )
+        label = f"{name}, theorem: {curve['closed']:.2f}"
+        ax.axhline(curve["closed"], color=colour, ls="--", lw=1.2, label=label)
     ax.set(title=title, xlabel="texts simulated", ylabel="rejections a text")
     middle = [curve["closed"] for curve in curves]
     spread = max(curve["high"][-1] - curve["low"][-1] for curve in curves)
@@ -66,10 +65,15 @@ def draw_short(data: dict[str, Any]) -> Figure:
     """Drafts of γ tokens against Theorem 1's drafts to the horizon."""
     short = data["short"]
     figure, (ax,) = canvas(_WIDTH, 3.1, 1, 1)
-    ax.plot(
-        short["gamma"], short["target_calls"], color=BLUE, marker="o", ms=3.5, label="target calls, exact"
-    )
-    ax.plot(short["gamma"], short["rejections"], color=RED, marker="s", ms=3.5, label="rejections, exact")
+    for key, colour, marker in (("target_calls", BLUE, "o"), ("rejections", RED, "s")):
+        ax.plot(
+            short["gamma"],
+            short[key],
+            color=colour,
+            marker=marker,
+            ms=3.5,
+            label=f"{key.replace('_', ' ')}, exact",
+        )
     ax.plot(short["gamma"], short["leviathan_calls"], color=ORANGE, ls=":", lw=1.6,
             label="target calls, Leviathan (independent acceptances)")  # fmt: skip
     ax.axhline(short["theorem_1_rejections"], color=GREY, ls="--", lw=1.2,
@@ -91,19 +95,12 @@ def draw_batch_gain(data: dict[str, Any]) -> Figure:
     figure, (left, right) = canvas(_WIDTH, 3.0, 1, 2)
     for (u, gains), colour in zip(data["bernoulli"].items(), _COLOURS, strict=False):
         left.plot(data["drafts"], gains, color=colour, marker="o", ms=2.5, lw=1.2, label=f"draft Ber({u})")
-    left.set(
-        title=f"target Ber({data['bernoulli_target']})",
-        xlabel="drafts M",
-        ylabel="rejection probability saved",
-    )
     for (r, gains), colour in zip(data["uniform"].items(), _COLOURS, strict=False):
         right.plot(data["drafts"], gains, color=colour, marker="o", ms=2.5, lw=1.2, label=f"r = {r}")
-    right.set(
-        title="draft uniform on V tokens, target on V / r",
-        xlabel="drafts M",
-        ylabel="rejection probability saved",
-    )
+    left.set_title(f"target Ber({data['bernoulli_target']})")
+    right.set_title("draft uniform on V tokens, target on V / r")
     for ax in (left, right):
+        ax.set(xlabel="drafts M", ylabel="rejection probability saved")
         ax.set_xticks([1, 5, 10, 15, 20])
         ax.set_ylim(top=1.35 * ax.get_ylim()[1])
         ax.legend(loc="upper left", ncols=2)
@@ -114,36 +111,22 @@ def draw_front(data: dict[str, Any]) -> Figure:
     """Figure 4 of Yin et al.: the front, OPT on it and UNO above it."""
     figure, (left, right) = canvas(_WIDTH, 3.2, 1, 2)
     tv, points = data["tv"], data["points"]
+    epsilons, rejects, losses = ([point[key] for point in points] for key in ("epsilon", "reject", "loss"))
     left.fill_between([0, tv, 1.35 * tv], [tv, 0, 0], [1.5 * tv] * 3, color=SKY, alpha=0.15, lw=0)
     left.plot([0, tv], [tv, 0], color=INK, lw=1.3, label="Pareto front (Theorem 5)")
     for name, colour, marker in (("opt", BLUE, "o"), ("uno", RED, "s")):
-        drift = [point[name]["drift"] for point in points]
-        left.plot(
-            [point["reject"] for point in points], drift, color=colour, lw=1, label=f"{name}, by formula"
+        drift, x, y = (
+            [point[name][key] for point in points] for key in ("drift", "measured_reject", "measured_drift")
         )
-        left.plot([point[name]["measured_reject"] for point in points],
-                  [point[name]["measured_drift"] for point in points], marker, color=colour, ms=4.5, mfc="none",
-                  label=f"{name}, simulated")  # fmt: skip
-        right.plot(
-            [point["epsilon"] for point in points],
-            drift,
-            color=colour,
-            marker=marker,
-            ms=4,
-            lw=1.2,
-            label=name,
-        )
+        left.plot(rejects, drift, color=colour, lw=1, label=f"{name}, by formula")
+        left.plot(x, y, marker, color=colour, ms=4.5, mfc="none", label=f"{name}, simulated")
+        right.plot(epsilons, drift, color=colour, marker=marker, ms=4, lw=1.2, label=name)
     left.text(0.2 * tv, 0.25 * tv, "out of reach", color=GREY, ha="center")
     left.set(xlabel="rejection probability", ylabel="TV(π, p)", xlim=(0, 1.35 * tv), ylim=(0, 1.5 * tv),
              title="(a) one position of the chain")  # fmt: skip
-    right.plot([point["epsilon"] for point in points], [point["loss"] for point in points], color=INK, ls="--", lw=1,
-               label="Loss* (Theorem 4)")  # fmt: skip
-    right.set(
-        xlabel="slack ε in b = min(1, (p + ε)/q)",
-        ylabel="TV(π, p)",
-        title="(b) bias at a slack",
-        ylim=(0, None),
-    )
+    right.plot(epsilons, losses, color=INK, ls="--", lw=1, label="Loss* (Theorem 4)")
+    right.set(xlabel="slack ε in b = min(1, (p + ε)/q)", ylabel="TV(π, p)", title="(b) bias at a slack")
+    right.set_ylim(bottom=0)
     left.legend(loc="upper right")
     right.legend(loc="lower right")
     return figure
@@ -162,12 +145,8 @@ def draw_trusted(data: dict[str, Any]) -> Figure:
     left.errorbar([], [], [], color=GREY, fmt="o", ms=3.5, label="simulated, 99 % interval")
     for ax, key in ((left, "trusted"), (right, "stop_time")):
         low, high = (curve[key][-1] for curve in data["curves"])
-        ax.annotate(
-            "",
-            (1.02, low),
-            (1.02, high),
-            arrowprops={"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0},
-        )
+        style = {"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", (1.02, low), (1.02, high), arrowprops=style)
         ax.text(1.04, (low + high) / 2, f"{high - low:.1f}", va="center")
         ax.set(xlabel="true-positive rate $\\eta_{TP}$", xlim=(-0.03, 1.12))
         ax.legend(loc="upper left")

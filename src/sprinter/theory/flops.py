@@ -15,21 +15,13 @@ from typing import Any
 
 from transformers import AutoConfig, GPT2Config, GPTNeoConfig, PreTrainedConfig
 
-from sprinter.decode.checks import at_least
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.models.flops import forward_flops
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.source import find, load_error
 
-__all__ = [
-    "ARCHITECTURES",
-    "PAPER_TABLE",
-    "MethodFlops",
-    "config_of",
-    "method_flops",
-    "paper_table",
-]
+__all__ = ["ARCHITECTURES", "PAPER_TABLE", "MethodFlops", "config_of", "method_flops"]
 
 
 def _gpt2(d: int, layers: int, heads: int) -> Callable[[], PreTrainedConfig]:
@@ -89,15 +81,6 @@ def config_of(name: str) -> PreTrainedConfig:
         raise load_error(error, name, "model") from error
     assert isinstance(config, PreTrainedConfig)
     return config
-
-
-def paper_table(tokens: int = 20) -> list[dict[str, Any]]:
-    """The paper's table, computed: model, billions of FLOPs for ``tokens`` tokens, and the paper's number for 20."""
-    at_least("tokens", tokens, 1)
-    return [
-        {"model": name, "billions": tokens * forward_flops(config_of(name)) / 1e9, "paper": printed}
-        for name, printed in PAPER_TABLE.items()
-    ]
 
 
 @dataclass(frozen=True, slots=True)

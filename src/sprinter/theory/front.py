@@ -15,7 +15,7 @@ from sprinter.laws import residual, tv_distance
 from sprinter.theory.numbers import Number, as_tensor, chance
 
 __all__ = [
-    "batch_improvement", "batch_laws", "bernoulli_improvement", "best_loss", "best_replacement", "excess",
+    "batch_laws", "bernoulli_improvement", "best_loss", "best_replacement", "excess",
     "rejection", "shortfall", "uniform_improvement",
 ]  # fmt: skip
 
@@ -69,13 +69,8 @@ def batch_laws(p: Tensor, q: Tensor, drafts: int | None) -> tuple[Tensor, Tensor
     return refused, p
 
 
-def batch_improvement(p: Tensor, q: Tensor, drafts: int | None) -> Tensor:
-    """Rejections that M drafts save at one position: TV(p, q) − Π_m TV(p^m, q), ``[...]``."""
-    return tv_distance(p, q) - batch_laws(p, q, drafts)[0]
-
-
 def bernoulli_improvement(draft: Number, target: Number, drafts: Number) -> Tensor:
-    """``batch_improvement`` for q = Ber(u), p = Ber(v).
+    """Rejections that M drafts save at one position, TV(p, q) − Π_m TV(p^m, q), for q = Ber(u), p = Ber(v).
 
     It is |u − v|·(1 − u^(M−1)) for u >= v, else |u − v|·(1 − (1 − u)^(M−1)).
     """
@@ -84,6 +79,6 @@ def bernoulli_improvement(draft: Number, target: Number, drafts: Number) -> Tens
 
 
 def uniform_improvement(ratio: Number, drafts: Number) -> Tensor:
-    """``batch_improvement`` for q uniform on V tokens and p uniform on V/r of them: (1 − 1/r) − (1 − 1/r)^M."""
+    """The same for q uniform on V tokens and p uniform on V/r of them: (1 − 1/r) − (1 − 1/r)^M."""
     missed = 1 - 1 / as_tensor(ratio)
     return missed - missed ** as_tensor(drafts)

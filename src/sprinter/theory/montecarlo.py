@@ -143,9 +143,8 @@ class TableDriver:
         places = list(range(request.start, request.end))
         places += [request.end - 1 + depth for depth in depths_of(request.parents)]
         # the loop asks for the law beyond a draft that fills the text, too, and draws nothing from it
-        return Scores(
-            self._chain.p[[min(place, self._chain.horizon - 1) for place in places], list(request.tokens)]
-        )
+        within = [min(place, self._chain.horizon - 1) for place in places]
+        return Scores(self._chain.p[within, list(request.tokens)])
 
     def _propose(self, text: Sequence[int], count: int) -> Draft:
         last, first = text[-1], len(text)

@@ -28,10 +28,12 @@ class PassTimes:
     Attributes:
         target_s: of a target pass over n tokens, by n from 1.
         draft_s: of a draft step: forward pass, law, draw, entropy, and the gate if the pair has one.
+        gate_s: of the gate, within ``draft_s``.
     """
 
     target_s: dict[int, float]
     draft_s: float
+    gate_s: float = 0.0
 
     def pass_s(self, tokens: float) -> float:
         """Seconds of a target pass over a mean number of tokens, >= 1; beyond the longest, along the last slope."""
@@ -86,9 +88,12 @@ def measure_passes(
     context = max(1, min(context, pair.models.context - longest))
     models = borrow(pair.models, context + longest)
     ids = read_prompts(models, context, longest)
-    heads = {"gate": pair.gate} if pair.gate is not None else {}
-    jobs: dict[int, PassInput] = {0: draft_input(ids, context, 1, DraftPlan(sampling, ("entropy",), heads))}
-    for n in range(1, longest + 1):
-        jobs[n] = target_input(ids, context, n, sampling)
+    jobs: dict[int, PassInput] = {n: target_input(ids, context, n, sampling) for n in range(1, longest + 1)}
+    jobs[0] = draft_input(ids, context, 1, DraftPlan(sampling, ("entropy",), {}))
+    if pair.gate is not None:
+        jobs[-1] = draft_input(ids, context, 1, DraftPlan(sampling, ("entropy",), {"gate": pair.gate}))
     medians = {n: median(each) for n, each in run_interleaved(models, jobs, repeats, progress).items()}
-    return PassTimes({n: seconds for n, seconds in medians.items() if n}, medians[0])
+    draft_s, bare = medians.get(-1, medians[0]), medians[0]
+    return PassTimes(
+        {n: seconds for n, seconds in medians.items() if n > 0}, draft_s, max(0.0, draft_s - bare)
+    )

@@ -7,10 +7,8 @@ never departs from the target's text and the draft alone never from the draft's:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -19,11 +17,8 @@ from torch import Tensor
 from sprinter.decode.spec import Method, parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
-from sprinter.heads.features import DraftStep, read_features
-from sprinter.heads.head import Head
-from sprinter.models.choose import make_runner
-from sprinter.models.pair import LoadedModel
 from sprinter.theory.montecarlo import check_drift
+from sprinter.theory.passes import measure_passes
 from sprinter.theory.recording import Recording
 from sprinter.theory.replay import Replay, replay, unrecorded
 
@@ -164,9 +159,8 @@ def _greedy(recording: Recording) -> bool:
 
 def _speed_up(cost: CostRatio, calls: float, steps: float, scores: float, read: float) -> float:
     """Speed relative to plain decoding, which costs 1 per token; the counts are per new token."""
-    return 1 / max(
-        1e-12, calls + cost.token * max(0.0, read - calls) + cost.draft * steps + cost.gate * scores
-    )
+    spent = calls + cost.token * max(0.0, read - calls) + cost.draft * steps + cost.gate * scores
+    return 1 / max(1e-12, spent)
 
 
 def _intervals(mixed: Sequence[tuple[float, Tensor]], seed: int) -> list[tuple[float, float]]:
@@ -183,57 +177,16 @@ def _intervals(mixed: Sequence[tuple[float, Tensor]], seed: int) -> list[tuple[f
     return [(low, high) for low, high in found]
 
 
-# --- cost ------------------------------------------------------------------------------------------------------------
 def measure_costs(pair: Pair, *, context: int = 64, tokens: int = 8, repeats: int = 15) -> CostRatio:
     """Measure the cost ratios of a pair on this machine: medians of single forward passes after ``context`` tokens.
 
     Raises:
         UserError: the pair has no draft.
     """
-    if pair.models.draft is None:
-        raise UserError("a cost ratio needs both models, and this pair has no draft: give draft=...")
-    one = _pass_s(pair.models.target, context, 1, repeats)
-    several = _pass_s(pair.models.target, context, tokens, repeats)
-    gate = 0.0
-    if pair.gate is not None:
-        head, read = pair.gate, _features(pair.gate, pair.models.draft)
-        gate = _median_s(lambda: float(head(read)), repeats)
-    step = _pass_s(pair.models.draft, context, 1, repeats)
-    return CostRatio(step / one, gate / one, max(0.0, (several - one) / (tokens - 1) / one))
-
-
-def _features(head: Head, draft: LoadedModel) -> dict[str, Tensor]:
-    """Random features of one position, of the shapes that the head reads."""
-    device = draft.model.device
-    hidden, first = torch.zeros(draft.hidden_size, device=device), torch.tensor(1, device=device)
-    law = torch.full((draft.vocab_size,), 1 / draft.vocab_size, device=device)
-    return read_features(head.features, DraftStep(hidden, law, first, first, hidden, first))
-
-
-def _pass_s(model: LoadedModel, context: int, tokens: int, repeats: int) -> float:
-    context = max(1, min(context, model.context - tokens))
-    runner = make_runner(model.model, batch=1, max_len=context + tokens)
-    ids = torch.zeros(1, context + tokens, dtype=torch.long, device=runner.device)
-
-    def once() -> None:
-        runner.rewind([context])
-        step = runner.extend(ids[:, :tokens])
-        assert step.logits is not None
-        float(step.logits[0, -1, 0])  # waits for the device
-
-    with torch.inference_mode():
-        runner.extend(ids[:, :context], logits=False)
-        return _median_s(once, repeats)
-
-
-def _median_s(work: Callable[[], object], repeats: int) -> float:
-    work()
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return median(times)
+    times = measure_passes(pair, context=context, longest=tokens, repeats=repeats)
+    one, several = times.target_s[1], times.target_s[tokens]
+    token = max(0.0, (several - one) / (tokens - 1) / one)
+    return CostRatio((times.draft_s - times.gate_s) / one, times.gate_s / one, token)
 
 
 # --- the best parameters ---------------------------------------------------------------------------------------------
@@ -260,7 +213,7 @@ def dials(
     return {
         name: methods
         for name, methods in found.items()
-        if not any(unrecorded(recording, method) for method in methods)
+        if not any(unrecorded(recording, one) for one in methods)
     }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,21 +18,14 @@ from sprinter.errors import UserError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, process, raw_law
+from sprinter.models.checks import check_finite
 from sprinter.models.choose import make_runner
-from sprinter.models.interface import ModelOutput
-from sprinter.models.pair import LoadedModel
-from sprinter.theory.outcomes import FULL, group_laws
+from sprinter.models.interface import ModelOutput, Runner
+from sprinter.theory.outcomes import FULL, condense_laws, group_laws
 
 __all__ = [
-    "DYNAMIC",
-    "Author",
-    "RecordedText",
-    "Recording",
-    "join_texts",
-    "probe",
-    "record_text",
-    "static_signals",
-]
+    "DYNAMIC", "Author", "Passage", "Recording", "first_choices", "probe", "read_passages", "static_signals",
+]  # fmt: skip
 
 Author = Literal["target", "draft", "given"]
 """Who wrote the texts of a recording; "given": neither model."""
@@ -40,6 +33,9 @@ Reduce = Callable[[Sequence[Tensor], Tensor], tuple[tuple[Tensor, ...], Tensor, 
 """(laws ``[n, V]`` of which the first two are p and q, tokens) to laws on outcomes, as ``group_laws``."""
 DYNAMIC = frozenset({"position", "log_q"})
 """Features of a head that depend on the run and the token, so that a replay makes them; all others are recorded."""
+CHUNK = 64
+"""Positions that are read at a time: bounds the memory, which is several laws a position."""
+_COLUMNS = ("p", "q", "raw_p", "raw_q", "tokens", "ids")
 
 
 @dataclass(frozen=True)
@@ -100,13 +96,8 @@ class Recording:
     def first_texts(self, count: int) -> Recording:
         """The first ``count`` of the texts."""
         end = sum(self.lengths[:count])
-        columns = {name: getattr(self, name)[:end] for name in ("p", "q", "raw_p", "raw_q", "tokens", "ids")}
-        return replace(
-            self, **columns, lengths=self.lengths[:count], prompts=self.prompts[:count],
-            outcomes=None if self.outcomes is None else self.outcomes[:end],
-            signals={name: values[:end] for name, values in self.signals.items()},
-            features={name: values[:end] for name, values in self.features.items()},
-        )  # fmt: skip
+        part = _of_each([self], lambda columns: columns[0][:end])
+        return replace(part, lengths=self.lengths[:count], prompts=self.prompts[:count])
 
     def grouped(self, n: int, law: Tensor) -> tuple[Tensor, dict[int, list[int]]]:
         """A law over the vocabulary as one over the outcomes of position n, ``[K]``; and the token ids of each outcome
@@ -129,6 +120,21 @@ class Recording:
         return int(torch.where(self.outcomes[n] < 0, self.p[n], torch.inf).argmin())
 
 
+def _of_each(parts: Sequence[Recording], make: Callable[[list[Tensor]], Tensor]) -> Recording:
+    """The first of the recordings with each column, ``[N, ...]``, made of this column of all of them."""
+    first = parts[0]
+    columns: dict[str, Any] = {name: make([getattr(one, name) for one in parts]) for name in _COLUMNS}
+    return replace(
+        first,
+        **columns,
+        outcomes=None
+        if first.outcomes is None
+        else make([one.outcomes for one in parts if one.outcomes is not None]),
+        signals={name: make([one.signals[name] for one in parts]) for name in first.signals},
+        features={name: make([one.features[name] for one in parts]) for name in first.features},
+    )
+
+
 def static_signals(heads: Mapping[str, Head], read: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Scores of the heads that read nothing but recorded features, ``[N]`` float64 each."""
     return {
@@ -136,6 +142,21 @@ def static_signals(heads: Mapping[str, Head], read: Mapping[str, Tensor]) -> dic
         for kind, head in heads.items()
         if not head.sees_token and DYNAMIC.isdisjoint(head.features)
     }
+
+
+def first_choices(recording: Recording) -> Tensor:
+    """Whether the target's and the draft's most likely tokens are the same, bool ``[N]``."""
+    laws = (recording.raw_p, recording.raw_q)
+    if recording.outcomes is not None:  # a group of tokens is no choice
+        laws = tuple(law.masked_fill(recording.outcomes < 0, -1.0) for law in laws)  # type: ignore[assignment]
+    return laws[0].argmax(-1) == laws[1].argmax(-1)
+
+
+class Passage(NamedTuple):
+    """A text whose laws are wanted at the positions of ``ids`` after ``prompt``, at least one token each."""
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
 
 
 def probe(
@@ -146,125 +167,145 @@ def probe(
     new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     seed: int = 0,
-    full: int = FULL,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recording:
     """Write one text a prompt with the target or the draft, and record both models' laws along it.
 
     Args:
-        full: vocabularies up to this size are recorded whole.
         progress: called with (texts done, texts).
 
     Raises:
         UserError: no draft, no prompts, a prompt that does not fit.
     """
-    if pair.models.draft is None:
-        raise UserError(
-            "a prediction needs the laws of both models, and this pair has no draft: give draft=..."
-        )
+    _check_draft(pair)
     if not prompts:
         raise UserError("a probe needs at least one prompt")
     at_least("new_tokens", new_tokens, 1)
-    method, texts = "autoregressive" if writer == "target" else "draft-only", []
-    for i, prompt in enumerate(prompts):
-        out = pair.generate(
-            prompt, method=method, max_new_tokens=new_tokens, temperature=sampling.temperature, top_k=sampling.top_k,
-            top_p=sampling.top_p, min_p=sampling.min_p, seed=seed + i,
-        )  # fmt: skip
-        texts.append(
-            _read_text(pair, sampling, encode(prompt, pair.models), [token.id for token in out.tokens], full)
-        )
-        if progress is not None:
-            progress(i + 1, len(prompts))
-    return join_texts(texts, pair, new_tokens, writer)
+    method = "autoregressive" if writer == "target" else "draft-only"
+
+    def written() -> Iterator[Passage]:
+        for i, prompt in enumerate(prompts):
+            out = pair.generate(
+                prompt, method=method, max_new_tokens=new_tokens, sampling=sampling, seed=seed + i
+            )
+            yield Passage(tuple(encode(prompt, pair.models)), tuple(token.id for token in out.tokens))
+            if progress is not None:
+                progress(i + 1, len(prompts))
+
+    return _record(pair, list(written()), sampling, FULL, group_laws, writer, new_tokens)
 
 
-@dataclass(frozen=True)
-class RecordedText:
-    """One text's share of a recording, or the share of a part of it."""
+def read_passages(
+    pair: Pair,
+    passages: Sequence[Passage],
+    *,
+    sampling: Sampling = Sampling(),
+    full: int = FULL,
+    progress: Callable[[int, int], None] | None = None,
+) -> Recording:
+    """Record both models' laws at the positions of each passage, which neither model need have written.
 
-    laws: tuple[Tensor, ...]  # p, q, raw_p, raw_q
-    tokens: Tensor
-    ids: tuple[int, ...]
-    prompt: tuple[int, ...]
-    signals: dict[str, Tensor]
-    features: dict[str, Tensor]
-    outcomes: Tensor | None
+    Args:
+        sampling: of the processed laws.
+        full: vocabularies up to this size are recorded whole.
+        progress: called with (passages done, passages).
+
+    Raises:
+        UserError: no draft, no passages. SprinterError: a model's logits are not finite.
+    """
+    _check_draft(pair)
+    if not passages:
+        raise UserError("a probe needs at least one text")
+    longest = max(len(passage.ids) for passage in passages)
+    return _record(pair, passages, sampling, full, condense_laws, "given", longest, progress)
+
+
+def _check_draft(pair: Pair) -> None:
+    if pair.models.draft is None:
+        raise UserError("a probe reads the laws of both models, and this pair has no draft: give draft=...")
 
 
 @torch.inference_mode()
-def _read_text(
-    pair: Pair, sampling: Sampling, prompt: Sequence[int], ids: Sequence[int], full: int
-) -> RecordedText:
-    """Laws of both models at the positions of ``ids`` after ``prompt``, one pass each."""
+def _record(
+    pair: Pair,
+    passages: Sequence[Passage],
+    sampling: Sampling,
+    full: int,
+    reduce: Reduce,
+    writer: Author,
+    new_tokens: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Recording:
+    """Read the passages with both models, ``CHUNK`` positions at a time."""
     assert pair.models.draft is not None
-    n = len(ids)
-    read = [_read(model, [*prompt, *ids]) for model in (pair.models.target, pair.models.draft)]
-    logits = [step.logits[0, -n - 1 : -1] for step in read if step.logits is not None]
-    return record_text(pair, sampling, prompt, ids, (logits[0], logits[1]), read[1].hidden[0, -n - 1 :], full)
+    longest = max(len(passage.prompt) + len(passage.ids) for passage in passages)
+    models = (pair.models.target, pair.models.draft)
+    runners = [make_runner(model.model, batch=1, max_len=longest) for model in models]
+    parts = []
+    for i, passage in enumerate(passages):
+        text, first = [*passage.prompt, *passage.ids], len(passage.prompt)
+        for runner in runners if first > 1 else ():
+            _extend(runner, text[: first - 1], 0, logits=False)
+        for at in range(first, len(text), CHUNK):
+            end = min(at + CHUNK, len(text))
+            # from the token before the first position to the last one, whose state heads read
+            read = [_extend(runner, text[at - 1 : end], at - 1) for runner in runners]
+            logits = [step.logits[0, :-1] for step in read if step.logits is not None]
+            for which, rows in zip(("target", "draft"), logits, strict=True):
+                check_finite(rows[None], which, at)
+            part = _positions(pair, sampling, text[at:end], logits, read[1].hidden[0].cpu(), full, reduce)
+            parts.append(replace(part, writer=writer, new_tokens=new_tokens))
+        if progress is not None:
+            progress(i + 1, len(passages))
+    return replace(
+        _of_each(parts, torch.cat),
+        lengths=tuple(len(passage.ids) for passage in passages),
+        prompts=tuple(passage.prompt for passage in passages),
+    )
 
 
-def record_text(
+def _extend(runner: Runner, ids: Sequence[int], start: int, logits: bool = True) -> ModelOutput:
+    runner.rewind([start])
+    return runner.extend(torch.tensor([list(ids)], device=runner.device), logits=logits)
+
+
+def _positions(
     pair: Pair,
     sampling: Sampling,
-    prompt: Sequence[int],
     ids: Sequence[int],
-    logits: tuple[Tensor, Tensor],
+    logits: Sequence[Tensor],
     hidden: Tensor,
-    full: int = FULL,
-    reduce: Reduce | None = None,
-) -> RecordedText:
-    """Record the positions of ``ids`` after ``prompt``.
+    full: int,
+    reduce: Reduce,
+) -> Recording:
+    """Record the positions of ``ids``.
 
     Args:
         logits: the target's and the draft's, each ``[n, V]``, of these tokens.
         hidden: the draft's states ``[n + 1, d]``: before each of the tokens, and at the last one.
-        full: vocabularies up to this size are recorded whole; larger ones are reduced by ``reduce``,
-            by default ``group_laws``.
+        full: vocabularies up to this size are recorded whole; larger ones are reduced by ``reduce``.
     """
-    vocab, n = pair.models.vocab_size, len(ids)
-    raw_p, raw_q = (raw_law(each[:, :vocab].float().cpu()) for each in logits)
-    p, q = raw_p, raw_q
+    vocab, tokens = pair.models.vocab_size, torch.tensor(ids)
+    p, q = raw_p, raw_q = tuple(raw_law(each[:, :vocab].float().cpu()) for each in logits)
     if sampling != Sampling():
         p, q = (process(each[:, :vocab].float().cpu(), sampling) for each in logits)
-    hidden = hidden.cpu()
-    before, temperature = hidden[:-1], torch.full((n,), sampling.temperature)
-    signals = read_signals(prefix_signals(), q, raw_q, state=before)
-    step = DraftStep(before, law=raw_q, hidden_x=hidden[1:], temperature=temperature)
+    temperature = torch.full((len(ids),), sampling.temperature)
+    step = DraftStep(hidden[:-1], law=raw_q, hidden_x=hidden[1:], temperature=temperature)
     names = {name for head in pair.heads.values() for name in head.features} - DYNAMIC
     features = read_features(sorted(names), step)
-    signals |= static_signals(pair.heads, features)
-    laws: tuple[Tensor, ...] = (p, q, raw_p, raw_q)
-    tokens, outcomes = torch.tensor(ids), None
-    if vocab > full:
-        laws, tokens, outcomes = (reduce or group_laws)(laws, tokens)
-    doubled = {name: values.double() for name, values in signals.items()}
-    return RecordedText(laws, tokens, tuple(ids), tuple(prompt), doubled, features, outcomes)
-
-
-def _read(model: LoadedModel, ids: Sequence[int]) -> ModelOutput:
-    runner = make_runner(model.model, batch=1, max_len=len(ids))
-    return runner.extend(torch.tensor([list(ids)], device=runner.device))
-
-
-def join_texts(texts: Sequence[RecordedText], pair: Pair, new_tokens: int, writer: Author) -> Recording:
-    """Several recorded texts as one recording."""
-    p, q, raw_p, raw_q = (torch.cat([text.laws[i] for text in texts]) for i in range(4))
-    outcomes = [text.outcomes for text in texts if text.outcomes is not None]
-    signals = {name: torch.cat([text.signals[name] for text in texts]) for name in texts[0].signals}
+    signals = read_signals(prefix_signals(), q, raw_q, state=hidden[:-1]) | static_signals(
+        pair.heads, features
+    )
     heads = {kind: head for kind, head in pair.heads.items() if kind not in signals}
-    names = {name for head in heads.values() for name in head.features} - DYNAMIC
+    kept = {name for head in heads.values() for name in head.features} - DYNAMIC
+    laws: tuple[Tensor, ...] = (p, q, raw_p, raw_q)
+    taken, outcomes = tokens, None
+    if vocab > full:
+        laws, taken, outcomes = reduce(laws, tokens)
+    p, q, raw_p, raw_q = laws
     return Recording(
-        p, q, raw_p, raw_q,
-        tokens=torch.cat([text.tokens for text in texts]),
-        ids=torch.cat([torch.tensor(text.ids) for text in texts]),
-        signals=signals,
-        lengths=tuple(len(text.ids) for text in texts),
-        prompts=tuple(text.prompt for text in texts),
-        new_tokens=new_tokens,
-        writer=writer,
-        outcomes=torch.cat(outcomes) if outcomes else None,
-        heads=heads,
-        features={name: torch.cat([text.features[name] for text in texts]) for name in names},
+        p, q, raw_p, raw_q, taken, tokens, {name: values.double() for name, values in signals.items()},
+        lengths=(len(ids),), prompts=((),), new_tokens=len(ids), writer="given", outcomes=outcomes, heads=heads,
+        features={name: features[name] for name in kept},
         taus={kind: head.config.tau for kind, head in pair.heads.items()},
     )  # fmt: skip

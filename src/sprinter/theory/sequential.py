@@ -18,8 +18,8 @@ from sprinter.errors import UserError
 from sprinter.theory.numbers import Number, as_tensor, chance, geometric, non_negative
 
 __all__ = [
-    "acceptance_rate", "class_rates", "emitted_law", "emitted_tv", "expected_stop_time", "expected_trusted",
-    "kept_share", "run_lengths", "sequential_flops", "sequential_speed_up", "sequential_tokens_per_call",
+    "acceptance_rate", "emitted_law", "emitted_tv", "expected_stop_time", "expected_trusted",
+    "run_lengths", "sequential_flops", "sequential_speed_up", "sequential_tokens_per_call",
     "speculative_flops", "survival", "trusted_law",
 ]  # fmt: skip
 
@@ -169,30 +169,6 @@ def run_lengths(labels: Tensor, lengths: Tensor | None = None) -> Tensor:
     law = alive[:-1] - alive[1:]
     law[-1] += alive[-1]
     return law
-
-
-def class_rates(p: Tensor, q: Tensor, trusted: Tensor, ratio: float = 1.0) -> tuple[float, float]:
-    """(η_TP, η_FP) of prefix-only trust decisions, as expectations over x ~ q.
-
-    Args:
-        p, q: ``[n, V]``.
-        trusted: bool ``[n]``.
-        ratio: λ; x is acceptable if q(x) <= λ·p(x).
-    """
-    acceptable = (q * (q <= ratio * p)).sum(-1)
-    rates = [
-        float((mass * trusted).sum() / mass.sum().clamp(min=1e-300)) for mass in (acceptable, 1 - acceptable)
-    ]
-    return rates[0], rates[1]
-
-
-def kept_share(p: Tensor, q: Tensor) -> float:
-    """Probability that exact acceptance keeps an unacceptable draft token: Σ p / Σ q over tokens with q > p.
-
-    ``p`` and ``q`` are ``[n, V]``.
-    """
-    worse = q > p
-    return float((p * worse).sum() / (q * worse).sum().clamp(min=1e-300))
 
 
 def _most(cap: int | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sprinter.decode.checks import at_least
 from sprinter.theory.numbers import Number, as_tensor, chance, geometric, non_negative
 
-__all__ = ["best_gamma", "expected_tokens", "flops_factor", "speculative_speed_up"]
+__all__ = ["best_gamma", "expected_tokens", "speculative_speed_up"]
 
 
 def expected_tokens(alpha: Number, gamma: Number) -> Tensor:
@@ -22,12 +22,6 @@ def expected_tokens(alpha: Number, gamma: Number) -> Tensor:
 def speculative_speed_up(alpha: Number, gamma: Number, cost: Number) -> Tensor:
     """Theorem 3.8: speed relative to plain decoding, E[tokens] / (γc + 1); 1 at γ = 0."""
     return expected_tokens(alpha, gamma) / (as_tensor(gamma) * non_negative("cost", cost) + 1)
-
-
-def flops_factor(alpha: Number, gamma: Number, ratio: Number) -> Tensor:
-    """Theorem 3.11: operations relative to plain decoding, (γĉ + γ + 1)/E[tokens]; ``ratio`` ĉ = F_d/F_t."""
-    gamma = as_tensor(gamma)
-    return (gamma * non_negative("ratio", ratio) + gamma + 1) / expected_tokens(alpha, gamma)
 
 
 def best_gamma(alpha: float, cost: float, most: int = 100) -> int:

@@ -17,9 +17,8 @@ from sprinter.bench.suites import turn_prompt
 from sprinter.bench.suites.turns import TurnPrompt
 from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling, overlap
-from sprinter.theory.given import Passage, read_passages
 from sprinter.theory.passes import PassTimes, measure_passes
-from sprinter.theory.recording import Recording
+from sprinter.theory.recording import Passage, Recording, read_passages
 
 __all__ = ["PairProbe", "prompt_facts", "run_probe", "usable_prompts"]
 

@@ -32,16 +32,16 @@ def clean_wiki(text: str) -> str:
     return _EMPTY.sub("", _ORPHANS.sub("(", html.unescape(text))).strip()
 
 
-Keep = Callable[[str], bool]
+KeepText = Callable[[str], bool]
 
 
-def wikipedia(source: str, keep: Keep = held_out) -> SuiteRows:
+def wikipedia(source: str, keep: KeepText = held_out) -> SuiteRows:
     """Articles to keep of a file of ``<doc>`` blocks: records with "id", "category" and "text"."""
     texts = ((where, r, clean_wiki(text_of(r, "text", where))) for where, r in read_records(source))
     return _kept("wikipedia", texts, keep)
 
 
-def wikinews(source: str, keep: Keep = held_out) -> SuiteRows:
+def wikinews(source: str, keep: KeepText = held_out) -> SuiteRows:
     """Articles to keep of a file of JSON lines, each under its title; redirects have no text."""
 
     def text(record: SourceRecord, where: str) -> str:
@@ -51,14 +51,14 @@ def wikinews(source: str, keep: Keep = held_out) -> SuiteRows:
     return _kept("wikinews", ((where, r, text(r, where)) for where, r in read_records(source)), keep)
 
 
-def stories(source: str, keep: Keep = held_out) -> SuiteRows:
+def stories(source: str, keep: KeepText = held_out) -> SuiteRows:
     """Stories to keep of a file that separates them by ``<|endoftext|>``, without the first and last (truncated)."""
     whole = "\n".join(line for _, line in read_lines(source)).split(_END)[1:-1]
     named = ((f"story {n} of '{source}'", {"id": str(n)}, text.strip()) for n, text in enumerate(whole, 1))
     return _kept("tinystories", named, keep)
 
 
-def _kept(name: str, texts: Iterable[tuple[str, SourceRecord, str]], keep: Keep) -> SuiteRows:
+def _kept(name: str, texts: Iterable[tuple[str, SourceRecord, str]], keep: KeepText) -> SuiteRows:
     seen: set[str] = set()
     for where, record, text in texts:
         if text and text not in seen and keep(text):
