@@ -30,9 +30,9 @@ from sprinter.files import write_atomic
 from sprinter.training.card import save_trained
 from sprinter.training.dataset import read_positions
 from sprinter.training.label_run import LabelSettings, label
-from sprinter.training.prompts import read_texts
 from sprinter.training.roc import judge
 from sprinter.training.settings import TrainSettings
+from sprinter.training.sources import read_texts
 from sprinter.training.train import train
 
 HELD_OUT_LEAST = 24

@@ -15,7 +15,9 @@ from tests.cli.tiny import HIDDEN, Ended, Places, Run, save_tiny
 
 from sprinter.cli import main
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.heads.gate import GateConfig, GateHead, save_gate
+from sprinter.heads.artifact import save_head
+from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.networks import Linear
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
@@ -27,9 +29,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     save_tiny(found.target, seed=1)
     draft = save_tiny(found.draft, seed=2, layers=1)
     for directory, fingerprint in ((found.gate, weights_fingerprint(draft)), (root / "other-gate", "0" * 64)):
-        config = GateConfig(HIDDEN, str(found.draft), str(found.target), None, fingerprint)
-        gate = GateHead(config, torch.randn(1, HIDDEN), torch.zeros(1))
-        save_gate(gate, directory, "# A random gate\n")
+        config = HeadConfig(HIDDEN, str(found.draft), str(found.target), None, fingerprint)
+        gate = Head(config, Linear.of(torch.randn(1, HIDDEN), torch.zeros(1)))
+        save_head(gate, directory, "# A random gate\n")
     save_tiny(root / "other-words", seed=3, layers=1, extra=3)
     save_tiny(root / "nan", seed=4, layers=1, broken=True)
     corrupt = shutil.copytree(found.target, root / "corrupt") / "model.safetensors"

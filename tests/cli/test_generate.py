@@ -16,8 +16,8 @@ from sprinter.cli import main
 from sprinter.cli.pages import JsonPage, Page, TerminalPage
 from sprinter.decode.draft import Stats
 from sprinter.heads.artifact import save_head
-from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.load import load_gate
 
 # The contract of DESIGN.md: scripts outside the project rely on these.
 KEYS = {"text", "token_ids", "origins", "method", "lossless", "stats"}

@@ -36,8 +36,8 @@ def test_a_pair_is_its_seed() -> None:
     for prefix in PREFIXES:
         assert torch.equal(one.p(prefix), again.p(prefix)) and torch.equal(one.q(prefix), again.q(prefix))
         assert not torch.equal(one.p(prefix), other.p(prefix))
-        assert one.gate(prefix) == again.gate(prefix) != other.gate(prefix)
-        assert 0 <= one.gate(prefix) < 1
+        assert one.score("gate", prefix) == again.score("gate", prefix) != other.score("gate", prefix)
+        assert 0 <= one.score("gate", prefix) < 1
 
 
 def test_distance_moves_the_draft_from_the_target() -> None:
@@ -128,7 +128,7 @@ def test_the_driver_drafts_ahead_within_what_is_asked(ahead: int, at_most: int, 
             "entropy": entropy(law),
             "max_prob": law.max(),
             "token_prob": law[x],
-            "gate": pair.gate(prefix),
+            "gate": pair.score("gate", prefix),
             "disco": pair.score("disco", prefix),
             "specdec++": pair.score("specdec++", (*prefix, x)),
         }

@@ -123,13 +123,13 @@ TAUS = [0.0, 0.3, 0.5, 0.8, 1.0]
 
 
 def gate_trust(pair: MarkovPair, tau: float) -> Callable[[Text, int], float]:
-    return lambda text, x: float(pair.gate(text) >= tau)
+    return lambda text, x: float(pair.score("gate", text) >= tau)
 
 
 def test_the_thresholds_tell_prefixes_apart() -> None:
     """At each threshold between 0 and 1 the pairs have prefixes that are trusted and others that are not."""
     for pair in (DENSE, ZEROS, SMALL):
-        scores = [pair.gate((0, *tail)) for tail in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]]
+        scores = [pair.score("gate", (0, *tail)) for tail in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]]
         for tau in TAUS[1:-1]:
             assert min(scores) < tau <= max(scores)
 

@@ -102,7 +102,7 @@ def test_the_mean_is_the_expected_total_variation(tau: float, cap: int, ends: En
     method = Method(trust=Gate(tau), stop=Untrusted(), cap=cap)
     for pair, length in ((DENSE, 3), (ZEROS, 4)) if tau < 1 else ((ZEROS, 3),):
         _, wanted = oracle(
-            pair, length, lambda text, x, pair=pair: float(pair.gate(text) >= tau), cap, ends=ends
+            pair, length, lambda text, x, pair=pair: float(pair.score("gate", text) >= tau), cap, ends=ends
         )
         assert expected_drift(method, pair, length, ends) == pytest.approx(wanted, abs=1e-9)
 
@@ -114,7 +114,7 @@ def test_the_mean_of_a_lossy_rule(accept: AcceptRule) -> None:
     for pair in (DENSE, ZEROS):
 
         def trust(text: Text, x: int, pair: MarkovPair = pair) -> float:
-            return float(pair.gate(text) >= 0.5)
+            return float(pair.score("gate", text) >= 0.5)
 
         _, wanted = oracle(pair, 3, trust, 3, accept=accept)
         assert wanted > 0.05
@@ -215,7 +215,7 @@ def test_the_total_variation_form_would_be_biased_there() -> None:
 
 def test_the_expected_sum_bounds_the_distance_of_whole_texts() -> None:
     for tau in (0.0, 0.3, 0.6):
-        law, drift = oracle(DENSE, 3, lambda text, x, tau=tau: float(DENSE.gate(text) >= tau), 20)
+        law, drift = oracle(DENSE, 3, lambda text, x, tau=tau: float(DENSE.score("gate", text) >= tau), 20)
         target, _ = oracle(DENSE, 3, lambda text, x: 0.0, 20)
         distance = (
             sum(abs(law.get(text, 0.0) - target.get(text, 0.0)) for text in law.keys() | target.keys()) / 2

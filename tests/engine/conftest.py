@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
 from sprinter.engine.executor import Executor, PassInput, PassOutput
-from sprinter.heads.gate import GateConfig, GateHead
 from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.networks import Linear
 from sprinter.models.pair import LoadedModel, LoadedPair
 
 VOCAB = 24
@@ -42,7 +42,8 @@ def double_pair() -> sprinter.Pair:
     """Two random Llamas in float64 with a head of every kind."""
     models = LoadedPair(double(tiny_llama(1, layers=2)), double(tiny_llama(2)), None)
     chance = torch.Generator().manual_seed(3)
-    gate = GateHead(GateConfig(16, "tiny-2", "tiny-1"), torch.randn(1, 16, generator=chance), torch.zeros(1))
+    network = Linear.of(torch.randn(1, 16, generator=chance), torch.zeros(1))
+    gate = Head(HeadConfig(16, "tiny-2", "tiny-1"), network)
     heads = []
     for kind, features in (
         ("specdec++", ("hidden", "hidden_x")),
@@ -77,7 +78,8 @@ def tiny_pair() -> sprinter.Pair:
     """Two random Llamas without a tokenizer, and a gate; no EOS."""
     models = LoadedPair(tiny_llama(1, layers=2), tiny_llama(2), None)  # type: ignore[arg-type]
     chance = torch.Generator().manual_seed(3)
-    gate = GateHead(GateConfig(16, "tiny-2", "tiny-1"), torch.randn(1, 16, generator=chance), torch.zeros(1))
+    network = Linear.of(torch.randn(1, 16, generator=chance), torch.zeros(1))
+    gate = Head(HeadConfig(16, "tiny-2", "tiny-1"), network)
     return sprinter.Pair(models, gate)
 
 

@@ -12,7 +12,7 @@ from tests.real import needs_llama, real_file
 
 import sprinter
 from sprinter.heads.artifact import load_head
-from sprinter.heads.gate import load_gate
+from sprinter.heads.load import load_gate
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "gates"
 QWEN = FOLDER / "qwen2.5-coder-1.5b-0.5b"

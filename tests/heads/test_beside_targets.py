@@ -27,12 +27,9 @@ import sprinter
 from sprinter.bench.environment import pair_facts
 from sprinter.errors import UserError
 from sprinter.heads import drafting
-from sprinter.heads.drafting import OutputLayer
-from sprinter.heads.eagle import EagleHeads, save_eagle
-from sprinter.heads.eagle3 import save_eagle3
-from sprinter.heads.glide import save_glide
+from sprinter.heads.drafting import OutputLayer, save_heads
+from sprinter.heads.eagle import EagleHeads
 from sprinter.heads.load import load_any_head
-from sprinter.heads.medusa import save_medusa
 from sprinter.models.pair import load_models
 from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.quantised.quantise import quantise_linears
@@ -163,8 +160,7 @@ def test_heads_beside_a_quantised_target_have_8_bits(kind: str, tmp_path: Path) 
         "glide": lambda: fresh_glide(weights, shape, "t", None),  # type: ignore[arg-type]
         "medusa": lambda: fresh_medusa(weights, shape, "t", None),  # type: ignore[arg-type]
     }[kind]()
-    save = {"eagle": save_eagle, "eagle3": save_eagle3, "glide": save_glide, "medusa": save_medusa}[kind]
-    save(made, tmp_path / "heads", "card")  # type: ignore[operator]
+    save_heads(made, tmp_path / "heads", "card")
     pairs = [
         sprinter.load_pair(
             tmp_path / "target", heads=[tmp_path / "heads"], dtype=dtype, device="cpu", compile=False
@@ -200,7 +196,7 @@ def test_a_vocabulary_of_heads(dtype: str, tmp_path: Path) -> None:
     """They draft its tokens alone, with the logits that they had; exact methods stay exact."""
     saved_target(tmp_path / "target")
     weights: Any = load_models(tmp_path / "target", device="cpu").target.model
-    save_eagle(fresh_eagle(weights, HeadSettings(kind="eagle"), "t", None), tmp_path / "heads", "card")  # type: ignore[arg-type]
+    save_heads(fresh_eagle(weights, HeadSettings(kind="eagle"), "t", None), tmp_path / "heads", "card")  # type: ignore[arg-type]
 
     def load(**more: Any) -> sprinter.Pair:
         heads = [tmp_path / "heads"]

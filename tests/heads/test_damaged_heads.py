@@ -20,21 +20,18 @@ from torch import Tensor
 
 import sprinter
 from sprinter.errors import UserError
-from sprinter.heads.drafting import TokenHeads
-from sprinter.heads.eagle import save_eagle
-from sprinter.heads.eagle3 import save_eagle3
-from sprinter.heads.glide import save_glide
+from sprinter.heads.drafting import TokenHeads, save_heads
 from sprinter.heads.load import load_any_head
-from sprinter.heads.medusa import MedusaHeads, save_medusa
+from sprinter.heads.medusa import MedusaHeads
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     top = tmp_path_factory.mktemp("heads")
-    save_medusa(medusa(), top / "medusa", "")
-    save_eagle(first_eagle(), top / "eagle", "")
-    save_eagle3(eagle(), top / "eagle3", "")
-    save_glide(glide(), top / "glide", "")
+    save_heads(medusa(), top / "medusa", "")
+    save_heads(first_eagle(), top / "eagle", "")
+    save_heads(eagle(), top / "eagle3", "")
+    save_heads(glide(), top / "glide", "")
     return {kind: top / kind for kind in ("medusa", "eagle", "eagle3", "glide")}
 
 
@@ -163,7 +160,7 @@ def test_medusas_heads_are_counted_in_the_weights(folders: dict[str, Path], tmp_
 def test_a_file_for_other_engines_ties_nothing(tmp_path: Path) -> None:
     heads = eagle()
     heads.layer_config.tie_word_embeddings = True  # as the target's, whose shape it has
-    save_eagle3(heads, tmp_path, "")
+    save_heads(heads, tmp_path, "")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["transformer_layer_config"]["tie_word_embeddings"] is False
 

@@ -16,7 +16,8 @@ from transformers import LlamaConfig
 
 import sprinter
 from sprinter.errors import UserError
-from sprinter.heads.eagle import EagleHeads, save_eagle
+from sprinter.heads.drafting import save_heads
+from sprinter.heads.eagle import EagleHeads
 from sprinter.heads.entries import EntryHeads
 from sprinter.heads.load import load_any_head
 
@@ -125,7 +126,7 @@ def test_greedy_texts_are_those_of_plain_decoding(family: str) -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 def test_files_are_those_of_the_authors(tmp_path: Path) -> None:
     heads = eagle(target_id="org/target", target_fingerprint="f", accuracies=((0.5, 0.2),))
-    save_eagle(heads, tmp_path, "card", {"more": 1})
+    save_heads(heads, tmp_path, "card", {"more": 1})
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["model_type"] == "llama" and config["num_hidden_layers"] == 1 and config["bias"] is False
     assert config["hidden_size"] == SIZE and config["intermediate_size"] == 48 and config["more"] == 1
@@ -143,7 +144,7 @@ def test_files_are_those_of_the_authors(tmp_path: Path) -> None:
 
 def published(tmp_path: Path) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Config and weights as others publish them: no marks of ours, a bias, an embedding of its own."""
-    save_eagle(eagle(), tmp_path, "")
+    save_heads(eagle(), tmp_path, "")
     config = json.loads((tmp_path / "config.json").read_text())
     ours = ("sprinter_head", "base_model_name_or_path", "target_fingerprint", "accuracies", "sha256")
     weights = load_file(tmp_path / "model.safetensors")

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, PreTrainedModel
 
 import sprinter
 from sprinter.errors import UserError
-from sprinter.heads.eagle3 import Eagle3Heads, aux_layers, save_eagle3
+from sprinter.heads.drafting import save_heads
+from sprinter.heads.eagle3 import Eagle3Heads, aux_layers
 from sprinter.heads.load import load_any_head
 
 SIZE = 32
@@ -147,8 +148,8 @@ def test_layers_that_are_fused() -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 def test_files_are_those_of_speculators(tmp_path: Path) -> None:
     heads = eagle(target_id="org/target", target_fingerprint="f", accuracies=((0.5, 0.2),))
-    facts = {"verifier": {"name_or_path": "org/target", "architectures": ["LlamaForCausalLM"]}}
-    save_eagle3(heads, tmp_path, "card", facts)
+    heads.architectures = ["LlamaForCausalLM"]  # as of the target that they were joined with
+    save_heads(heads, tmp_path, "card")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3" and config["architectures"] == ["Eagle3Speculator"]
     assert config["draft_vocab_size"] == len(KEPT) and config["eagle_aux_hidden_state_layer_ids"] == [1, 1, 1]
@@ -157,7 +158,8 @@ def test_files_are_those_of_speculators(tmp_path: Path) -> None:
         and config["norm_before_residual"] is False
     )
     inner = config["speculators_config"]
-    assert inner["algorithm"] == inner["verifier"]["name_or_path"].replace("org/target", "eagle3")
+    verifier = {"name_or_path": "org/target", "architectures": ["LlamaForCausalLM"]}
+    assert inner["algorithm"] == "eagle3" and inner["verifier"] == verifier
     assert inner["proposal_methods"][0]["proposal_type"] == inner["default_proposal_method"] == "greedy"
     names = {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
     names |= {
@@ -181,7 +183,7 @@ def test_files_are_those_of_speculators(tmp_path: Path) -> None:
 def test_published_variants(tmp_path: Path) -> None:
     """A bias of the fusion, an embedding of its own, no map for a whole vocabulary, no layer ids."""
     heads = eagle(kept=None)
-    save_eagle3(heads, tmp_path, "")
+    save_heads(heads, tmp_path, "")
     weights = load_file(tmp_path / "model.safetensors")
     assert "d2t" not in weights and "t2d" not in weights
     weights |= {"fc.bias": torch.ones(SIZE), "embed_tokens.weight": torch.randn(VOCAB, SIZE)}
@@ -200,7 +202,7 @@ def test_published_variants(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    save_eagle3(eagle(), tmp_path, "")
+    save_heads(eagle(), tmp_path, "")
     good = json.loads((tmp_path / "config.json").read_text())
     del good["sha256"]
     for change, message in (

@@ -11,13 +11,17 @@ from torch import nn
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.heads.gate import GateConfig, GateHead, load_gate, save_gate
+from sprinter.heads.artifact import save_head
+from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.load import load_gate
+from sprinter.heads.networks import Linear
 
 
-def make_gate(hidden_size: int = 6, **fields: object) -> GateHead:
-    config = GateConfig(hidden_size=hidden_size, draft_id="org/draft", target_id="org/target", **fields)  # type: ignore[arg-type]
+def make_gate(hidden_size: int = 6, **fields: object) -> Head:
+    config = HeadConfig(hidden_size=hidden_size, draft_id="org/draft", target_id="org/target", **fields)  # type: ignore[arg-type]
     chance = torch.Generator().manual_seed(0)
-    return GateHead(config, torch.randn(1, hidden_size, generator=chance), torch.tensor([0.3]))
+    network = Linear.of(torch.randn(1, hidden_size, generator=chance), torch.tensor([0.3]))
+    return Head(config, network)
 
 
 def small_model(seed: int = 0) -> nn.Module:
@@ -28,7 +32,8 @@ def small_model(seed: int = 0) -> nn.Module:
 def test_score_is_the_papers_one_layer() -> None:
     gate = make_gate()
     hidden = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
-    expected = 1 / (1 + torch.exp(-(hidden @ gate.weight[0] + gate.bias)))
+    weight, bias = gate.network.state_dict().values()
+    expected = 1 / (1 + torch.exp(-(hidden @ weight[0] + bias)))
     torch.testing.assert_close(gate(hidden), expected)
     assert gate.flops == 12
 
@@ -39,10 +44,10 @@ def test_half_precision_states_are_read_in_float32() -> None:
 
 def test_saved_and_loaded_gate_is_the_same(tmp_path: Path) -> None:
     gate = make_gate(label="overlap", tau=0.7, draft_revision="abc")
-    save_gate(gate, tmp_path / "g", "# card\n", {"note": 1})
+    save_head(gate, tmp_path / "g", "# card\n", {"note": 1})
     loaded = load_gate(tmp_path / "g")
     assert loaded.config == gate.config
-    torch.testing.assert_close(loaded.weight, gate.weight, rtol=0, atol=0)
+    torch.testing.assert_close(loaded.state_dict(), gate.state_dict(), rtol=0, atol=0)
     assert json.loads((tmp_path / "g" / "config.json").read_text())["speculators_model_type"] == "sprinter"
     assert sorted(p.name for p in (tmp_path / "g").iterdir()) == [
         "README.md",
@@ -60,7 +65,7 @@ def test_fingerprint_follows_the_weights_not_their_dtype() -> None:
 
 
 def check(
-    gate: GateHead, *, id: str = "org/draft", revision: str | None = None, size: int = 6, seed: int = 0
+    gate: Head, *, id: str = "org/draft", revision: str | None = None, size: int = 6, seed: int = 0
 ) -> None:
     gate.check_model(id=id, revision=revision, hidden_size=size, model=small_model(seed))
 
@@ -98,7 +103,7 @@ def without_checksum(folder: Path) -> None:
 
 
 def test_a_gate_without_a_checksum_loads(tmp_path: Path) -> None:
-    save_gate(make_gate(tau=0.7), tmp_path, "card")
+    save_head(make_gate(tau=0.7), tmp_path, "card")
     without_checksum(tmp_path)
     assert load_gate(tmp_path).config.tau == 0.7
 
@@ -110,8 +115,8 @@ def test_a_gate_without_a_checksum_loads(tmp_path: Path) -> None:
         (lambda f: damage_config(f, "{"), "not valid JSON"),
         (lambda f: damage_config(f, "[]"), "not valid JSON"),
         (lambda f: damage_config(f, '{"model_type": "llama"}'), "is not a gate"),
-        (lambda f: damage_config(f, '{"speculators_model_type": "sprinter"}'), "lacks a field"),
-        (lambda f: (f / "model.safetensors").unlink(), "cannot read"),
+        (lambda f: damage_config(f, '{"speculators_model_type": "sprinter"}'), "lacks or misfits"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
         (
             lambda f: (f / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}"),
             "is damaged: config.json and",
@@ -120,7 +125,7 @@ def test_a_gate_without_a_checksum_loads(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_artifacts_are_one_clear_line(tmp_path: Path, damage, message: str) -> None:
-    save_gate(make_gate(), tmp_path, "card")
+    save_head(make_gate(), tmp_path, "card")
     damage(tmp_path)
     with pytest.raises(UserError, match=message) as caught:
         load_gate(tmp_path)
@@ -133,8 +138,8 @@ def test_missing_directory_is_a_clear_line() -> None:
 
 
 def test_weights_of_another_size_are_refused() -> None:
-    config = GateConfig(hidden_size=3, draft_id="d", target_id="t")
+    config = HeadConfig(hidden_size=3, draft_id="d", target_id="t")
     with pytest.raises(UserError, match="damaged"):
-        GateHead(config, torch.zeros(1, 4), torch.zeros(1))
+        Head(config, Linear(4))
     with pytest.raises(UserError, match="hidden_size=0"):
-        GateConfig(hidden_size=0, draft_id="d", target_id="t")
+        HeadConfig(hidden_size=0, draft_id="d", target_id="t")

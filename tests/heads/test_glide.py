@@ -19,7 +19,8 @@ from transformers import DynamicCache, LlamaConfig
 
 import sprinter
 from sprinter.errors import UserError
-from sprinter.heads.glide import GlideHeads, save_glide
+from sprinter.heads.drafting import save_heads
+from sprinter.heads.glide import GlideHeads
 from sprinter.heads.load import load_any_head
 from sprinter.models.cache_name import with_cache
 from sprinter.training.drafts.batches import collate
@@ -144,7 +145,7 @@ def test_the_layer_learns(tmp_path: Path) -> None:
 
 def test_files_and_greedy_texts(tmp_path: Path) -> None:
     heads = glide("qwen2", target_id="t", accuracies=((0.5, 0.2), (0.4, 0.1)))
-    save_glide(heads, tmp_path, "card")
+    save_heads(heads, tmp_path, "card")
     again = load_any_head(tmp_path)
     assert isinstance(again, GlideHeads) and again.target_id == "t" and again.accuracies == heads.accuracies
     pair = sprinter.load_pair(tiny("qwen2"), tokenizer=word_tokenizer(), heads=[again], compile=False)

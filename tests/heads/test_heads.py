@@ -22,9 +22,9 @@ from sprinter.heads.features import (
     sees_token,
     stack_features,
 )
-from sprinter.heads.gate import GateHead, load_gate
 from sprinter.heads.head import Head, HeadConfig
-from sprinter.heads.networks import ResNet, build_network
+from sprinter.heads.load import load_gate
+from sprinter.heads.networks import Linear, ResNet, build_network
 from sprinter.models.pair import builtin_paths
 
 D, V = 5, 20
@@ -165,10 +165,6 @@ def test_folded_standardisation_changes_nothing(architecture: str) -> None:
         (lambda: HeadConfig(D, "d", "t", architecture="lstm"), "unknown architecture"),
         (lambda: HeadConfig(D, "d", "t", tau=1.5), "tau=1.5"),
         (lambda: Head(HeadConfig(D, "d", "t"), build_network("linear", D + 1)), "damaged"),
-        (
-            lambda: GateHead(HeadConfig(D, "d", "t", features=("entropy",)), torch.zeros(1, D), torch.zeros(1)),
-            "not one",
-        ),
     ],
 )  # fmt: skip
 def test_wrong_configs_are_one_line(call, message: str) -> None:
@@ -255,11 +251,12 @@ def test_kinds_share_the_artifact_and_load_gate_takes_gates_alone(tmp_path: Path
 
 
 def test_plain_gate_is_a_gate_with_its_calibration(tmp_path: Path) -> None:
-    gate = GateHead(HeadConfig(D, "d", "t"), torch.randn(1, D), torch.randn(1), Temperature(2.0, 1.0))
+    network = Linear.of(torch.randn(1, D), torch.randn(1))
+    gate = Head(HeadConfig(D, "d", "t"), network, Temperature(2.0, 1.0))
     save_head(gate, tmp_path, "card")
     loaded, hidden = load_gate(tmp_path), torch.randn(3, D)
-    assert isinstance(loaded, GateHead)
-    expected = torch.sigmoid((hidden @ gate.weight[0] + gate.bias) / 2 + 1)
+    assert isinstance(loaded.network, Linear)
+    expected = torch.sigmoid((hidden @ network.weight[0] + network.bias) / 2 + 1)
     torch.testing.assert_close(loaded(hidden), expected)
     torch.testing.assert_close(loaded({"hidden": hidden}), expected)
 
@@ -285,12 +282,12 @@ def change(folder: Path, **fields: object) -> None:
         ({"architecture": "resnett"}, "did you mean 'resnet'"),
         ({"features": ["hiden"]}, "did you mean 'hidden'"),
         ({"calibration": {"kind": "platt"}}, "unknown calibration"),
-        ({"calibration": {"kind": "temperature"}}, "lacks a field"),
-        ({"calibration": "none"}, "lacks a field"),
-        ({"layers": 3}, "does not fit the config"),
-        ({"width": 3}, "does not fit the config"),
+        ({"calibration": {"kind": "temperature"}}, "lacks or misfits"),
+        ({"calibration": "none"}, "lacks or misfits"),
+        ({"layers": 3}, "lacks or misfits"),
+        ({"width": 3}, "lacks or misfits"),
         ({"hidden_size": "192"}, "hidden_size=192 is out of range"),
-        ({"features": 3}, "lacks a field"),
+        ({"features": 3}, "lacks or misfits"),
     ],
 )
 def test_configs_that_do_not_fit_are_one_clear_line(tmp_path: Path, fields: dict, message: str) -> None:

@@ -13,8 +13,9 @@ from tests.models.tiny import VOCAB, tiny, word_tokenizer
 import sprinter
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
+from sprinter.heads.drafting import save_heads
 from sprinter.heads.load import load_any_head
-from sprinter.heads.medusa import WEIGHTS, MedusaHeads, save_medusa
+from sprinter.heads.medusa import WEIGHTS, MedusaHeads
 
 SIZE = 32
 
@@ -64,7 +65,7 @@ def test_files(tmp_path: Path) -> None:
     heads = medusa(
         target_id="org/target", target_fingerprint="f", accuracies=((0.5, 0.25), (0.25, 0.1), (0.1, 0.1))
     )
-    save_medusa(heads, tmp_path, "the card", {"more": 1})
+    save_heads(heads, tmp_path, "the card", {"more": 1})
     assert set(load_file(tmp_path / WEIGHTS)) == {
         *(f"{i}.0.linear.{name}" for i in range(3) for name in ("weight", "bias")), *(f"{i}.1.weight" for i in range(3))
     }  # fmt: skip
@@ -159,7 +160,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, content: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("sprinter.heads.drafting.write_atomic", full)
+    monkeypatch.setattr("sprinter.heads.files.write_atomic", full)
     with pytest.raises(UserError, match=r"No space left on device.*run the same command again"):
-        save_medusa(medusa(), tmp_path, "")
+        save_heads(medusa(), tmp_path, "")
     assert not (tmp_path / "config.json").exists()

@@ -20,8 +20,9 @@ from sprinter.decode.trust import State, TrustRule
 from sprinter.engine.pair import Pair, load_pair
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.heads.gate import GateConfig, GateHead, save_gate
+from sprinter.heads.artifact import save_head
 from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.networks import Linear
 from sprinter.laws import Sampling, overlap, tv_distance
 from sprinter.theory.chains import MarkovChain, speculative_counts
 from sprinter.theory.from_labels import from_labels
@@ -44,8 +45,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     root = tmp_path_factory.mktemp("pair")
     save_tiny(root / "target", seed=1)
     draft = save_tiny(root / "draft", seed=2, layers=1)
-    config = GateConfig(HIDDEN, "draft", "target", None, weights_fingerprint(draft))
-    save_gate(GateHead(config, torch.randn(1, HIDDEN), torch.zeros(1)), root / "gate", "# A random gate\n")
+    config = HeadConfig(HIDDEN, "draft", "target", None, weights_fingerprint(draft))
+    save_head(
+        Head(config, Linear.of(torch.randn(1, HIDDEN), torch.zeros(1))), root / "gate", "# A random gate\n"
+    )
     return load_pair(root / "target", draft=root / "draft", gate=root / "gate", device="cpu")
 
 

@@ -19,7 +19,7 @@ from sprinter.training.drafts import states as module
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
 from sprinter.training.drafts.glide import GlideLearner, fresh_glide
-from sprinter.training.drafts.head_learner import HeadLearner
+from sprinter.training.drafts.learner import HeadLearner
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
 from sprinter.training.drafts.run import run_to_end
 from sprinter.training.drafts.settings import HeadSettings

@@ -258,7 +258,7 @@ def test_without_held_out_texts_the_card_says_so(pair: sprinter.Pair, data: Path
 def test_a_full_disk_while_training(
     pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sprinter.training.drafts import data as module
+    from sprinter.training import shards as module
 
     real = module.write_atomic
 

@@ -18,14 +18,14 @@ from transformers import LlamaForCausalLM
 from sprinter.errors import UserError
 from sprinter.laws import overlap, residual
 from sprinter.models.reduced_vocab import CutLlamaForCausalLM, check_map, frequent_tokens
-from sprinter.training.drafts.batches import collate, orders, steps_of
+from sprinter.training.drafts.batches import TextBatch, collate, orders, steps_of
 from sprinter.training.drafts.data import Texts
 from sprinter.training.drafts.losses import TopLaws, divergences, parse_loss, tempered
 from sprinter.training.drafts.run import CHECKPOINT
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.sizes import DraftCosts, best_speed, fit_overlap, parse_shape
 from sprinter.training.drafts.student import make_student, size_of
-from sprinter.training.drafts.train import log_laws, train, validate
+from sprinter.training.drafts.train import StudentLearner, train
 
 SETTINGS = TrainingSettings(steps=24, tokens=128, checkpoint=4, lr=3e-3, threads=1)
 
@@ -135,6 +135,12 @@ def test_batches_hold_every_text_once_an_epoch() -> None:
     assert steps_of(lengths, 128, 1, 2.0) == len(orders(lengths, 128, 1, 0)) + len(orders(lengths, 128, 1, 1))
 
 
+def log_laws(student: LlamaForCausalLM, batch: TextBatch) -> tuple[torch.Tensor, TopLaws]:
+    learner = StudentLearner(student, 1.0)
+    (out,) = learner.outputs(batch)
+    return learner.laws(out)
+
+
 def test_padding_changes_no_law(target: LlamaForCausalLM) -> None:
     some = [text(target, seed) for seed in range(5)]
     together = log_laws(target, collate(some))
@@ -149,7 +155,7 @@ def test_a_student_of_all_layers_is_the_target(target: LlamaForCausalLM, written
     student = make_student(target, StudentSettings(layers=3)).eval()
     ids = torch.arange(20)[None]
     torch.testing.assert_close(student(ids).logits, target(ids).logits, atol=1e-5, rtol=1e-5)
-    assert validate(student, written.part(True), 128, 1.0)["tv"] < 1e-4
+    assert StudentLearner(student, 1.0).held_out(written.part(True), 128)["tv"] < 1e-4
     assert size_of(student) == sum(value.numel() for value in student.parameters())
 
 
@@ -221,7 +227,7 @@ def fresh(target: LlamaForCausalLM) -> LlamaForCausalLM:
 
 def test_training_learns(target: LlamaForCausalLM, written: Texts, tmp_path: Path) -> None:
     student = fresh(target)
-    before = validate(student, written.part(True), 128, 1.0)
+    before = StudentLearner(student, 1.0).held_out(written.part(True), 128)
     seen: list[int] = []
     done = train(student, written, SETTINGS, tmp_path, progress=lambda point, steps: seen.append(point.step))
     after = done.history[-1].held_out
@@ -258,7 +264,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(
     student = fresh(target)
     again = train(student, written, settings, tmp_path / "parts", on_policy=judge)  # type: ignore[arg-type]
     assert again.resumed == 16 and again.tokens == whole.tokens
-    for name, value in whole.student.state_dict().items():
+    for name, value in whole.learner.module.state_dict().items():
         assert torch.equal(value, student.state_dict()[name]), name
     assert [point.held_out for point in again.history] == [point.held_out for point in whole.history]
 
@@ -280,8 +286,8 @@ def test_kill_9_leaves_a_run_that_continues(target: LlamaForCausalLM, written: T
         kills += os.waitpid(child, 0)[1] == signal.SIGKILL
     again = train(fresh(target), written, SETTINGS, tmp_path / "out")
     assert kills and again.resumed > 0
-    for name, value in whole.student.state_dict().items():
-        assert torch.equal(value, again.student.state_dict()[name]), name
+    for name, value in whole.learner.module.state_dict().items():
+        assert torch.equal(value, again.learner.module.state_dict()[name]), name
 
 
 def test_checkpoints_of_something_else_are_refused(
@@ -304,7 +310,7 @@ def test_a_full_disk_is_one_line(
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("sprinter.training.drafts.data.write_atomic", full)
+    monkeypatch.setattr("sprinter.training.shards.write_atomic", full)
     with pytest.raises(UserError, match="the disk is full: free some space and run the same command again"):
         train(fresh(target), written, SETTINGS, tmp_path)
 

@@ -88,7 +88,7 @@ def test_wrong_data_are_refused(pair: sprinter.Pair, data: Path, tmp_path: Path)
 def test_a_full_disk_while_writing_texts(
     pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sprinter.training.drafts import data as module
+    from sprinter.training import shards as module
 
     real = module.write_atomic
 

@@ -10,7 +10,7 @@ from tests.models.gguf_files import NO_GGUF, NO_LLAMA
 import sprinter
 from sprinter.cli import main
 from sprinter.errors import UserError
-from sprinter.heads.gate import load_gate
+from sprinter.heads.load import load_gate
 from sprinter.models.choose import make_runner
 from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf import write as gguf_write

@@ -95,8 +95,8 @@ def test_above_median_splits_in_half() -> None:
     ("spec", "message"),
     [
         ("ratoi", "did you mean 'ratio'"),
-        ("", "is not a label"),
-        ("ratio(", "is not a label"),
+        ("", "unknown label"),
+        ("ratio(", "closing parenthesis"),
         ("ratio(1.2)", "by keyword"),
         ("ratio(lamda=1.2)", "did you mean 'lambda'"),
         ("ratio(lambda=0)", "lambda=0"),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sprinter.training.metrics import (
     Bootstrap,
+    as_json,
     auc,
     calibration_curve,
     calibration_error,
@@ -175,5 +176,5 @@ def test_a_single_prompt_has_no_intervals() -> None:
     found = curves(scores, labels, bootstrap)
     assert found.auc.to_list() == [found.auc.value, None, None] and str(found.auc).endswith(" (n=1)")
     assert mean_interval(scores, labels, bootstrap).to_list()[1:] == [None, None]
-    assert found.roc.to_dict()["low"] == [None] * len(found.roc.x)
+    assert as_json(found.roc)["low"] == [None] * len(found.roc.x)
     assert calibration_curve(scores, labels, bootstrap).high.isnan().all()

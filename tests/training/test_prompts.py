@@ -17,7 +17,8 @@ from tests.models.tiny import VOCAB, word_tokenizer
 from tests.training.labelling import tiny_pair, words
 
 from sprinter.errors import UserError
-from sprinter.training.prompts import SPLITS, Prompt, PromptRule, PromptSplitter, read_texts, survey
+from sprinter.training.prompts import Prompt, PromptRule, PromptSplitter
+from sprinter.training.sources import SPLITS, read_texts, survey
 
 
 def cut(texts: list[str], **changes: int | float) -> tuple[list[Prompt], dict[str, int]]:

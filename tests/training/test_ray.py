@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from tests.training.labelling import same_records, words
 
 import sprinter
 from sprinter.errors import SprinterError, UserError
-from sprinter.training import ray_engine, ray_pool
-from sprinter.training.drafts import ray_states, states
+from sprinter.training import ray_pool
+from sprinter.training.drafts import states
 from sprinter.training.drafts.folder import Judging
 from sprinter.training.drafts.heads import train_heads
 from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
@@ -47,22 +48,30 @@ def data(tmp_path: Path) -> Path:
 # --- a stand-in for ray, which runs in this process -------------------------------------------------------------------
 
 
-class FakeData:
-    """Stands in for Ray Data: blocks of items, one actor, results out of order."""
+class FakeHandle:
+    """Stands in for an actor, or for its method ``run``: what goes in and out is pickled."""
 
-    def __init__(self, items: list[dict[str, Any]]) -> None:
-        self.items = items
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
 
-    def map_batches(
-        self, worker: Callable[..., Any], fn_constructor_args: tuple[Any, ...], **options: Any
-    ) -> FakeData:
-        assert options["batch_size"] == 1 and options["compute"] == ("pool", 3)
-        self.work = worker(*fn_constructor_args)
-        return self
+    def remote(self, *given: Any) -> Any:
+        return self._call(*pickle.loads(pickle.dumps(given)))
 
-    def iter_batches(self, **_: Any) -> Iterator[dict[str, Any]]:
-        for item in reversed(self.items):
-            yield self.work({name: [value] for name, value in item.items()})
+    @property
+    def run(self) -> FakeHandle:
+        return FakeHandle(self._call)
+
+
+class FakePool:
+    """Stands in for Ray's ActorPool: three actors, the first of which does it all, out of order."""
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        assert len(actors) == 3
+        self.actor = actors[0]
+
+    def map_unordered(self, call: Callable[[Any, Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+        for task in reversed(tasks):
+            yield pickle.loads(pickle.dumps(call(self.actor, task)))
 
 
 def fake_ray(initialized: bool = False, fails: Exception | None = None) -> Any:
@@ -74,21 +83,21 @@ def fake_ray(initialized: bool = False, fails: Exception | None = None) -> Any:
         if fails is not None:
             raise fails
 
-    context = types.SimpleNamespace(get_current=lambda: types.SimpleNamespace(enable_progress_bars=True))
-    data = types.SimpleNamespace(
-        DataContext=context,
-        ActorPoolStrategy=lambda size: ("pool", size),
-        from_items=lambda items, override_num_blocks: FakeData(items),
-    )
+    def remote(**options: Any) -> Callable[[type], FakeHandle]:
+        assert options["max_restarts"] == options["max_task_retries"] == -1, (
+            "an actor that dies loses nothing"
+        )
+        return lambda kind: FakeHandle(lambda *given: FakeHandle(kind(*given).run))
+
     return types.SimpleNamespace(
-        calls=calls, data=data, init=init, is_initialized=lambda: initialized,
-        shutdown=lambda: calls.append("shutdown"),
+        calls=calls, init=init, is_initialized=lambda: initialized, shutdown=lambda: calls.append("shutdown"),
+        remote=remote, util=types.SimpleNamespace(ActorPool=FakePool),
     )  # fmt: skip
 
 
 def use(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setitem(sys.modules, "ray.data", fake.data)
+    monkeypatch.setitem(sys.modules, "ray.util", fake.util)
 
 
 def with_ray(pair: sprinter.Pair, data: Path, out: Path, **options: Any) -> LabelReport:
@@ -131,7 +140,7 @@ def test_clusters_that_cannot_be_used(
     ):
         with_ray(pair, data, tmp_path / "out", ray_address="ray:1")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"engine=ray needs Ray: pip install 'ray\[data\]>="):
+    with pytest.raises(UserError, match=r"engine=ray needs Ray: pip install 'ray"):
         with_ray(pair, data, tmp_path / "out")
 
 
@@ -139,7 +148,7 @@ def test_another_model_on_a_worker_is_refused(
     pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(fake_ray(), monkeypatch)
-    monkeypatch.setattr(ray_engine, "weights_fingerprint", lambda model: "0" * 64)
+    monkeypatch.setattr(ray_pool, "weights_fingerprint", lambda model: "0" * 64)
     with pytest.raises(UserError, match="is another model on a worker: put the same on all nodes"):
         with_ray(pair, data, tmp_path / "out", workers=3)
 
@@ -192,7 +201,7 @@ def test_workers_for_states_are_refused_where_they_cannot_be_used(
             train_heads(
                 pair, pair.models.target.module("a test"), [data], tmp_path / "out", **(HEADS | options)
             )
-    monkeypatch.setattr(ray_states, "weights_fingerprint", lambda model: os.urandom(8).hex())
+    monkeypatch.setattr(ray_pool, "weights_fingerprint", lambda model: os.urandom(8).hex())
     with pytest.raises(UserError, match="is another model on a worker: put the same on all nodes"):
         heads_states(pair, data, tmp_path / "out", engine="ray", workers=3)
 
@@ -224,7 +233,7 @@ def worker_pids() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if path.read_bytes().startswith(b"ray::") and b"MapWorker" in path.read_bytes():
+            if path.read_bytes().startswith(b"ray::") and b"_Actor" in path.read_bytes():
                 found.append(int(path.parent.name))
         except OSError:  # it has ended
             continue

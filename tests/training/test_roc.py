@@ -13,8 +13,8 @@ import torch
 from tests.training.synthetic import HIDDEN, make_records, write_labels
 
 from sprinter.errors import UserError
-from sprinter.heads.gate import GateConfig, GateHead
 from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.networks import Linear
 from sprinter.training.dataset import Positions, read_positions
 from sprinter.training.metrics import auc
 from sprinter.training.objectives import Ratio
@@ -27,10 +27,10 @@ from sprinter.training.train import train
 PAPER = [f"ratio(lambda={value}, at={place})" for place in ("drawn", "greedy") for value in (1.0, 1.2, 1.5)]
 
 
-def make_gate(seed: int = 0, **fields: Any) -> GateHead:
-    config = GateConfig(HIDDEN, "org/draft", "org/target", draft_fingerprint="d" * 64, **fields)
+def make_gate(seed: int = 0, **fields: Any) -> Head:
+    config = HeadConfig(HIDDEN, "org/draft", "org/target", draft_fingerprint="d" * 64, **fields)
     chance = torch.Generator().manual_seed(seed)
-    return GateHead(config, torch.randn(1, HIDDEN, generator=chance), torch.zeros(1))
+    return Head(config, Linear.of(torch.randn(1, HIDDEN, generator=chance), torch.zeros(1)))
 
 
 @pytest.fixture(scope="module")

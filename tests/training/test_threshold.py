@@ -16,7 +16,8 @@ from sprinter.cli import main
 from sprinter.decode.stop import Disco
 from sprinter.decode.trust import Gate
 from sprinter.errors import UserError
-from sprinter.heads.gate import load_gate, save_gate
+from sprinter.heads.artifact import save_head
+from sprinter.heads.load import load_gate
 from sprinter.theory.pareto import gate_curve
 from sprinter.training.dataset import read_positions
 from sprinter.training.metrics import Bootstrap, rates
@@ -142,7 +143,7 @@ def test_sprinter_without_tau_takes_what_the_gate_records(tmp_path: Path) -> Non
     paths = sprinter.builtin_paths()
     own = load_gate(paths["gate"])
     own.config = replace(own.config, tau=0.83)
-    save_gate(own, tmp_path / "g", "# A gate\n")
+    save_head(own, tmp_path / "g", "# A gate\n")
     pair = sprinter.load_pair(paths["target"], draft=paths["draft"], gate=tmp_path / "g")
     kept = {"max_new_tokens": 6, "seed": 3}
     prompt = "The river rises in"

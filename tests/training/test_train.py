@@ -12,7 +12,7 @@ from tests.training.synthetic import HIDDEN, make_records, write_labels
 
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
-from sprinter.heads.gate import GateHead
+from sprinter.heads.networks import Linear
 from sprinter.training.card import save_trained
 from sprinter.training.dataset import Positions, read_positions
 from sprinter.training.metrics import auc, calibration_error
@@ -63,8 +63,8 @@ def test_the_papers_gate_reaches_the_optimum_of_its_convex_loss(positions: Posit
         return value
 
     solver.step(step)
-    assert isinstance(trained.head, GateHead) and trained.head.size == HIDDEN + 1
-    found = torch.cat([trained.head.weight[0], trained.head.bias]).double()
+    assert isinstance(trained.head.network, Linear) and trained.head.size == HIDDEN + 1
+    found = torch.cat([trained.head.network.weight[0], trained.head.network.bias]).double()
     assert float(loss(found)) - float(loss(weights).detach()) < 1e-3
 
 

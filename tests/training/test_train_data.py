@@ -10,7 +10,8 @@ from tests.training.synthetic import HIDDEN, make_records, write_labels
 
 from sprinter.errors import UserError
 from sprinter.heads.features import DraftStep, feature_width, read_features, stack_features
-from sprinter.heads.gate import GateConfig, GateHead
+from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.networks import Linear
 from sprinter.training.dataset import PARTS, check_head, part_of, read_positions, record_features
 from sprinter.training.records import KINDS, Records
 
@@ -93,7 +94,7 @@ def test_labels_that_are_none_are_one_line(records: Records, tmp_path: Path) -> 
         read_positions([], ("hidden",))
     with pytest.raises(UserError, match="not finished"):
         read_positions([write_labels(tmp_path / "half", records, dataset_hash=None)], ("hidden",))
-    nothing = write_labels(tmp_path / "nothing", Records.empty(HIDDEN), shards=1)
+    nothing = write_labels(tmp_path / "nothing", records.select(records.prompt < 0), shards=1)
     with pytest.raises(UserError, match="hold no position"):
         read_positions([nothing], ("hidden",))
 
@@ -109,9 +110,9 @@ def test_labels_of_two_pairs_are_refused(records: Records, tmp_path: Path, which
 
 
 def test_labels_of_another_draft_are_refused(records: Records, tmp_path: Path) -> None:
-    def gate(**fields: object) -> GateHead:
-        config = GateConfig(**{"hidden_size": HIDDEN, "draft_id": "org/draft", "target_id": "t", **fields})  # type: ignore[arg-type]
-        return GateHead(config, torch.zeros(1, config.hidden_size), torch.zeros(1))
+    def gate(**fields: object) -> Head:
+        config = HeadConfig(**{"hidden_size": HIDDEN, "draft_id": "org/draft", "target_id": "t", **fields})  # type: ignore[arg-type]
+        return Head(config, Linear(config.hidden_size))
 
     infos = read_positions([write_labels(tmp_path, records)], ("entropy",)).infos
     check_head(gate(), infos)  # no fingerprint: the id decides

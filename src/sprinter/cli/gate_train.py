@@ -175,14 +175,13 @@ def _train_on_mined(
 
 def print_areas(report: Report) -> None:
     """Print AU-ROCs and rates at the head's own τ; for a gate also the expected cost of each τ."""
-    signals = list(next(iter(report.truths.values())).signals)
     title = f"AU-ROC on {report.positions:,} held-out positions of {report.prompts:,} prompts"
-    columns = ("label", *signals, f"η_TP at τ = {report.tau:g}", "η_FP")
+    columns = ("label", *report.signals, f"η_TP at τ = {report.tau:g}", "η_FP")
     rows = (
-        (label, *(str(truth.signals[name].auc) for name in signals), *(f"{kept.value:.3f}" for kept in truth.at_tau))
+        (label, *(str(one.auc) for one in truth.signals.values()), *(f"{kept.value:.3f}" for kept in truth.at_tau))
         for label, truth in report.truths.items()
     )  # fmt: skip
-    print_table(columns, rows, title=title, left=1 + len(signals))
+    print_table(columns, rows, title=title, left=1 + len(report.signals))
     console().print(
         f"label {report.label}: mean {report.mean_label:.3f}, mean score {report.mean_score:.3f}, "
         f"R² {report.r2:.3f}, calibration error {report.calibration_error:.3f}"
@@ -194,7 +193,7 @@ def print_areas(report: Report) -> None:
 
 
 def _print_dial(report: Report, own: TauSetting) -> None:
-    from sprinter.heads.gate import extreme
+    from sprinter.heads.load import extreme
 
     rows = (
         (

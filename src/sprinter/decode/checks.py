@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
+from typing import Any
 
 from sprinter.errors import UserError, refuse_long
 
-__all__ = ["at_least", "between", "ranged", "whole"]
+__all__ = ["at_least", "between", "positive", "ranged", "whole"]
 
 
 def between(name: str, value: object, low: float, high: float) -> None:
@@ -31,6 +32,15 @@ def at_least(name: str, value: object, low: int, high: int | None = None) -> Non
     if number is None or number < low or (high is not None and number > high):
         span = f">= {low}" if high is None else f"in [{low}, {high}]"
         raise UserError(f"{name}={value} is out of range: give a whole number {span}")
+
+
+def positive(config: Any, *names: str) -> None:
+    """Raise a UserError unless these fields of a dataclass are whole numbers >= 1, or None if that is the default."""
+    for name in names:
+        if (value := getattr(config, name)) is not None or config.__dataclass_fields__[
+            name
+        ].default is not None:
+            at_least(name, value, 1)
 
 
 def whole(name: str, value: object) -> int:

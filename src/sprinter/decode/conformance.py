@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, ChainRule, Judge
+from sprinter.decode.accept.base import at_tokens, ends_of
 from sprinter.decode.draft import Control
 from sprinter.decode.enumerate import JOINT, MarkovPair, check_same_law, joint_law, target_joint_law
 from sprinter.decode.signals import GIVEN, SIGNALS, Given, Signal
@@ -26,14 +27,8 @@ from sprinter.kinds import HEAD_KINDS
 from sprinter.laws import overlap, tv_distance
 
 __all__ = [
-    "check_accept",
-    "check_lossless",
-    "check_same_law",
-    "check_stop",
-    "check_trees",
-    "check_trust",
-    "law_pairs",
-]
+    "check_accept", "check_lossless", "check_same_law", "check_stop", "check_trees", "check_trust", "law_pairs",
+]  # fmt: skip
 
 IDENTITY = 1e-12
 
@@ -104,9 +99,7 @@ def _check_chains(rule: ChainRule) -> None:
     for pair in (MarkovPair(3, 1), MarkovPair(3, 2, sharp=2.0, zeros=0.3), MarkovPair(4, 3, distance=0.1)):
         for n in (1, 2, 3):
             for tokens, p, q in _drafted(pair, n):
-                chances = rule.outcomes(
-                    tokens, p, q, control_of_pair(rule, pair, _prefixes((0,), tokens), p, q)
-                )
+                chances = _outcomes(rule, pair, (0,), tokens, p, q)
                 assert chances.shape == p.shape, f"{rule}: outcomes must have the shape of p, [n + 1, V]"
                 assert float(chances.min()) >= 0, f"{rule}: an outcome has a negative chance"
                 gap = abs(float(chances.sum()) - 1)
@@ -119,7 +112,7 @@ def _check_chains(rule: ChainRule) -> None:
             MarkovPair(4, 3, distance=0.3),
         ):
             for n in (1, 2, 3):
-                law = _declared_chains(rule, pair, n, n + 1)
+                law = _declared_law(rule, pair, n, n + 1)
                 check_same_law(law, target_joint_law(pair, n + 1), f"{rule}, {n} tokens drafted, on {pair}")
         # Draft runs of fixed length, and of lengths that depend on the drafted tokens' laws.
         for stop, longest in ((Fixed(1), 3), (Fixed(2), 4), (Fixed(3), 4), (Svip(0.6), 4), (AdaEdl(), 3)):
@@ -128,7 +121,7 @@ def _check_chains(rule: ChainRule) -> None:
         return
     pair = MarkovPair(seed=6)
     found = joint_law(Method(accept=rule, stop=Fixed(2)), pair, 3)
-    check_same_law(found, _declared_chains(rule, pair, 2, 3), f"{rule} against its own outcomes")
+    check_same_law(found, _declared_law(rule, pair, 2, 3), f"{rule} against its own outcomes")
     target = target_joint_law(pair, 3)
     apart = max(abs(found.get(text, 0.0) - target.get(text, 0.0)) for text in found.keys() | target.keys())
     assert apart > JOINT, f"{rule}: does not claim lossless, but never differs from p"
@@ -137,11 +130,6 @@ def _check_chains(rule: ChainRule) -> None:
             greedy = MarkovPair(3, seed, sharp=1e6)  # one-hot laws
             found = joint_law(Method(accept=rule, stop=Fixed(2)), greedy, 4)
             check_same_law(found, target_joint_law(greedy, 4), f"{rule} claims lossless_greedy, on {greedy}")
-
-
-def _prefixes(text: tuple[int, ...], tokens: Sequence[int]) -> list[tuple[int, ...]]:
-    """The text with each number of the tokens."""
-    return [(*text, *tokens[:i]) for i in range(len(tokens) + 1)]
 
 
 def _drafted(
@@ -154,8 +142,24 @@ def _drafted(
             yield tokens, torch.stack([pair.p((*text, *tokens[:i])) for i in range(n + 1)]), q
 
 
-def _declared_chains(
-    rule: ChainRule, pair: MarkovPair, gamma: int, length: int
+def _outcomes(
+    rule: AcceptRule | ChainRule,
+    pair: MarkovPair,
+    text: tuple[int, ...],
+    tokens: Sequence[int],
+    p: Tensor,
+    q: Tensor,
+) -> Tensor:
+    """The chances of all verdicts on a chain after a text, as in ``ChainRule.outcomes``, of other rules by b and r."""
+    n, prefixes = len(tokens), [(*text, *tokens[:i]) for i in range(len(tokens) + 1)]
+    if isinstance(rule, ChainRule):
+        return rule.outcomes(tokens, p, q, control_of_pair(rule, pair, prefixes, p, q))
+    b, r = rule.both(p[:n], q, control_of_pair(rule, pair, prefixes[:n], p[:n], q))
+    return ends_of(at_tokens(b, tokens)).unsqueeze(-1) * torch.cat([r, p[n:]])
+
+
+def _declared_law(
+    rule: AcceptRule | ChainRule, pair: MarkovPair, gamma: int, length: int
 ) -> dict[tuple[int, ...], float]:
     """The law of texts that the outcomes imply for fixed drafts, round by round, without the loop."""
     reached: dict[int, dict[tuple[int, ...], float]] = {n: {} for n in range(length + 1)}
@@ -174,9 +178,7 @@ def _declared_chains(
                 continue
             for tokens, p, q in _drafted(pair, drafts, (0, *text)):
                 drawn = math.prod(float(q[i, x]) for i, x in enumerate(tokens))
-                chances = rule.outcomes(
-                    tokens, p, q, control_of_pair(rule, pair, _prefixes((0, *text), tokens), p, q)
-                )
+                chances = _outcomes(rule, pair, (0, *text), tokens, p, q)
                 for kept, row in enumerate(chances.tolist()):
                     for x, one in enumerate(row):
                         add((*text, *tokens[:kept], x), chance * drawn * one)
@@ -224,37 +226,6 @@ def _check_positions(rule: AcceptRule, count: int, seed: int) -> None:
         pair = MarkovPair(seed=6)
         found = joint_law(Method(accept=rule, stop=Fixed(2)), pair, 3)
         check_same_law(found, _declared_law(rule, pair, 2, 3), f"{rule} against its own b and r")
-
-
-def _declared_law(
-    rule: AcceptRule, pair: MarkovPair, gamma: int, length: int
-) -> dict[tuple[int, ...], float]:
-    """The law of texts that b and r imply for fixed drafts, by recursion over positions, without the loop."""
-    law: dict[tuple[int, ...], float] = {}
-
-    def begin(text: tuple[int, ...], chance: float) -> None:
-        go(text, chance, min(gamma, length - len(text) - 1))
-
-    def go(text: tuple[int, ...], chance: float, drafts: int) -> None:
-        if chance == 0:
-            return
-        if len(text) == length:
-            law[text] = law.get(text, 0.0) + chance
-            return
-        p, q = pair.p((0, *text)), pair.q((0, *text))
-        control = control_of_pair(rule, pair, [(0, *text)], p[None], q[None]) if rule.needs else None
-        if drafts == 0:  # a round that ends with a plain token of the target
-            for x, one in enumerate(p.tolist()):
-                begin((*text, x), chance * one)
-            return
-        kept = q * rule.keep(p[None], q[None], control)[0]
-        refused = (1 - float(kept.sum())) * rule.replacement(p[None], q[None], control)[0]
-        for x in range(pair.vocab):
-            go((*text, x), chance * float(kept[x]), drafts - 1)
-            begin((*text, x), chance * float(refused[x]))
-
-    begin((), 1.0)
-    return law
 
 
 def _check_claim(rule: AcceptRule, name: str, claimed: bool, drift: Tensor) -> None:
@@ -349,9 +320,7 @@ def check_trust(rule: TrustRule) -> None:
     if rule.never:
         check_lossless(method, f"{rule}")
     if not rule.sees_token:
-        pair = MarkovPair(
-            seed=3, distance=0.0
-        )  # p = q: the law must be p, no matter which tokens are trusted
+        pair = MarkovPair(seed=3, distance=0.0)  # p = q: the law is p, whichever tokens are trusted
         check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), f"{rule} with p = q")
     for ahead in (1, 3):
         law = joint_law(method, MarkovPair(seed=4), 3, ahead=ahead)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -95,6 +95,9 @@ class Heads(Drafter):
     """
 
     grow: Drafter | None = None
+    by_heads: ClassVar[bool] = True
+    uses_model: ClassVar[bool] = False  # no draft model runs
+    needs_target: ClassVar[bool] = True  # the heads read its states, and may have no more to say
 
     def __post_init__(self) -> None:
         own = self._own
@@ -127,21 +130,6 @@ class Heads(Drafter):
     def slots(self, depth: int) -> int:
         """Those of ``grow``."""
         return self._own.slots(depth)
-
-    @property
-    def by_heads(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def uses_model(self) -> bool:
-        """False: no draft model runs."""
-        return False
-
-    @property
-    def needs_target(self) -> bool:
-        """True: the heads read its states, and may have no more to say."""
-        return True
 
     def settle(self, accuracies: Sequence[Sequence[float]]) -> Heads:
         """With the tree that the accuracies of the heads choose, if it is to be chosen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -156,15 +156,8 @@ class Drafter:
 class Nothing(Drafter):
     """Drafts nothing: plain decoding with the target."""
 
-    @property
-    def proposes(self) -> bool:
-        """False: every token is the target's."""
-        return False
-
-    @property
-    def uses_model(self) -> bool:
-        """False: no draft model is needed."""
-        return False
+    proposes: ClassVar[bool] = False  # every token is the target's
+    uses_model: ClassVar[bool] = False  # no draft model is needed
 
 
 @DRAFTER.rule("model")
@@ -197,6 +190,7 @@ class Allocated(Drafter):
     """
 
     share: float = 0.5
+    needs_target: ClassVar[bool] = True  # the target decodes the texts that are not drafted
 
     def __post_init__(self) -> None:
         ranged(self, "share", 0.0, 1.0)
@@ -210,11 +204,6 @@ class Allocated(Drafter):
     def uses_model(self) -> bool:
         """Whether share > 0: the draft model runs in the texts that are drafted."""
         return self.proposes
-
-    @property
-    def needs_target(self) -> bool:
-        """True: the target decodes the texts that are not drafted."""
-        return True
 
     def begin(self, draws: Draws) -> bool:
         """u < share, with one random number per text."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import ClassVar
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Tips
@@ -67,11 +68,7 @@ class Static(_OfWidths):
     """
 
     widths: str = "4x2x2"
-
-    @property
-    def siblings(self) -> Siblings:
-        """The most probable tokens: no chance is in them."""
-        return Siblings.CHOSEN
+    siblings: ClassVar[Siblings] = Siblings.CHOSEN  # the most probable tokens: no chance is in them
 
     def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""
@@ -120,6 +117,7 @@ class Dynamic(Drafter):
     expand: int = 10
     depth: int = 6
     nodes: int = 60
+    siblings: ClassVar[Siblings] = Siblings.CHOSEN  # the most probable tokens: no chance is in them
 
     def __post_init__(self) -> None:
         for name in ("expand", "depth", "nodes"):
@@ -127,11 +125,6 @@ class Dynamic(Drafter):
         if (slots := max(self.slots(depth) for depth in (1, self.depth))) >= _MOST:
             raise UserError(f"expand={self.expand}, depth={self.depth}, nodes={self.nodes} has a model read a tree of "
                             f"{slots} tokens: give smaller numbers, fewer than {_MOST} are read at once")  # fmt: skip
-
-    @property
-    def siblings(self) -> Siblings:
-        """The most probable tokens: no chance is in them."""
-        return Siblings.CHOSEN
 
     @property
     def levels(self) -> int:
@@ -189,16 +182,12 @@ class Drawn(_OfWidths):
 
     widths: str = "3x2x1x1"
     replacement: bool = False
+    siblings: ClassVar[Siblings] = Siblings.DRAWN  # one after the other, from the law at their parent
 
     def __post_init__(self) -> None:
         _OfWidths.__post_init__(self)
         if not isinstance(self.replacement, bool):
             raise UserError(f"replacement={self.replacement} is out of range: give true or false")
-
-    @property
-    def siblings(self) -> Siblings:
-        """One after the other, from the law at their parent."""
-        return Siblings.DRAWN
 
     def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""
@@ -242,6 +231,7 @@ class Widened(Drafter):
     """
 
     counts: str = "7x5x3x1"
+    siblings: ClassVar[Siblings] = Siblings.WIDENED  # one is drawn, and the others follow from it
 
     def __post_init__(self) -> None:
         counts = _counts("counts", self.counts)
@@ -249,11 +239,6 @@ class Widened(Drafter):
             raise UserError(
                 f"counts={self.counts} is out of range: give four numbers in [1, {_WIDEST}], as in 7x5x3x1"
             )
-
-    @property
-    def siblings(self) -> Siblings:
-        """One is drawn, and the others follow from it."""
-        return Siblings.WIDENED
 
     def slots(self, depth: int) -> int:
         """Largest number of nodes."""

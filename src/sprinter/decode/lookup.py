@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Lookup(Drafter):
     length: int = LONGEST_COPY
     reads: str = _FREE
     step: float | str = STEP
+    needs_target: ClassVar[bool] = True  # the target writes the next token when nothing is copied
 
     def __post_init__(self) -> None:
         at_least("n", self.n, 1)
@@ -78,11 +79,6 @@ class Lookup(Drafter):
     def uses_model(self) -> bool:
         """Whether the draft model drafts when nothing is copied (``otherwise``)."""
         return self.otherwise == "model"
-
-    @property
-    def needs_target(self) -> bool:
-        """True: the target writes the next token when nothing is copied."""
-        return True
 
     @property
     def measures(self) -> bool:

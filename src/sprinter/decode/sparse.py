@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Tips
@@ -36,6 +37,7 @@ class Sparse(Drafter):
 
     nodes: int = 24
     tree: str = RECORDED
+    siblings: ClassVar[Siblings] = Siblings.CHOSEN  # the most probable tokens: no chance is in them
 
     def __post_init__(self) -> None:
         at_least("nodes", self.nodes, 1)
@@ -61,11 +63,6 @@ class Sparse(Drafter):
     @property
     def _paths(self) -> list[str]:
         return self.tree.split("x")
-
-    @property
-    def siblings(self) -> Siblings:
-        """The most probable tokens: no chance is in them."""
-        return Siblings.CHOSEN
 
     @property
     def levels(self) -> int:

@@ -25,9 +25,8 @@ from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import Stream
 from sprinter.errors import UserError, refuse_long
 from sprinter.heads.drafting import TokenHeads
-from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head
-from sprinter.heads.load import load_any_head
+from sprinter.heads.load import load_any_head, load_gate
 from sprinter.models.convert import for_runner
 from sprinter.models.devices import choose_threads
 from sprinter.models.interface import ServedModel

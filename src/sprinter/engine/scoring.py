@@ -18,7 +18,7 @@ from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 from sprinter.models.runners.forward import CHUNK
 
-__all__ = ["GivenText", "ScoredText", "ScoredToken", "Scorer", "Scoring", "score_texts"]
+__all__ = ["GivenText", "ScoredText", "ScoredToken", "Scorer", "Scoring", "finished", "score_texts"]
 
 GivenText = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt, at least one, and those of its continuation, which are scored."""
@@ -80,6 +80,15 @@ def score_texts(
         at += n
         yield
     return [ScoredText(*map(torch.cat, zip(*part, strict=True))) for part in parts]
+
+
+def finished(steps: Generator[None, None, list[ScoredText]]) -> list[ScoredText]:
+    """What ``score_texts`` returns, with all of its passes run."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return list(end.value)
 
 
 def _nothing(top: int) -> ScoredText:

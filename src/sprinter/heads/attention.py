@@ -1,7 +1,8 @@
-"""Attention of heads that draft: projections and rotary positions, over rows of entries."""
+"""Attention of heads that draft: projections and rotary positions, over rows of entries, and the heads in a text."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -9,18 +10,20 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import rotate_half
 
-__all__ = ["HeadAttention", "KeptKeys", "attend", "known_prefix", "seen_by_nodes"]
+from sprinter.heads.drafting import TextOfHeads
+
+__all__ = ["AttendingText", "HeadAttention", "KeptKeys", "attend"]
 
 _ROOM = 128  # entries, at first
 
 
-def known_prefix(ids: Sequence[int], before: Sequence[int]) -> int:
+def _known_prefix(ids: Sequence[int], before: Sequence[int]) -> int:
     """Number of tokens that a text has in common with one that was read before."""
     pairs = enumerate(zip(ids, before, strict=False))
     return next((i for i, (one, other) in pairs if one != other), min(len(ids), len(before)))
 
 
-def seen_by_nodes(
+def _seen_by_nodes(
     paths: Sequence[tuple[int, ...]], nodes: Mapping[tuple[int, ...], int], base: int, device: torch.device
 ) -> Tensor | None:
     """What nodes of a tree attend to ``[m, base + nodes]``: the text, their ancestors and themselves. None: all.
@@ -115,3 +118,63 @@ class HeadAttention(nn.Module):
         """``[..., heads, n, size]`` -> ``[..., n, d]``."""
         out: Tensor = self.o_proj(values.transpose(-2, -3).flatten(-2))
         return out
+
+
+class AttendingText(TextOfHeads):
+    """Heads with attention in one text: keys and values of the text's entries, and of the nodes that follow it.
+
+    Args:
+        device: of the heads. fewer: number of entries that a text has fewer than tokens.
+    """
+
+    def __init__(self, device: torch.device, fewer: int) -> None:
+        self._device, self._fewer = device, fewer
+        self._text: list[int] = []
+        self._kept = KeptKeys()  # of the text's entries, then of the nodes'
+        self._nodes: dict[tuple[int, ...], int] = {}  # path -> number among the nodes' entries
+        self._outs: dict[tuple[int, ...], Tensor] = {}  # path -> output [d]; (): of the text's last entry
+
+    @abstractmethod
+    def read_text(self, ids: list[int], known: int, states: Mapping[int, Tensor]) -> Tensor:
+        """Read a text of which the first ``known`` tokens were read before; the output ``[d]`` of its last entry."""
+
+    @abstractmethod
+    def read_nodes(
+        self, ids: Tensor, parents: Tensor, positions: Tensor, start: int, sees: Tensor | None
+    ) -> Tensor:
+        """Read m nodes; returns their outputs ``[m, d]``.
+
+        Args:
+            ids: ``[m]`` tokens. parents: outputs ``[m, d]`` of their parents. positions: ``[m]``.
+            start: number of their first entry. sees: as in ``attend``.
+        """
+
+    @abstractmethod
+    def logits_of(self, outs: Tensor) -> Tensor:
+        """Logits ``[m, V]`` of outputs ``[m, d]``."""
+
+    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        ids = list(text)
+        if ids == self._text:
+            return
+        known, self._text, self._nodes = _known_prefix(ids, self._text), ids, {}
+        self.steps += 1
+        self._outs = {(): self.read_text(ids, known, states)}
+
+    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
+        new = [path for path in dict.fromkeys(paths) if path not in self._outs]
+        if new:
+            self._grow(new)
+        return self.logits_of(torch.stack([self._outs[path] for path in paths]))
+
+    def _grow(self, paths: Sequence[tuple[int, ...]]) -> None:
+        """Add nodes: each sees the text, its ancestors and itself."""
+        base, before = len(self._text) - self._fewer, len(self._nodes)
+        self.steps, self.tokens = self.steps + 1, self.tokens + len(paths)
+        self._nodes |= {path: before + i for i, path in enumerate(paths)}
+        ids = torch.tensor([path[-1] for path in paths], device=self._device)
+        parents = torch.stack([self._outs[path[:-1]] for path in paths])
+        positions = torch.tensor([base + len(path) - 1 for path in paths], device=self._device)
+        sees = _seen_by_nodes(paths, self._nodes, base, self._device)
+        outs = self.read_nodes(ids, parents, positions, base + before, sees)
+        self._outs |= dict(zip(paths, outs, strict=True))

@@ -1,4 +1,4 @@
-"""Heads on the target that draft: what all kinds share, and their files.
+"""Heads on the target that draft: what all kinds share.
 
 They have no score in [0, 1] and are no ``Head``: they give laws of the next tokens. ``sprinter.decode.draft_heads``
 says what drivers ask of them.
@@ -7,8 +7,6 @@ says what drivers ask of them.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,25 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.heads.artifact import check_sum, from_hub, with_checksum
+from sprinter.heads.files import WEIGHTS, write_files
 
-__all__ = [
-    "HeadFiles",
-    "OutputLayer",
-    "TextOfHeads",
-    "TokenHeads",
-    "linear_weights",
-    "read_files",
-    "write_files",
-]
+__all__ = ["OutputLayer", "TextOfHeads", "TokenHeads", "linear_weights", "save_heads"]
 
 
 class TextOfHeads(ABC):
@@ -69,12 +55,14 @@ class TokenHeads(nn.Module, ABC):
     Attributes:
         kind: "medusa", "eagle", "eagle3" or "glide".
         layers: decoder layers of the target whose states they read, from 0; -1: after the final norm.
+        file_name: of their weights.
         id, revision: directory or hub id that they were loaded from, and the commit.
         device, dtype: of what they compute, set beside a target.
     """
 
     kind: str = ""
     layers: tuple[int, ...] = (-1,)
+    file_name: str = WEIGHTS
 
     def __init__(
         self,
@@ -121,6 +109,14 @@ class TokenHeads(nn.Module, ABC):
         Raises:
             UserError: the target has no such weights.
         """
+
+    @abstractmethod
+    def file_config(self) -> dict[str, Any]:
+        """Fields of config.json, beside those of ``save_heads``."""
+
+    def file_weights(self) -> dict[str, Tensor]:
+        """Weights by the names that files have."""
+        return self.state_dict()
 
     def move_beside(self, target: nn.Module) -> None:
         """Move to the target's device; the dtype is that of ``dtype_beside``."""
@@ -183,88 +179,26 @@ class TokenHeads(nn.Module, ABC):
         self.train(False)
 
 
-class HeadFiles:
-    """A folder of heads: its config.json, and the weights, read when they are asked for.
+def save_heads(heads: TokenHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None) -> None:
+    """Write heads as their authors lay them out; weights in bfloat16.
 
-    Attributes:
-        directory: the folder. config: fields of config.json. id, revision: as in ``TokenHeads``.
-    """
-
-    def __init__(self, directory: Path, config: Mapping[str, Any], id: str, revision: str | None) -> None:
-        self.directory, self.config, self.id, self.revision = directory, config, id, revision
-
-    def weights(self, names: Sequence[str], pickled: Sequence[str] = ()) -> dict[str, Tensor]:
-        """Weights by name, out of the first of some safetensors files that is there.
-
-        Args:
-            pickled: names of files of pickles, which are never loaded.
-
-        Raises:
-            UserError: there is none, or it or config.json is damaged.
-        """
-        found = next((self.directory / name for name in names if (self.directory / name).is_file()), None)
-        if found is None:
-            for name in pickled:
-                if (self.directory / name).is_file():
-                    raise UserError(
-                        f"'{self.directory / name}' is a pickle, which can run code and is never loaded: where you "
-                        'trust it, convert it once with python -c "import torch, safetensors.torch as s; '
-                        f"s.save_file(torch.load('{name}', map_location='cpu'), '{names[0]}')\""
-                    )
-            raise UserError(f"'{self.directory}' has no weights: it needs {' or '.join(names)}")
-        try:
-            check_sum(self.config, found)
-            return load_file(found)
-        except UserError:
-            raise
-        except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(f"cannot read '{found}' ({error}): copy or make the heads again") from None
-
-
-def read_files(source: str | os.PathLike[str]) -> HeadFiles | None:
-    """The folder of heads, or of a hub id; None if it holds no config.json.
+    Args:
+        facts: further fields of config.json.
 
     Raises:
-        UserError: there is no such folder or id, or config.json is damaged.
+        UserError: the directory cannot be written.
     """
-    directory, revision = Path(source).expanduser(), None
-    if not directory.is_dir():
-        directory = from_hub(str(source), "head")
-        revision = directory.name
-    file = directory / "config.json"
-    if not file.is_file():
-        return None
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{file}' is not valid JSON ({error}): make the heads again") from None
-    if not isinstance(config, dict):
-        raise UserError(f"'{file}' holds no object: make the heads again")
-    return HeadFiles(directory, config, str(source), revision)
-
-
-def write_files(
-    directory: Path, weights_name: str, weights: Mapping[str, Tensor], config: Mapping[str, Any], card: str
-) -> None:
-    """Write a folder of heads; config.json comes last, so that an interrupted call leaves none that looks complete.
-
-    Raises:
-        UserError: the directory cannot be written, for example because the disk is full.
-    """
-    content = to_bytes({name: each.detach().cpu().contiguous() for name, each in weights.items()})
-    files = {
-        weights_name: content, "README.md": card.encode(), "config.json": with_checksum(config, content),
-    }  # fmt: skip
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.json").unlink(missing_ok=True)  # it must never describe other weights
-        for name, content in files.items():
-            write_atomic(directory / name, content)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the heads into '{directory}' ({error.strerror}): free some space or give another folder, "
-            "and run the same command again"
-        ) from None
+    config = {
+        **heads.file_config(),
+        "target_fingerprint": heads.target_fingerprint,
+        "accuracies": [[round(value, 4) for value in row] for row in heads.accuracies],
+        **(facts or {}),
+    }
+    weights = {
+        name: value.bfloat16() if value.is_floating_point() else value
+        for name, value in heads.file_weights().items()
+    }
+    write_files(directory, weights, config, card, heads.file_name)
 
 
 def dtype_beside(weight: Tensor) -> torch.dtype:

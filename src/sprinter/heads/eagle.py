@@ -10,8 +10,7 @@ Files are those of the authors: the fields of the layer in ``config.json``, ``fc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,14 +18,13 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from sprinter.errors import UserError
-from sprinter.heads.drafting import HeadFiles, OutputLayer, write_files
-from sprinter.heads.entries import EntryHeads, EntryLayer
-from sprinter.heads.reading import HeadFields, fill, fitting
+from sprinter.heads.drafting import OutputLayer
+from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, check_layer
+from sprinter.heads.files import WEIGHTS, HeadFiles, fitting
+from sprinter.heads.reading import HeadFields
 
-__all__ = ["EagleHeads", "is_eagle", "load_eagle", "save_eagle"]
+__all__ = ["EagleHeads", "is_eagle", "load_eagle"]
 
-WEIGHTS = "model.safetensors"
-_PICKLE = "pytorch_model.bin"
 _SPECULATORS = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
 """Names of speculators, and the authors'."""
 
@@ -79,29 +77,17 @@ class EagleHeads(EntryHeads):
         """Of one entry, the target's output layer included, without attention itself."""
         return super().flops + 2.0 * self.hidden_size * self.drafted
 
-
-def save_eagle(heads: EagleHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None) -> None:
-    """Write the head as its authors lay it out; weights in bfloat16.
-
-    Args:
-        facts: further fields of config.json.
-
-    Raises:
-        UserError: the directory cannot be written.
-    """
-    config = {
-        **heads.layer_config.to_diff_dict(),
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "bias": heads.fc.bias is not None,  # of the fusing layer
-        "sprinter_head": "eagle",
-        "base_model_name_or_path": heads.target_id,
-        "target_fingerprint": heads.target_fingerprint,
-        "accuracies": [[round(value, 4) for value in row] for row in heads.accuracies],
-        **(facts or {}),
-    }
-    write_files(directory, WEIGHTS, heads.files_weights(), config, card)
+    def file_config(self) -> dict[str, Any]:
+        """Fields as the authors name them."""
+        return {
+            **self.layer_config.to_diff_dict(),
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "bias": self.fc.bias is not None,  # of the fusing layer
+            "sprinter_head": "eagle",
+            "base_model_name_or_path": self.target_id,
+        }
 
 
 def is_eagle(files: HeadFiles) -> bool:
@@ -127,43 +113,24 @@ def load_eagle(files: HeadFiles) -> EagleHeads:
     Raises:
         UserError: a variant that is not supported, or weights that are missing, damaged, or do not fit the config.
     """
-    fields, weights = HeadFields(files), files.weights((WEIGHTS,), (_PICKLE,))
+    fields, weights = HeadFields(files), files.weights((WEIGHTS,), (PICKLE,))
     inner, verified = fields, fields.text("base_model_name_or_path")
     if files.config.get("speculators_model_type") == "eagle":
         inner = HeadFields(files, "transformer_layer_config")
-        verifier = HeadFields(files, "speculators_config", {}).fields.get("verifier")
-        verified = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+        verified = fields.verifier()
         for theirs, ours in _SPECULATORS.items():
             weights = {name.replace(theirs, ours, 1): value for name, value in weights.items()}
-    _check_variant(files, inner.fields, weights)
-    weights = {name.replace("layers.0.", "block."): value for name, value in weights.items()}
-    table = weights.pop("embed_tokens.weight", None)
-    for name in [name for name in weights if name.startswith(("lm_head.", "rotary"))]:
-        del weights[name]  # copies of the target's
-    with fitting("EAGLE head", files):
-        heads = EagleHeads(
-            inner.layer(weights, "block.mlp", LlamaConfig().to_dict().keys() | {"rope_theta", "rope_scaling"}),
-            "fc.bias" in weights, target_id=str(verified or ""),
-            target_fingerprint=fields.text("target_fingerprint"), accuracies=fields.accuracies(),
-        )  # fmt: skip
-        fill(heads, weights, files.directory)
-    if table is not None:
-        heads.take_table(table, files.directory)
-    heads.id, heads.revision = files.id, files.revision
-    return heads
-
-
-def _check_variant(files: HeadFiles, layer: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Refuse what this module would read wrongly."""
     normed = any("layernorm" in name and "post_attention" not in name for name in weights)
-    for what, wrong in (
-        (f"a layer of type '{layer.get('model_type')}'", layer.get("model_type", "llama") != "llama"),
-        (f"{layer.get('num_hidden_layers')} layers", layer.get("num_hidden_layers", 1) != 1),
+    check_layer(
+        "EAGLE", files, inner.fields, "without norms before it",
         ("further norms", normed or bool(files.config.get("layernorms"))),
         ("no fc.weight, as heads of EAGLE have", "fc.weight" not in weights),
-    ):
-        if wrong:
-            raise UserError(
-                f"the EAGLE head in '{files.directory}' has {what}, which is not supported: give one with a single "
-                "layer of type 'llama', without norms before it"
-            )
+    )  # fmt: skip
+    copies = ("lm_head.", "rotary")  # of the target's
+    weights = {name: value for name, value in weights.items() if not name.startswith(copies)}
+    known = LlamaConfig().to_dict().keys() | {"rope_theta", "rope_scaling"}
+    with fitting("EAGLE head", files):
+        layer = inner.layer(weights, "layers.0.mlp", known)
+        heads = EagleHeads(layer, "fc.bias" in weights, **fields.of_target(verified))
+        heads.fill(weights, files.directory)
+    return heads

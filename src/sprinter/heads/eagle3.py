@@ -9,8 +9,7 @@ The embedding is the target's where the file has none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,14 +18,12 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from sprinter.errors import UserError
-from sprinter.heads.drafting import HeadFiles, write_files
-from sprinter.heads.entries import EntryHeads, EntryLayer
-from sprinter.heads.reading import HeadFields, fill, fitting
+from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, check_layer
+from sprinter.heads.files import WEIGHTS, HeadFiles, fitting
+from sprinter.heads.reading import HeadFields
 
-__all__ = ["Eagle3Heads", "aux_layers", "load_eagle3", "save_eagle3"]
+__all__ = ["Eagle3Heads", "aux_layers", "load_eagle3"]
 
-WEIGHTS = "model.safetensors"
-_PICKLE = "pytorch_model.bin"
 _VERSION = "0.3.0"
 """The version of speculators whose format this is."""
 _FEW = 8
@@ -60,6 +57,7 @@ class Eagle3Heads(EntryHeads):
 
     Attributes:
         d2t: ``[draft_vocab]``: the id of draft token i is i + d2t[i]. t2d: ``[vocab]`` bool: which ids it can draft.
+        architectures: class of the target that it was joined with.
     """
 
     kind = "eagle3"
@@ -78,6 +76,7 @@ class Eagle3Heads(EntryHeads):
         layer = _Layer3(config, norm_before_residual)
         super().__init__(config, layer, 3 * config.hidden_size, fusion_bias, **more)
         self._fuse(aux or ())
+        self.architectures: list[str] = []
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, draft_vocab, bias=False)
         self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.int64))
@@ -111,6 +110,7 @@ class Eagle3Heads(EntryHeads):
             raise UserError(
                 f"this EAGLE-3 head reads layer {max(self.layers)} of its target, which has {count} layers"
             )
+        self.architectures = [type(target).__name__]
         super().join(target)
 
     def fused(self, states: Sequence[Tensor]) -> Tensor:
@@ -138,49 +138,37 @@ class Eagle3Heads(EntryHeads):
         whole[..., self.kept] = some
         return whole
 
+    def file_config(self) -> dict[str, Any]:
+        """Fields as speculators names them."""
+        proposal = {"proposal_type": "greedy", "speculative_tokens": max(3, len(self.accuracies)),
+                    "verifier_accept_k": 1, "accept_tolerance": 0.0}  # fmt: skip
+        return {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "speculators_version": _VERSION,
+            "draft_vocab_size": len(self.d2t),
+            "target_hidden_size": self.hidden_size,
+            "eagle_aux_hidden_state_layer_ids": list(self.aux),
+            "norm_before_residual": self.block.norm_before_residual,
+            "transformer_layer_config": {
+                **self.layer_config.to_diff_dict(),
+                "model_type": "llama",
+                "tie_word_embeddings": False,  # its output layer is its own
+            },
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [proposal],
+                "verifier": {"name_or_path": self.target_id, "architectures": self.architectures},
+            },
+        }
 
-def save_eagle3(
-    heads: Eagle3Heads, directory: Path, card: str, facts: Mapping[str, Any] | None = None
-) -> None:
-    """Write the head as speculators does; weights in bfloat16.
-
-    Args:
-        facts: further fields of config.json; "verifier": {"name_or_path", "architectures"} of the target.
-
-    Raises:
-        UserError: the directory cannot be written.
-    """
-    more = dict(facts or {})
-    verifier = more.pop("verifier", {"name_or_path": heads.target_id, "architectures": []})
-    proposal = {"proposal_type": "greedy", "speculative_tokens": max(3, len(heads.accuracies)), "verifier_accept_k": 1,
-                "accept_tolerance": 0.0}  # fmt: skip
-    config = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": _VERSION,
-        "draft_vocab_size": len(heads.d2t),
-        "target_hidden_size": heads.hidden_size,
-        "eagle_aux_hidden_state_layer_ids": list(heads.aux),
-        "norm_before_residual": heads.block.norm_before_residual,
-        "transformer_layer_config": {
-            **heads.layer_config.to_diff_dict(),
-            "model_type": "llama",
-            "tie_word_embeddings": False,  # its output layer is its own
-        },
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": verifier,
-        },
-        "target_fingerprint": heads.target_fingerprint,
-        "accuracies": [[round(value, 4) for value in row] for row in heads.accuracies],
-        **more,
-    }
-    weights = heads.files_weights()
-    if len(heads.d2t) == heads.vocab_size:  # as speculators does
-        del weights["d2t"], weights["t2d"]
-    write_files(directory, WEIGHTS, weights, config, card)
+    def file_weights(self) -> dict[str, Tensor]:
+        """As in ``EntryHeads``, without the maps of a whole vocabulary, as speculators does."""
+        weights = super().file_weights()
+        if len(self.d2t) == self.vocab_size:
+            del weights["d2t"], weights["t2d"]
+        return weights
 
 
 def load_eagle3(files: HeadFiles) -> Eagle3Heads:
@@ -190,58 +178,36 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
         UserError: a variant that is not supported, or weights that are missing, damaged, or do not fit the config.
     """
     fields, inner = HeadFields(files), HeadFields(files, "transformer_layer_config")
-    _check_variant(files, inner.fields)
-    weights = files.weights((WEIGHTS,), (_PICKLE,))
-    weights = {name.replace("layers.0.", "block."): value for name, value in weights.items()}
-    table = weights.pop("embed_tokens.weight", None)
-    for name in [name for name in weights if name.startswith(("verifier_", "rotary"))]:
-        del weights[name]  # copies of the target's
-    verifier = HeadFields(files, "speculators_config", {}).fields.get("verifier")
-    verified = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+    own, target = (
+        inner.fields.get("hidden_size", LlamaConfig().hidden_size),
+        files.config.get("target_hidden_size"),
+    )
+    check_layer(
+        "EAGLE-3", files, inner.fields, "as wide as its target",
+        ("norm_before_fc", bool(files.config.get("norm_before_fc"))),
+        (f"features of width {target} for a layer of width {own}", target not in (None, own)),
+    )  # fmt: skip
+    copies = ("verifier_", "rotary")  # of the target's
+    stored = files.weights((WEIGHTS,), (PICKLE,))
+    weights = {name: value for name, value in stored.items() if not name.startswith(copies)}
     few = fields.whole("draft_vocab_size")
     with fitting("EAGLE-3 head", files):
         listed = "d2t" if "d2t" in weights else "lm_head.weight"
         if weights[listed].shape[:1] != (few,):  # before memory is taken
             raise KeyError(listed)
         heads = Eagle3Heads(
-            inner.layer(weights, "block.mlp"), fields.numbers("eagle_aux_hidden_state_layer_ids"),
-            few, fields.switch("norm_before_residual"), "fc.bias" in weights,
-            target_id=str(verified or ""), target_fingerprint=fields.text("target_fingerprint"),
-            accuracies=fields.accuracies(),
+            inner.layer(weights, "layers.0.mlp"), fields.numbers("eagle_aux_hidden_state_layer_ids"),
+            few, fields.switch("norm_before_residual"), "fc.bias" in weights, **fields.of_target(fields.verifier()),
         )  # fmt: skip
         if "d2t" not in weights and heads.vocab_size == len(heads.d2t):
             weights |= {"d2t": heads.d2t, "t2d": heads.t2d}  # the whole vocabulary
         weights["d2t"], weights["t2d"] = weights["d2t"].long(), weights["t2d"].bool()
-        fill(heads, weights, files.directory)
-    kept = heads.kept
-    inside = int(kept.min()) >= 0 and int(kept.max()) < heads.vocab_size
-    if (
-        not inside
-        or len(torch.unique(kept)) < len(kept)
-        or not torch.equal(heads.t2d.nonzero()[:, 0], kept.sort().values)
-    ):
+        heads.fill(weights, files.directory)
+    kept = heads.kept.sort().values
+    inside = int(kept[0]) >= 0 and int(kept[-1]) < heads.vocab_size and bool((kept.diff() > 0).all())
+    if not inside or not torch.equal(heads.t2d.nonzero()[:, 0], kept):
         raise UserError(
             f"the maps d2t and t2d in '{files.directory}' contradict each other, name a token twice or leave the "
             "vocabulary: copy the files again"
         )
-    if table is not None:
-        heads.take_table(table, files.directory)
-    heads.id, heads.revision = files.id, files.revision
     return heads
-
-
-def _check_variant(files: HeadFiles, inner: Mapping[str, Any]) -> None:
-    """Refuse what this module would read wrongly."""
-    fields = files.config
-    own, target = inner.get("hidden_size", LlamaConfig().hidden_size), files.config.get("target_hidden_size")
-    for what, wrong in (
-        (f"a layer of type '{inner.get('model_type')}'", inner.get("model_type", "llama") != "llama"),
-        (f"{inner.get('num_hidden_layers')} layers", inner.get("num_hidden_layers", 1) != 1),
-        ("norm_before_fc", bool(fields.get("norm_before_fc"))),
-        (f"features of width {target} for a layer of width {own}", target not in (None, own)),
-    ):
-        if wrong:
-            raise UserError(
-                f"the EAGLE-3 head in '{files.directory}' has {what}, which is not supported: give one with a single "
-                "layer of type 'llama', as wide as its target"
-            )

@@ -16,10 +16,13 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention, KeptKeys, attend, known_prefix, seen_by_nodes
+from sprinter.heads.attention import AttendingText, HeadAttention, attend
 from sprinter.heads.drafting import TextOfHeads, TokenHeads, linear_weights
+from sprinter.heads.files import HeadFiles, fill
 
-__all__ = ["EntryHeads", "EntryLayer"]
+__all__ = ["PICKLE", "EntryHeads", "EntryLayer", "check_layer"]
+
+PICKLE = "pytorch_model.bin"
 
 
 class EntryLayer(nn.Module):
@@ -116,30 +119,32 @@ class EntryHeads(TokenHeads):
         """Of one entry, without attention itself."""
         return 2.0 * linear_weights(self)
 
-    def take_table(self, table: Tensor, directory: object) -> None:
-        """Take an embedding of its own out of files.
+    def fill(self, weights: Mapping[str, Tensor], directory: object) -> None:
+        """Load weights by the names that files have, an embedding of its own ``[vocab_size, d]`` if there is one.
 
         Args:
-            table: ``[vocab_size, d]``. directory: of the files, for the message.
+            directory: of the files, for messages.
 
         Raises:
-            UserError: another shape, or values that are not finite.
+            KeyError, UserError: as ``heads.files.fill``; an embedding of another shape, or that is not finite.
         """
-        if table.shape != (self.vocab_size, self.hidden_size) or not bool(
-            torch.isfinite(table.float()).all()
-        ):
+        own = {name.replace("layers.0.", "block."): value for name, value in weights.items()}
+        table = own.pop("embed_tokens.weight", None)
+        fill(self, own, directory)
+        if table is None:
+            return
+        finite = bool(torch.isfinite(table.float()).all())
+        if table.shape != (self.vocab_size, self.hidden_size) or not finite:
             raise UserError(
                 f"embed_tokens.weight in '{directory}' has shape {list(table.shape)} for a target of "
                 f"{self.vocab_size} tokens and width {self.hidden_size}, or values that are not finite: copy it again"
             )
         self.embed = nn.Embedding(*table.shape, _weight=table.float())
 
-    def files_weights(self) -> dict[str, Tensor]:
-        """Weights by the names that files have, in bfloat16."""
+    def file_weights(self) -> dict[str, Tensor]:
+        """Weights by the names that the authors' files have."""
         return {
-            name.replace("block.", "layers.0.").replace("embed.", "embed_tokens."): value.bfloat16()
-            if value.is_floating_point()
-            else value
+            name.replace("block.", "layers.0.").replace("embed.", "embed_tokens."): value
             for name, value in self.state_dict().items()
         }
 
@@ -148,57 +153,57 @@ class EntryHeads(TokenHeads):
         return _EntryText(self)
 
 
-class _EntryText(TextOfHeads):
-    """Keys and values of the entries of the text, and of the nodes that follow it."""
+def check_layer(
+    kind: str, files: HeadFiles, layer: Mapping[str, Any], hint: str, *more: tuple[str, bool]
+) -> None:
+    """Refuse what would be read wrongly.
+
+    Args:
+        kind: of the head. layer: fields of its layer. hint: of the heads that are read.
+        more: what else it may have that is not supported, and whether it has.
+
+    Raises:
+        UserError: it has.
+    """
+    own, count = layer.get("model_type", "llama"), layer.get("num_hidden_layers", 1)
+    for what, wrong in ((f"a layer of type '{own}'", own != "llama"), (f"{count} layers", count != 1), *more):
+        if wrong:
+            raise UserError(
+                f"the {kind} head in '{files.directory}' has {what}, which is not supported: give one with a single "
+                f"layer of type 'llama', {hint}"
+            )
+
+
+class _EntryText(AttendingText):
+    """A text of n tokens has n − 1 entries: entry i holds token i + 1."""
 
     def __init__(self, heads: EntryHeads) -> None:
+        super().__init__(heads.device, fewer=1)
         self._heads = heads
-        self._text: list[int] = []  # whose entries, one fewer than tokens, are cached
-        self._kept = KeptKeys()  # of the text's entries, then of the nodes'
-        self._forget()
 
-    def _forget(self) -> None:
-        self._nodes: dict[tuple[int, ...], int] = {}  # path -> number among the nodes' entries
-        self._outs: dict[tuple[int, ...], Tensor] = {}  # path -> output [d]; (): of the text's last entry
-
-    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        ids = list(text)
-        if ids == self._text:
-            return
-        known = known_prefix(ids, self._text)
-        # Entry i holds token i + 1; the last one is made again if it is known, for its output.
-        first = min(max(0, known - 1), len(ids) - 2)
-        heads, self._text = self._heads, ids
-        self._forget()
-        self.steps, self.tokens = self.steps + 1, self.tokens + len(ids) - 1 - first
-        device = heads.device
+    def read_text(self, ids: list[int], known: int, states: Mapping[int, Tensor]) -> Tensor:
+        first = min(
+            max(0, known - 1), len(ids) - 2
+        )  # the last entry is made again if it is known, for its output
+        heads, device = self._heads, self._device
+        self.tokens += len(ids) - 1 - first
         embeds = heads.embedded(torch.tensor(ids[first + 1 :], device=device))
         features = heads.fused([states[layer][first:] for layer in heads.layers])
         positions = torch.arange(first, len(ids) - 1, device=device)
-        residual, (query, key, value) = heads.entries(embeds, features, positions)
-        keys, values = self._kept.put(first, key, value)
-        sees = torch.arange(keys.shape[1], device=device)[None] <= positions[:, None]
-        attended = attend(query, keys, values, sees)
-        self._outs[()] = heads.finish(residual, attended)[-1]
+        sees = torch.arange(len(ids) - 1, device=device)[None] <= positions[:, None]
+        return self._outputs(embeds, features, positions, first, sees)[-1]
 
-    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
-        new = [path for path in dict.fromkeys(paths) if path not in self._outs]
-        if new:
-            self._grow(new)
-        return self._heads.whole_logits(torch.stack([self._outs[path] for path in paths]))
+    def read_nodes(
+        self, ids: Tensor, parents: Tensor, positions: Tensor, start: int, sees: Tensor | None
+    ) -> Tensor:
+        return self._outputs(self._heads.embedded(ids), parents, positions, start, sees)
 
-    def _grow(self, paths: Sequence[tuple[int, ...]]) -> None:
-        """Add the entries of nodes: each sees the text, its ancestors and itself."""
-        heads = self._heads
-        device = heads.device
-        self.steps, self.tokens = self.steps + 1, self.tokens + len(paths)
-        base, before = len(self._text) - 1, len(self._nodes)
-        embeds = heads.embedded(torch.tensor([path[-1] for path in paths], device=device))
-        features = torch.stack([self._outs[path[:-1]] for path in paths])
-        positions = torch.tensor([base + len(path) - 1 for path in paths], device=device)
-        residual, (query, key, value) = heads.entries(embeds, features, positions)
-        self._nodes |= {path: before + i for i, path in enumerate(paths)}
-        keys, values = self._kept.put(base + before, key, value)
-        sees = seen_by_nodes(paths, self._nodes, base, device)
-        attended = attend(query, keys, values, sees)
-        self._outs |= dict(zip(paths, heads.finish(residual, attended), strict=True))
+    def _outputs(
+        self, embeds: Tensor, features: Tensor, positions: Tensor, start: int, sees: Tensor | None
+    ) -> Tensor:
+        residual, (query, key, value) = self._heads.entries(embeds, features, positions)
+        keys, values = self._kept.put(start, key, value)
+        return self._heads.finish(residual, attend(query, keys, values, sees))
+
+    def logits_of(self, outs: Tensor) -> Tensor:
+        return self._heads.whole_logits(outs)

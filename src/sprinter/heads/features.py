@@ -66,34 +66,10 @@ def _given(value: Tensor | None, feature: str) -> Tensor:
     return value
 
 
-def _hidden(step: DraftStep, k: int) -> Tensor:
-    return _given(step.hidden, "hidden")
-
-
-def _entropy(step: DraftStep, k: int) -> Tensor:
-    return entropy(_given(step.law, "entropy"))
-
-
-def _max_q(step: DraftStep, k: int) -> Tensor:
-    return _given(step.law, "max_q").amax(-1)
-
-
 def _top_q(step: DraftStep, k: int) -> Tensor:
     law = _given(step.law, "top_q")
     best = law.topk(min(k, law.shape[-1]), -1).values
     return torch.nn.functional.pad(best, (0, k - best.shape[-1]))
-
-
-def _position(step: DraftStep, k: int) -> Tensor:
-    return _given(step.position, "position")
-
-
-def _temperature(step: DraftStep, k: int) -> Tensor:
-    return _given(step.temperature, "temperature")
-
-
-def _hidden_x(step: DraftStep, k: int) -> Tensor:
-    return _given(step.hidden_x, "hidden_x")
 
 
 def _log_q(step: DraftStep, k: int) -> Tensor:
@@ -102,13 +78,13 @@ def _log_q(step: DraftStep, k: int) -> Tensor:
 
 
 FEATURES: Mapping[str, Callable[[DraftStep, int], Tensor]] = {
-    "hidden": _hidden,
-    "entropy": _entropy,
-    "max_q": _max_q,
+    "hidden": lambda step, k: _given(step.hidden, "hidden"),
+    "entropy": lambda step, k: entropy(_given(step.law, "entropy")),
+    "max_q": lambda step, k: _given(step.law, "max_q").amax(-1),
     "top_q": _top_q,
-    "position": _position,
-    "temperature": _temperature,
-    "hidden_x": _hidden_x,
+    "position": lambda step, k: _given(step.position, "position"),
+    "temperature": lambda step, k: _given(step.temperature, "temperature"),
+    "hidden_x": lambda step, k: _given(step.hidden_x, "hidden_x"),
     "log_q": _log_q,
 }
 """Function of each feature: (step, k) -> values; only top_q uses k."""

@@ -8,8 +8,7 @@ the target's. Files: ``config.json`` with ``sprinter_head: glide``, and ``model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,20 +17,13 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention, KeptKeys, attend, known_prefix, seen_by_nodes
-from sprinter.heads.drafting import (
-    HeadFiles,
-    OutputLayer,
-    TextOfHeads,
-    TokenHeads,
-    linear_weights,
-    write_files,
-)
-from sprinter.heads.reading import HeadFields, fill, fitting
+from sprinter.heads.attention import AttendingText, HeadAttention, KeptKeys, attend
+from sprinter.heads.drafting import OutputLayer, TextOfHeads, TokenHeads, linear_weights
+from sprinter.heads.files import HeadFiles, fill, fitting
+from sprinter.heads.reading import HeadFields
 
-__all__ = ["GlideHeads", "load_glide", "save_glide"]
+__all__ = ["GlideHeads", "load_glide"]
 
-WEIGHTS = "model.safetensors"
 _FAMILIES = ("llama", "mistral", "qwen2")
 """Types of targets whose last layer's keys are a projection of its normalised input, turned."""
 
@@ -57,9 +49,8 @@ class GlideHeads(TokenHeads):
         self.post_attention_layernorm = LlamaRMSNorm(size, eps)
         self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
         self.norm = LlamaRMSNorm(size, eps)
-        self._target: list[
-            Any
-        ] = []  # its inner model and output layer; in a list, as they are no part of this module
+        # The target's inner model and output layer; in a list, as they are no part of this module.
+        self._target: list[Any] = []
 
     def join(self, target: nn.Module) -> None:
         """Take the target's embedding, last layer and output layer, and move to its device.
@@ -145,83 +136,47 @@ class GlideHeads(TokenHeads):
         """The head in a new text."""
         return _GlideText(self)
 
+    def file_config(self) -> dict[str, Any]:
+        """Fields of the layer, and the target's name."""
+        return {
+            "sprinter_head": "glide",
+            "base_model_name_or_path": self.target_id,
+            "layer_config": self.layer_config.to_diff_dict(),
+        }
 
-class _GlideText(TextOfHeads):
+
+class _GlideText(AttendingText):
     """Keys and values of the text's tokens, of the target's, and of the nodes that follow the text."""
 
     def __init__(self, heads: GlideHeads) -> None:
+        super().__init__(heads.device, fewer=0)
         self._heads = heads
-        self._text: list[int] = []
-        self._kept, self._kept_target = KeptKeys(), KeptKeys()  # own: of the text's tokens, then of the nodes
+        self._kept_target = KeptKeys()
         self._target: tuple[Tensor, Tensor] | None = None  # of all tokens but the last
-        self._forget()
 
-    def _forget(self) -> None:
-        self._nodes: dict[tuple[int, ...], int] = {}
-        self._logits: dict[tuple[int, ...], Tensor] = {}
-
-    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        ids, before = list(text), self._text
-        if ids == before:
-            return
-        known = known_prefix(ids, before)
+    def read_text(self, ids: list[int], known: int, states: Mapping[int, Tensor]) -> Tensor:
         first, read = min(known, len(ids) - 1), min(max(0, known - 1), len(ids) - 2)
-        heads, self._text = self._heads, ids
-        self._forget()
-        self.steps, self.tokens = self.steps + 1, self.tokens + len(ids) - first
-        device = heads.device
-        places = torch.arange(len(ids), device=device)
-        embeds = heads.embedded(torch.tensor(ids[first:], device=device))
+        heads, places = self._heads, torch.arange(len(ids), device=self._device)
+        self.tokens += len(ids) - first
+        embeds = heads.embedded(torch.tensor(ids[first:], device=self._device))
         query, *new = heads.entries(embeds, places[first:])
         own_keys, own_values = self._kept.put(first, *new)
         made = heads.target_keys(states[heads.layers[0]][read:], places[read:-1])
         self._target = self._kept_target.put(read, *made)
         attended = attend(query[:, -1:], own_keys, own_values)
-        out = heads.finish(embeds[-1:], attended, places[-1:], self._target)
-        self._logits[()] = heads.token_logits(out)[0]
+        return heads.finish(embeds[-1:], attended, places[-1:], self._target)[0]
 
-    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
-        new = [path for path in dict.fromkeys(paths) if path not in self._logits]
-        if new:
-            self._grow(new)
-        return torch.stack([self._logits[path] for path in paths])
-
-    def _grow(self, paths: Sequence[tuple[int, ...]]) -> None:
-        """Add nodes: each sees the text, its ancestors and itself, and what the target has read."""
+    def read_nodes(
+        self, ids: Tensor, parents: Tensor, positions: Tensor, start: int, sees: Tensor | None
+    ) -> Tensor:
         assert self._target is not None
-        heads, base, before = self._heads, len(self._text), len(self._nodes)
-        device = heads.device
-        self.steps, self.tokens = self.steps + 1, self.tokens + len(paths)
-        self._nodes |= {path: before + i for i, path in enumerate(paths)}
-        embeds = heads.embedded(torch.tensor([path[-1] for path in paths], device=device))
-        positions = torch.tensor([base + len(path) - 1 for path in paths], device=device)
-        query, key, value = heads.entries(embeds, positions)
-        keys, values = self._kept.put(base + before, key, value)
-        sees = seen_by_nodes(paths, self._nodes, base, device)
-        attended = attend(query, keys, values, sees)
-        out = heads.finish(embeds, attended, positions, self._target)
-        self._logits |= dict(zip(paths, heads.token_logits(out), strict=True))
+        embeds = self._heads.embedded(ids)
+        query, key, value = self._heads.entries(embeds, positions)
+        attended = attend(query, *self._kept.put(start, key, value), sees)
+        return self._heads.finish(embeds, attended, positions, self._target)
 
-
-def save_glide(heads: GlideHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None) -> None:
-    """Write the head; weights in bfloat16.
-
-    Args:
-        facts: further fields of config.json.
-
-    Raises:
-        UserError: the directory cannot be written.
-    """
-    config = {
-        "sprinter_head": "glide",
-        "base_model_name_or_path": heads.target_id,
-        "target_fingerprint": heads.target_fingerprint,
-        "layer_config": heads.layer_config.to_diff_dict(),
-        "accuracies": [[round(value, 4) for value in row] for row in heads.accuracies],
-        **(facts or {}),
-    }
-    weights = {name: value.bfloat16() for name, value in heads.state_dict().items()}
-    write_files(directory, WEIGHTS, weights, config, card)
+    def logits_of(self, outs: Tensor) -> Tensor:
+        return self._heads.token_logits(outs)
 
 
 def load_glide(files: HeadFiles) -> GlideHeads:
@@ -230,13 +185,11 @@ def load_glide(files: HeadFiles) -> GlideHeads:
     Raises:
         UserError: weights are missing, damaged, or do not fit the config.
     """
-    fields, weights = HeadFields(files), files.weights((WEIGHTS,))
+    fields, weights = HeadFields(files), files.weights()
     with fitting("glide head", files):
         heads = GlideHeads(
             HeadFields(files, "layer_config").layer(weights, "mlp"),
-            target_id=fields.text("base_model_name_or_path") or "",
-            target_fingerprint=fields.text("target_fingerprint"), accuracies=fields.accuracies(),
-        )  # fmt: skip
+            **fields.of_target(fields.text("base_model_name_or_path")),
+        )
         fill(heads, weights, files.directory)
-    heads.id, heads.revision = files.id, files.revision
     return heads

@@ -20,10 +20,10 @@ from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.calibration import Calibration
 from sprinter.heads.features import feature_width, parse_features, sees_token, stack_features, unknown
-from sprinter.heads.networks import ARCHITECTURES, Linear, Network, build_network
+from sprinter.heads.networks import ARCHITECTURES, Network, build_network
 from sprinter.kinds import HEAD_KINDS
 
-__all__ = ["KINDS", "OF_TARGET", "GateHead", "Head", "HeadConfig"]
+__all__ = ["KINDS", "OF_TARGET", "Head", "HeadConfig"]
 
 KINDS = tuple(HEAD_KINDS)
 OF_TARGET = ("target_revision", "target_fingerprint")
@@ -33,6 +33,9 @@ OF_TARGET = ("target_revision", "target_fingerprint")
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
     """Configuration of a head: what it reads, and the pair that it was trained for.
+
+    By default it is the gate of the SPRINTER paper (section 3): one linear layer and a sigmoid on the hidden state that
+    produced q, d + 1 parameters. It reads the prefix, not the token that it judges.
 
     Attributes:
         hidden_size: hidden size d of the model that it reads.
@@ -71,11 +74,7 @@ class HeadConfig:
     target_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.hidden_size, bool)
-            or not isinstance(self.hidden_size, int)
-            or self.hidden_size < 1
-        ):
+        if type(self.hidden_size) is not int or self.hidden_size < 1:
             raise UserError(f"hidden_size={self.hidden_size} is out of range: give the draft's hidden size")
         for name, share in (("tau", self.tau), ("drift", self.drift), ("trusted", self.trusted)):
             if share is None and name != "tau":
@@ -224,58 +223,3 @@ class Head(nn.Module):
                 f"the {name} was made for {which} '{own_id}' (revision {own_revision or 'any'}), "
                 f"not for '{id}' (revision {revision or 'unknown'}): use the {name} made for this {which}"
             )
-
-
-class GateHead(Head):
-    """The gate of the SPRINTER paper: score = sigmoid(w · h + b), computed in float32.
-
-    Args:
-        config: what the gate reads, and the pair that it was trained for.
-        weight: ``[1, d]``.
-        bias: ``[1]``.
-        calibration: turns the logit into a probability; None: a sigmoid.
-
-    Raises:
-        UserError: the config is not that of one linear layer, or the weights have other shapes.
-    """
-
-    def __init__(
-        self, config: HeadConfig, weight: Tensor, bias: Tensor, calibration: Calibration | None = None
-    ) -> None:
-        if not self.fits(config):
-            raise UserError(
-                "this gate is not one linear layer on the hidden state: make a Head of its network"
-            )
-        if tuple(weight.shape) != (1, config.hidden_size) or tuple(bias.shape) != (1,):
-            raise UserError(
-                f"the gate's weights have shape {tuple(weight.shape)} and {tuple(bias.shape)}, its config says "
-                f"hidden_size={config.hidden_size}: the artifact is damaged, make it again"
-            )
-        network = Linear(config.hidden_size)
-        with torch.no_grad():
-            network.weight.copy_(weight.detach())
-            network.bias.copy_(bias.detach())
-        super().__init__(config, network, calibration)
-
-    @staticmethod
-    def fits(config: HeadConfig) -> bool:
-        """Whether a config describes the paper's gate: one linear layer on the hidden state."""
-        return (config.kind, config.architecture, config.features) == ("gate", "linear", ("hidden",))
-
-    @property
-    def weight(self) -> Tensor:
-        """``[1, d]``."""
-        assert isinstance(self.network, Linear)
-        return self.network.weight
-
-    @property
-    def bias(self) -> Tensor:
-        """``[1]``."""
-        assert isinstance(self.network, Linear)
-        return self.network.bias
-
-    def score(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """``[..., d]`` (bare, or as {"hidden": ...}) -> scores ``[...]`` in [0, 1], float32."""
-        hidden = features if isinstance(features, Tensor) else self._stacked(features)
-        scores: Tensor = self.calibration(hidden.float() @ self.weight[0] + self.bias[0])
-        return scores

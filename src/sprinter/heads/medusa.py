@@ -9,22 +9,16 @@ the target's. Files: ``config.json`` and ``medusa_lm_head.safetensors``, with th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from sprinter.errors import UserError
-from sprinter.heads.drafting import (
-    HeadFiles,
-    OutputLayer,
-    TextOfHeads,
-    TokenHeads,
-    write_files,
-)
-from sprinter.heads.reading import HeadFields, fill, fitting
+from sprinter.heads.drafting import OutputLayer, TextOfHeads, TokenHeads
+from sprinter.heads.files import HeadFiles, fill, fitting
+from sprinter.heads.reading import HeadFields
 
-__all__ = ["MedusaHeads", "load_medusa", "save_medusa"]
+__all__ = ["MedusaHeads", "load_medusa"]
 
 WEIGHTS = "medusa_lm_head.safetensors"
 _PICKLE = "medusa_lm_head.pt"
@@ -54,7 +48,7 @@ class MedusaHeads(TokenHeads):
     """
 
     kind = "medusa"
-    layers = (-1,)
+    file_name = WEIGHTS
 
     def __init__(
         self,
@@ -116,6 +110,21 @@ class MedusaHeads(TokenHeads):
         """The heads in a new text."""
         return _MedusaText(self)
 
+    def file_config(self) -> dict[str, Any]:
+        """Fields as the authors name them."""
+        return {
+            "medusa_num_heads": self.count,
+            "medusa_num_layers": self.blocks,
+            "base_model_name_or_path": self.target_id,
+            "hidden_size": self.hidden_size,
+            "vocab_size": self.vocab_size,
+            "shared_output": self.shared,
+        }
+
+    def file_weights(self) -> dict[str, Tensor]:
+        """Weights under the published names."""
+        return self.heads.state_dict()
+
 
 class _MedusaText(TextOfHeads):
     def __init__(self, heads: MedusaHeads) -> None:
@@ -133,32 +142,6 @@ class _MedusaText(TextOfHeads):
         return self._heads.head_logits(head, self._state)
 
 
-def save_medusa(
-    heads: MedusaHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None
-) -> None:
-    """Write the heads; weights in bfloat16, under the published names.
-
-    Args:
-        facts: further fields of config.json.
-
-    Raises:
-        UserError: the directory cannot be written.
-    """
-    config = {
-        "medusa_num_heads": heads.count,
-        "medusa_num_layers": heads.blocks,
-        "base_model_name_or_path": heads.target_id,
-        "hidden_size": heads.hidden_size,
-        "vocab_size": heads.vocab_size,
-        "shared_output": heads.shared,
-        "target_fingerprint": heads.target_fingerprint,
-        "accuracies": [[round(value, 4) for value in row] for row in heads.accuracies],
-        **(facts or {}),
-    }
-    weights = {name: value.bfloat16() for name, value in heads.heads.state_dict().items()}
-    write_files(directory, WEIGHTS, weights, config, card)
-
-
 def load_medusa(files: HeadFiles) -> MedusaHeads:
     """Read heads from a folder, as this package or the authors of Medusa lay it out.
 
@@ -170,17 +153,15 @@ def load_medusa(files: HeadFiles) -> MedusaHeads:
     blocks, said = fields.whole("medusa_num_layers", 1, _MOST), fields.whole("medusa_num_heads", most=_MOST)
     # Published configs say 2 where the weights have 5 heads.
     stored = next(k for k in range(len(weights) + 1) if f"{k}.0.linear.weight" not in weights)
-    shared, more = fields.switch("shared_output"), {"accuracies": fields.accuracies()}
+    shared = fields.switch("shared_output")
     with fitting("Medusa heads", files):
         first = _matrix(weights, "0.0.linear.weight")
         vocab = fields.whole("vocab_size") if shared else len(_matrix(weights, f"0.{blocks}.weight"))
         heads = MedusaHeads(
             first.shape[-1], vocab, max(stored, said), blocks, shared,
-            target_id=fields.text("base_model_name_or_path") or "",
-            target_fingerprint=fields.text("target_fingerprint"), **more,
+            **fields.of_target(fields.text("base_model_name_or_path")),
         )  # fmt: skip
         fill(heads.heads, weights, files.directory)
-    heads.id, heads.revision = files.id, files.revision
     return heads
 
 

@@ -67,6 +67,13 @@ class Linear(Network):
         self.weight = nn.Parameter(torch.zeros(1, inputs))
         self.bias = nn.Parameter(torch.zeros(1))
 
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor) -> Linear:
+        """The network with these weights ``[1, n]`` and ``[1]``."""
+        made = cls(weight.shape[1])
+        made.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
+        return made
+
     def forward(self, x: Tensor) -> Tensor:
         """``[..., n]`` float32 -> logits ``[...]``."""
         return x @ self.weight[0] + self.bias[0]

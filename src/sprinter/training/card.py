@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from sprinter.training.roc import Report
 from sprinter.training.threshold import TauSetting
 from sprinter.training.train import Trained
 
-__all__ = ["CardWords", "facts_of", "model_card", "save_trained"]
+__all__ = ["CardWords", "facts_of", "save_trained", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def save_trained(
     if report.setting is not None:
         expected = report.setting
         trained.head.config = replace(trained.head.config, drift=expected.drift, trusted=expected.trusted)
-    save_head(trained.head, directory, model_card(trained, report, facts, words), {"training": facts})
+    save_head(trained.head, directory, _model_card(trained, report, facts, words), {"training": facts})
     return facts
 
 
@@ -103,33 +103,40 @@ def facts_of(trained: Trained, report: Report, positions: Positions) -> dict[str
     }  # fmt: skip
 
 
-def model_card(
-    trained: Trained, report: Report, facts: Mapping[str, Any], words: CardWords = CardWords()
-) -> str:
+def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return [f"| {' | '.join(map(str, line))} |" for line in lines]
+
+
+def _model_card(trained: Trained, report: Report, facts: Mapping[str, Any], words: CardWords) -> str:
     """Text of the artifact's README.md."""
-    config = trained.head.config
-    parts = [(name, facts["split"][name]) for name in PARTS]
-    size = f"{trained.head.size:,} parameters"
+    config, head = trained.head.config, trained.head
+    rows = [
+        ("target", _base(config.target_id)),
+        ("draft", f"{_base(config.draft_id)}, weights {str(config.draft_fingerprint)[:12]}"),
+        ("reads", ", ".join(config.features)),
+        ("network", f"{config.architecture}, {head.size:,} parameters, {head.flops:,.0f} FLOPs a score"),
+        ("estimates", config.label),
+        ("calibration", f"{head.calibration.kind}, expected error {report.calibration_error:.3f}"),
+        *_threshold(trained, report),
+        ("data", f"{', '.join(source['name'] for source in facts['data'])} (hash {facts['data_hash'][:12]})"),
+    ]
+    for name in PARTS:
+        part = facts["split"][name]
+        rows.append((name, f"{part['positions']:,} positions of {part['prompts']:,} prompts"))
+    trainings = (
+        f"{facts['epochs']} epochs, the best was {facts['best_epoch']}; rejections weigh {trained.weight:g}"
+    )
+    rows.append(("training", f"{trainings}; seed {trained.settings.seed}"))
+    caveat = "" if report.caveat is None else f"{report.caveat}. "
     lines = [
         "---", *([f"license: {words.licence}"] if words.licence else []),
         "tags: [speculative-decoding, sprinter, gate]", "library_name: sprinter", "---", "",
         f"# {words.title or _base(config.target_id) + '-speculator.sprinter'}", "",
         f"{HEAD_KINDS[config.kind].about} {words.made}", "",
-        "| | |", "| --- | --- |",
-        f"| target | {_base(config.target_id)} |",
-        f"| draft | {_base(config.draft_id)}, weights {str(config.draft_fingerprint)[:12]} |",
-        f"| reads | {', '.join(config.features)} |",
-        f"| network | {config.architecture}, {size}, {trained.head.flops:,.0f} FLOPs a score |",
-        f"| estimates | {config.label} |",
-        f"| calibration | {trained.head.calibration.kind}, expected error {report.calibration_error:.3f} |",
-        *_threshold(trained, report),
-        f"| data | {', '.join(source['name'] for source in facts['data'])} (hash {facts['data_hash'][:12]}) |",
-        *(f"| {name} | {part['positions']:,} positions of {part['prompts']:,} prompts |" for name, part in parts),
-        f"| training | {facts['epochs']} epochs, the best was {facts['best_epoch']}; "
-        f"rejections weigh {trained.weight:g}; seed {trained.settings.seed} |",
-        "",
-        f"Judged on {report.positions:,} positions of {report.prompts:,} {words.judged}. "
-        f"{'' if report.caveat is None else f'{report.caveat}. '}"
+        *table(("", ""), rows), "",
+        f"Judged on {report.positions:,} positions of {report.prompts:,} {words.judged}. {caveat}"
         f"Mean label {report.mean_label:.3f}, mean score {report.mean_score:.3f}, R² {report.r2:.3f}.", "",
         *_dial(report), *_areas(report), "", *_rates(report), "", *_table(report), "",
     ]  # fmt: skip
@@ -141,62 +148,52 @@ def _base(name: str) -> str:
     return Path(name).name or name
 
 
-def _threshold(trained: Trained, report: Report) -> list[str]:
+def _threshold(trained: Trained, report: Report) -> list[tuple[str, str]]:
     """Table row about a gate's τ: what it was chosen for, and the expected drift and cost."""
     if report.setting is None:
         return []
     wanted = "given" if trained.settings.drift is None else f"chosen for drift {trained.settings.drift:g}"
-    return [
-        f"| τ | {report.tau:g}, {wanted}; expected drift {report.drift}, "
-        f"{report.setting.calls_per_token:.3f} target calls a token, {report.setting.trusted:.1%} trusted |"
-    ]
+    cost = f"{report.setting.calls_per_token:.3f} target calls a token, {report.setting.trusted:.1%} trusted"
+    return [("τ", f"{report.tau:g}, {wanted}; expected drift {report.drift}, {cost}")]
 
 
 def _dial(report: Report) -> list[str]:
     if not report.dial:
         return []
-    rows = [
-        f"| {place.tau:g} | {place.drift:.3f} | {place.calls_per_token:.3f} | {place.trusted:.3f} |"
+    rows = (
+        (f"{place.tau:g}", *(f"{value:.3f}" for value in (place.drift, place.calls_per_token, place.trusted)))
         for place in report.dial
-    ]
-    return [
-        "What decoding at τ is expected to cost, at temperature 1:", "",
-        "| τ | drift | target calls a token | trusted |", "| --- | --- | --- | --- |", *rows, "",
-    ]  # fmt: skip
+    )
+    heads = ("τ", "drift", "target calls a token", "trusted")
+    return ["What decoding at τ is expected to cost, at temperature 1:", "", *table(heads, rows), ""]
 
 
 def _areas(report: Report) -> list[str]:
-    signals = list(next(iter(report.truths.values())).signals)
-    rows = [
-        f"| {label} | {truth.share:.3f} | "
-        + " | ".join(str(truth.signals[name].auc) for name in signals)
-        + " |"
+    rows = (
+        (label, f"{truth.share:.3f}", *(curves.auc for curves in truth.signals.values()))
         for label, truth in report.truths.items()
-    ]
+    )
     return [
         "AU-ROC with 95 % intervals (bootstrap over prompts), beside baselines that need no training:", "",
-        f"| label | share | {' | '.join(signals)} |", f"| --- | --- |{' --- |' * len(signals)}", *rows,
+        *table(("label", "share", *report.signals), rows),
     ]  # fmt: skip
 
 
 def _rates(report: Report) -> list[str]:
-    rows = [f"| {label} | {truth.at_tau[0]} | {truth.at_tau[1]} |" for label, truth in report.truths.items()]
+    rows = ((label, *truth.at_tau) for label, truth in report.truths.items())
     return [
         f"Shares that score at least τ = {report.tau:g}, of the positions where the label holds (η_TP) and where it "
-        "does not (η_FP):", "", "| label | η_TP | η_FP |", "| --- | --- | --- |", *rows,
+        "does not (η_FP):", "", *table(("label", "η_TP", "η_FP"), rows),
     ]  # fmt: skip
 
 
 def _table(report: Report) -> list[str]:
-    rows = []
-    for row in report.table:
-        cells = [
+    rows = (
+        (row["tau"], *(
             f"{share:.3f} / {'–' if overlap is None else f'{overlap:.3f}'}"
             for share, overlap in zip(row["share"].values(), row["overlap"].values(), strict=True)
-        ]
-        rows.append(f"| {row['tau']} | {' | '.join(cells)} |")
-    names = [f"temperature {name}" for name in report.table[0]["overlap"]]
-    return [
-        "Share of positions that score at least τ, and the mean β there:", "",
-        f"| τ | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}", *rows,
-    ]  # fmt: skip
+        ))
+        for row in report.table
+    )  # fmt: skip
+    heads = ("τ", *(f"temperature {name}" for name in report.table[0]["overlap"]))
+    return ["Share of positions that score at least τ, and the mean β there:", "", *table(heads, rows)]

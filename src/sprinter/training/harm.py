@@ -23,22 +23,15 @@ from sprinter.heads.artifact import save_head
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
 from sprinter.kinds import HEAD_KINDS
+from sprinter.training.card import table
 from sprinter.training.metrics import Bootstrap, Interval, curves
 from sprinter.training.mine import Mined, read_mined
 
 __all__ = ["Harm", "fit_harm", "save_harm"]
 
 _FOLDS = 5
-_PENALTIES = (
-    0.3,
-    1.0,
-    3.0,
-    10.0,
-    30.0,
-    100.0,
-    300.0,
-    1000.0,
-)  # of the squared weights, per standardised feature
+_PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Of the squared weights, per standardised feature."""
 _FEWEST = 20
 _STEPS = 200
 
@@ -116,10 +109,7 @@ def fit_harm(
         target_revision=info["target_revision"], target_fingerprint=info["target_fingerprint"],
         label="same answer", tau=tau, kind=kind,
     )  # fmt: skip
-    network = Linear(config.hidden_size)
-    with torch.no_grad():
-        network.weight.copy_(weight[None])
-        network.bias.copy_(bias)
+    network = Linear.of(weight[None], bias[None])
     truth = labels.float()
     return Harm(
         Head(config, network), scores.float(),
@@ -150,32 +140,26 @@ def save_harm(harm: Harm, mined: Mined, directory: Path) -> dict[str, Any]:
 def _card(harm: Harm, counts: dict[str, Any], facts: dict[str, Any]) -> str:
     config, settings = harm.head.config, facts["settings"]
     name = Path(config.target_id).name or config.target_id
+    rows = [
+        ("target", f"{name}, weights {str(config.target_fingerprint)[:12]}"),
+        ("tokens of", Path(config.draft_id).name or config.draft_id),
+        ("mined", f"{counts['tokens']:,} tokens of {counts['prompts']:,} prompts ({counts['answered']:,} of "
+         f"{counts['of']:,} had an answer), {counts['harmless']:.1%} harmless"),
+        ("answers", f"compared by {settings['compare']}; prompts {facts['data_hash'][:12]}"),
+        ("network", f"linear, {harm.head.size:,} parameters, penalty {harm.penalty:g}"),
+    ]  # fmt: skip
+    if config.kind == "judge":  # the score of the other kind is a weight
+        kept = f"{harm.harmless:.1%} of the harmless ones reach it"
+        below = f"{harm.recall:.1%} of the harmful tokens score below it"
+        rows.append(("threshold", f"{config.tau:.4f}: {below}, {kept}"))
+    rows.append(("AU-ROC", f"{harm.auc}; of the token's ln p: {harm.baseline}"))
     return "\n".join(
         [
             "---", "tags: [speculative-decoding, sprinter]", "library_name: sprinter", "---", "",
-            f"# {name}-{config.kind}.sprinter", "", HEAD_KINDS[config.kind].about, "",
-            "| | |", "| --- | --- |",
-            f"| target | {name}, weights {str(config.target_fingerprint)[:12]} |",
-            f"| tokens of | {Path(config.draft_id).name or config.draft_id} |",
-            f"| mined | {counts['tokens']:,} tokens of {counts['prompts']:,} prompts ({counts['answered']:,} of "
-            f"{counts['of']:,} had an answer), {counts['harmless']:.1%} harmless |",
-            f"| answers | compared by {settings['compare']}; prompts {facts['data_hash'][:12]} |",
-            f"| network | linear, {harm.head.size:,} parameters, penalty {harm.penalty:g} |",
-            *_threshold(harm),
-            f"| AU-ROC | {harm.auc}; of the token's ln p: {harm.baseline} |", "",
+            f"# {name}-{config.kind}.sprinter", "", HEAD_KINDS[config.kind].about, "", *table(("", ""), rows), "",
             "Scores by cross-validation over prompts; the threshold was chosen on them.", "",
         ]
     )  # fmt: skip
-
-
-def _threshold(harm: Harm) -> list[str]:
-    """Table row of a judge's threshold; the score of the other kind is a weight."""
-    if harm.head.config.kind != "judge":
-        return []
-    return [
-        f"| threshold | {harm.head.config.tau:.4f}: {harm.recall:.1%} of the harmful tokens score below it, "
-        f"{harm.harmless:.1%} of the harmless ones reach it |"
-    ]
 
 
 def _joined(parts: Sequence[Mined]) -> Mined:

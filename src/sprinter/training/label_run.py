@@ -30,18 +30,12 @@ from sprinter.training.label_step import (
     LabelStep,
     steps,
 )
-from sprinter.training.prompts import (
-    SPLITS,
-    PromptRule,
-    PromptSplitter,
-    is_plain,
-    is_record,
-    survey,
-)
-from sprinter.training.ray_engine import RayEngine
+from sprinter.training.prompts import PromptRule, PromptSplitter
+from sprinter.training.ray_engine import ray_engine
 from sprinter.training.ray_pool import ray_workers
 from sprinter.training.records import ENOUGH, FEW, INFO, KINDS, LabelInfo, dataset_hash, read_info
 from sprinter.training.shards import ShardStore
+from sprinter.training.sources import SPLITS, is_plain, is_record, survey
 
 __all__ = ["LabelProgress", "LabelReport", "LabelSettings", "label", "usual_batch"]
 
@@ -258,7 +252,7 @@ def _engine(
         )
     if any(one is not None and one.id.endswith(".gguf") for one in (pair.models.target, pair.models.draft)):
         raise UserError("the workers of engine=ray load no GGUF files: give engine=local")
-    return RayEngine(pair, settings, info, count, ray_address)
+    return ray_engine(pair, settings, info, count, ray_address)
 
 
 def _reader(settings: LabelSettings) -> Callable[[Sequence[str], str | None, str], Iterator[str | Example]]:

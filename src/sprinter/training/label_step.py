@@ -16,10 +16,11 @@ from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.models.pair import LoadedPair
 from sprinter.training.prefixes import ORIGINAL, PrefixRow, PrefixWriter
-from sprinter.training.prompts import SPLITS, Prompt
+from sprinter.training.prompts import Prompt
 from sprinter.training.records import KINDS, Records
 from sprinter.training.scoring import make_records
 from sprinter.training.shards import shard_bytes
+from sprinter.training.sources import check_reading
 
 __all__ = ["CPU_BATCH", "GPU_BATCH", "LabelEngine", "LabelSettings", "LabelStep", "Labeller", "steps"]
 
@@ -76,14 +77,9 @@ class LabelSettings:
             raise UserError(
                 f"classes_per_prompt={self.classes_per_prompt} is out of range: give 1 (in turn) or {len(KINDS)} (all)"
             )
-        if self.system is not None and not self.chat:
-            raise UserError("system goes with chat: give chat=True too, or leave system out")
+        check_reading(self)
         if self.classes is not None:
             self._set_classes(self.classes)
-        if self.limit is not None:
-            at_least("limit", self.limit, 1)
-        if self.split not in SPLITS:
-            raise did_you_mean("split", str(self.split), list(SPLITS))
 
     def _set_classes(self, classes: Sequence[str]) -> None:
         if isinstance(classes, str) or not classes or len(set(classes)) < len(classes):

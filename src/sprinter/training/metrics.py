@@ -10,7 +10,8 @@ percentile intervals): resampling positions would make the intervals too narrow.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from sprinter.decode.threshold import reaches
 
 __all__ = [
-    "Bootstrap", "Curve", "Curves", "Interval", "auc", "calibration_curve", "calibration_error", "curves",
+    "Bootstrap", "Curve", "Curves", "Interval", "as_json", "auc", "calibration_curve", "calibration_error", "curves",
     "mean_interval", "rates",
 ]  # fmt: skip
 
@@ -63,10 +64,6 @@ class Curve:
         kept = self.x >= start
         return Curve(*(getattr(self, name)[kept] for name in ("x", "y", "low", "high")))
 
-    def to_dict(self) -> dict[str, list[float | None]]:
-        """Lists of numbers with four decimals."""
-        return {name: _rounded(getattr(self, name)) for name in ("x", "y", "low", "high")}
-
 
 class Curves(NamedTuple):
     """ROC (true over false positive rate) and precision over recall, with the areas under them."""
@@ -76,12 +73,20 @@ class Curves(NamedTuple):
     roc: Curve
     precision_recall: Curve
 
-    def to_dict(self) -> dict[str, Any]:
-        """Areas as [value, low, high], curves as lists."""
-        return {
-            "auc": self.auc.to_list(), "average_precision": self.average_precision.to_list(),
-            "roc": self.roc.to_dict(), "precision_recall": self.precision_recall.to_dict(),
-        }  # fmt: skip
+
+def as_json(value: Any) -> Any:
+    """What was measured, as JSON values: NaN as None, an interval as [value, low, high], curves with four decimals."""
+    if isinstance(value, Interval):
+        return value.to_list()
+    if isinstance(value, Tensor):
+        return [None if math.isnan(one) else round(one, 4) for one in value.tolist()]
+    if is_dataclass(value):
+        value = {one.name: getattr(value, one.name) for one in fields(value)}
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {name: as_json(one) for name, one in value.items()}
+    return [as_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +263,3 @@ def _band(draws: Tensor) -> tuple[Tensor, Tensor]:
 def _interval(own: Tensor, draws: Tensor) -> Interval:
     low, high = _band(draws.reshape(-1, 1))
     return Interval(float(own), float(low), float(high))
-
-
-def _rounded(values: Tensor) -> list[float | None]:
-    return [None if math.isnan(value) else round(value, 4) for value in values.tolist()]

@@ -19,17 +19,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, between
+from sprinter.decode.checks import between, positive
 from sprinter.decode.spec import parse_method
 from sprinter.engine.pair import Pair
 from sprinter.engine.prompt import encode_prompt
-from sprinter.engine.scoring import score_texts
+from sprinter.engine.scoring import finished, score_texts
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.choose import make_runner
 from sprinter.models.interface import Runner
 from sprinter.training.examples import Example, ExampleEncoder
+from sprinter.training.shards import save_bytes
 
 __all__ = ["MineSettings", "Mined", "mine", "read_mined"]
 
@@ -61,11 +61,8 @@ class MineSettings:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("new_tokens", "rows"):
-            at_least(name, getattr(self, name), 1)
+        positive(self, "new_tokens", "rows", "limit")
         between("share", self.share, 0.001, 1.0)
-        if self.limit is not None:
-            at_least("limit", self.limit, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +170,7 @@ def mine(
         found = _read_part(part)
         if found is None:
             found = miner.group(prompts[at : at + settings.rows])
-            try:
-                write_atomic(part, save(found))
-            except OSError as error:
-                raise UserError(
-                    f"cannot write '{part}' ({error.strerror}): make room, and give the same command again"
-                ) from error
+            save_bytes(part, save(found))
         tried += len(found["prompt"])
         if progress is not None:
             progress(min(at + settings.rows, len(prompts)), len(prompts), tried)
@@ -261,11 +253,7 @@ def _begin(directory: Path, info: dict[str, Any]) -> None:
         return
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"'{directory}' holds something else: give a new directory")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / _INFO, json.dumps(info, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write into '{directory}' ({error.strerror}): give another --out") from error
+    save_bytes(directory / _INFO, json.dumps(info, indent=2) + "\n")
 
 
 class _Miner:
@@ -350,7 +338,7 @@ class _Miner:
             return text.firsts
         self._draft.rewind([0])
         given = (text.ids[:start], text.ids[start:])
-        (scored,) = _finished(score_texts(self._draft, [given], self._pair.models.vocab_size, top=1))
+        (scored,) = finished(score_texts(self._draft, [given], self._pair.models.vocab_size, top=1))
         return [*text.firsts[: text.at], *scored.top_ids[:, 0].tolist()]
 
     def _next(self, text: _Attempted) -> bool:
@@ -412,12 +400,3 @@ def _last(runner: Runner, token: int) -> tuple[Tensor, Tensor]:
     step = runner.extend(torch.tensor([[token]], device=runner.device))
     assert step.logits is not None
     return step.logits[0, -1], step.hidden[0, -1]
-
-
-def _finished(steps: Any) -> Any:
-    """The value of a generator that is run to its end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value

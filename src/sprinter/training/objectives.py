@@ -15,11 +15,10 @@ threshold=0.3)                    paper proposes, section 7.1); js, kl, kl_rever
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from torch import Tensor
 from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.decode.checks import between
 from sprinter.decode.registry import did_you_mean
+from sprinter.decode.spec import parse_call
 from sprinter.errors import UserError
 from sprinter.training.records import LAMBDAS, TEMPERATURES
 
@@ -234,31 +234,18 @@ def parse_label(spec: str | Label) -> Label:
     """
     if isinstance(spec, Label):
         return spec
-    found = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", spec)
-    if found is None:
-        raise UserError(f"'{spec}' is not a label: write it as ratio(lambda=1.2) or overlap")
-    name, inside = found[1], found[2] or ""
+    name, params = parse_call(spec)
     if name not in LABELS:
         raise did_you_mean("label", name, list(LABELS))
     known = {f.name.rstrip("_"): f.name for f in fields(LABELS[name])}  # type: ignore[arg-type]
-    params: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in inside.split(","))):
-        key, sign, value = (part.strip() for part in item.partition("="))
-        if not sign:
-            raise UserError(f"'{item}' in label '{spec}' is not name=value: parameters are given by keyword")
+    for key in params:
+        if not known:
+            raise UserError(f"label '{name}' takes no parameters, and got '{key}'")
         if key not in known:
-            if not known:
-                raise UserError(f"label '{name}' takes no parameters, and got '{key}'")
             raise did_you_mean(f"parameter of label {name}", key, list(known))
-        params[known[key]] = _value(value)
-    return LABELS[name](**params)
-
-
-def _value(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    return LABELS[name](
+        **{known[key]: float(value) if type(value) is int else value for key, value in params.items()}
+    )
 
 
 def above_median(values: Tensor) -> Tensor:

@@ -86,8 +86,7 @@ def _overview(report: Report) -> Figure:
 
 def _areas(panel: Axes, report: Report) -> None:
     """AUC with its interval, one row per label."""
-    labels = list(report.truths)
-    signals = list(report.truths[labels[0]].signals)
+    labels, signals = list(report.truths), report.signals
     for place, signal in enumerate(signals):
         found = [report.truths[label].signals[signal].auc for label in labels]
         colour, _, mark = _STYLES.get(signal, _OWN)

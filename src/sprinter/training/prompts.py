@@ -1,4 +1,4 @@
-"""Prompts: the rule that splits a text into prompt and continuation. ``sprinter.training.sources`` reads the texts."""
+"""Prompts: the rule that splits a text into prompt and continuation."""
 
 from __future__ import annotations
 
@@ -11,19 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 from sprinter.training.examples import Example, ExampleEncoder
-from sprinter.training.sources import FIELDS, SPLITS, is_plain, is_record, read_texts, survey
 
-__all__ = [
-    "FIELDS",
-    "SPLITS",
-    "Prompt",
-    "PromptRule",
-    "PromptSplitter",
-    "is_plain",
-    "is_record",
-    "read_texts",
-    "survey",
-]
+__all__ = ["Prompt", "PromptRule", "PromptSplitter"]
 
 _CHARS_PER_TOKEN = 32  # more than nearly any text has; encoding whole megabytes would be slow
 

@@ -1,7 +1,7 @@
-"""A pool of Ray actors (Ray Data ``map_batches``): items go to them one by one, results come back to this process.
+"""A pool of Ray actors: tasks go to them one by one, results come back to this process.
 
 Every node needs this package and the models, in the same directories or from the hub. A shared file system is not
-needed: only the driver process writes. Ray restarts an actor that dies and runs its items again.
+needed: only the driver process writes. Ray restarts an actor that dies and runs its task again.
 """
 
 from __future__ import annotations
@@ -10,24 +10,45 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sprinter.decode.checks import at_least
 from sprinter.errors import SprinterError, UserError, first_line, install_line
+from sprinter.fingerprint import weights_fingerprint
+from sprinter.models.pair import LoadedModel
 
-__all__ = ["RayPool", "ray_workers", "whole_source"]
+__all__ = ["RayPool", "check_same_weights", "ray_workers", "whole_source"]
+
+Worker = Callable[[Mapping[str, Any]], Callable[[Any], Any]]
+"""Made of a spec on an actor, it gives what turns a task into its result."""
+
+
+class _Actor:
+    """Makes the worker with its first task, so that errors of both come back in one way."""
+
+    def __init__(self, worker: Worker, spec: Mapping[str, Any]) -> None:
+        self._make = worker, spec
+        self._work: Callable[[Any], Any] | None = None
+
+    def run(self, task: Any) -> Any:
+        if self._work is None:
+            worker, spec = self._make
+            torch.set_num_threads(spec["threads"])
+            self._work = worker(spec)
+        return self._work(task)
 
 
 class RayPool:
-    """Actors of one class, each of which takes one item after the other.
+    """Actors that run one task after the other.
 
     Args:
-        worker: the class: made of ``spec``, it is called with a batch of one item, arrays by name, and returns such a
-            batch.
-        spec: for its constructor; plain values.
+        worker: see ``Worker``.
+        spec: for the worker; plain values.
         workers: number of actors.
         address: address of a running cluster; None: start one on this machine for this run.
         on_gpu: whether each actor takes a GPU.
@@ -37,10 +58,11 @@ class RayPool:
     """
 
     def __init__(
-        self, worker: type, spec: dict[str, Any], workers: int, address: str | None, on_gpu: bool
+        self, worker: Worker, spec: Mapping[str, Any], workers: int, address: str | None, on_gpu: bool
     ) -> None:
         self._ray = _import_ray()
-        self._worker, self._spec, self._on_gpu = worker, spec, on_gpu
+        self._spec = {**spec, "threads": torch.get_num_threads()}  # a result must not depend on the machine
+        self._worker, self._on_gpu = worker, on_gpu
         self._workers, self._address = workers, address
 
     def check(self) -> None:
@@ -54,29 +76,24 @@ class RayPool:
                 self._connect()
             self._ray.shutdown()
 
-    def __call__(self, items: Iterable[dict[str, Any]]) -> Generator[dict[str, Any]]:
-        """Yield the result of each item as it is finished, in any order.
+    def __call__(self, tasks: Iterable[Any]) -> Generator[Any]:
+        """Yield the result of each task as it is finished, in any order.
 
         Raises:
             UserError: the cluster cannot be reached, or a worker refuses its models.
         """
-        todo = list(items)
+        todo = list(tasks)
         if not todo:
             return
         ray = self._ray
         with _without_warnings():
             started = self._connect()
         try:
-            data = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
-                self._worker,
-                batch_size=1,
-                compute=ray.data.ActorPoolStrategy(size=self._workers),
-                fn_constructor_args=(self._spec,),
-                num_cpus=1,
-                num_gpus=1 if self._on_gpu else 0,
-            )
-            for batch in data.iter_batches(batch_size=1, batch_format="numpy"):
-                yield {name: values[0] for name, values in batch.items()}
+            actor = ray.remote(
+                num_cpus=1, num_gpus=int(self._on_gpu), max_restarts=-1, max_task_retries=-1
+            )(_Actor)  # fmt: skip
+            actors = [actor.remote(self._worker, self._spec) for _ in range(self._workers)]
+            yield from ray.util.ActorPool(actors).map_unordered(lambda one, task: one.run.remote(task), todo)
         except Exception as error:
             raise _plain(error) from error
         finally:
@@ -97,11 +114,8 @@ class RayPool:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 where = f"the cluster at '{self._address}'" if self._address else "a cluster on this machine"
                 raise UserError(f"cannot use {where} ({first_line(error)}): check --ray-address") from None
-            started = True
-        else:
-            started = False
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        return started
+            return True
+        return False
 
 
 def ray_workers(engine: str, workers: int | None, address: str | None) -> int | None:
@@ -127,6 +141,12 @@ def whole_source(source: str) -> str:
     return str(Path(source).resolve()) if source and Path(source).exists() else source
 
 
+def check_same_weights(which: str, model: LoadedModel, fingerprint: str) -> None:
+    """Raise a UserError if a worker's target or draft has other weights than the driver's."""
+    if weights_fingerprint(model.model) != fingerprint:
+        raise UserError(f"the {which} '{model.id}' is another model on a worker: put the same on all nodes")
+
+
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
     """Silence Ray's warnings about its own settings, which its user cannot change."""
@@ -141,10 +161,9 @@ def _import_ray() -> Any:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         ray = import_module("ray")
-        import_module("ray.data")
+        import_module("ray.util")
     except ImportError:
         raise UserError(f"engine=ray needs Ray: {install_line('ray')}, or use engine=local") from None
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
     return ray
 
 

@@ -86,95 +86,57 @@ FIELDS: Mapping[str, tuple[torch.dtype, Shape]] = {
 """Name → (dtype, shape after the first axis n); "d" is the draft's hidden size."""
 
 
-@dataclass(frozen=True, slots=True)
 class Records:
-    """n records as columns; ``FIELDS`` describes each column.
+    """n records as columns; ``FIELDS`` describes each column, which is an attribute of its name.
 
     Raises:
+        TypeError: a column is missing or unknown.
         ValueError: a column has a wrong type, shape or length.
     """
 
-    prompt: Tensor
-    kind: Tensor
-    position: Tensor
-    step: Tensor
-    x: Tensor
-    token: Tensor
-    hidden: Tensor
-    hidden_x: Tensor
-    entropy: Tensor
-    max_q: Tensor
-    log_q: Tensor
-    log_p: Tensor
-    log_q_token: Tensor
-    log_p_token: Tensor
-    top_ids: Tensor
-    top_q: Tensor
-    top_p: Tensor
-    rest_q: Tensor
-    rest_p: Tensor
-    overlap: Tensor
-    expected_ratio: Tensor
-    greedy_ratio: Tensor
-    js: Tensor
-    kl: Tensor
-    kl_reversed: Tensor
-    tv: Tensor
-    js_reference: Tensor
-
-    def __post_init__(self) -> None:
-        n, d = len(self.prompt), self.hidden.shape[-1]
+    def __init__(self, **columns: Tensor) -> None:
+        if columns.keys() != FIELDS.keys():
+            raise TypeError(f"columns that do not fit: {', '.join(sorted(columns.keys() ^ FIELDS.keys()))}")
+        self._columns = {name: columns[name] for name in FIELDS}
+        n, d = len(self), columns["hidden"].shape[-1]
         for name, (dtype, tail) in FIELDS.items():
-            column = getattr(self, name)
-            wanted = (n, *(d if size == "d" else size for size in tail))
+            column, wanted = columns[name], (n, *(d if size == "d" else size for size in tail))
             if column.dtype != dtype or tuple(column.shape) != wanted:
                 raise ValueError(
                     f"column {name} is {column.dtype} {list(column.shape)}, wanted {dtype} {list(wanted)}"
                 )
 
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in FIELDS:
+            raise AttributeError(name)
+        return self._columns[name]
+
     def __len__(self) -> int:
-        return len(self.prompt)
+        return len(self._columns["prompt"])
 
     def columns(self) -> dict[str, Tensor]:
         """Name → column, in the order of ``FIELDS``."""
-        return {name: getattr(self, name) for name in FIELDS}
+        return {**self._columns}
 
     def select(self, rows: Tensor) -> Self:
         """The records at ``rows`` (indices or a mask)."""
-        return type(self)(**{name: column[rows] for name, column in self.columns().items()})
+        return type(self)(**{name: column[rows] for name, column in self._columns.items()})
 
     @classmethod
     def concat(cls, parts: Sequence[Records]) -> Self:
         """Concatenate the records of ``parts``, in order."""
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in FIELDS})
 
-    @classmethod
-    def empty(cls, hidden_size: int) -> Self:
-        """Columns of length 0."""
-        shapes = {
-            name: [hidden_size if size == "d" else size for size in tail]
-            for name, (_, tail) in FIELDS.items()
-        }
-        return cls(**{name: torch.empty(0, *shapes[name], dtype=FIELDS[name][0]) for name in FIELDS})  # type: ignore[arg-type]
-
-    def ratio(self) -> Tensor:
-        """q(x)/p(x) of the drawn x, ``[n]``: the paper's label is ``ratio() <= λ``."""
-        return (self.log_q - self.log_p).exp()
-
-    def accept(self) -> Tensor:
-        """min(1, p/q)(x), ``[n]``: the chance that exact acceptance keeps the drawn x."""
-        return (self.log_p - self.log_q).clamp(max=0).exp()
-
     def content_hash(self) -> str:
         """SHA-256 over the bytes of all columns, in the order of ``FIELDS``."""
         digest = hashlib.sha256()
-        for column in self.columns().values():
+        for column in self._columns.values():
             digest.update(column.contiguous().numpy().data)
         return digest.hexdigest()
 
     def save(self, metadata: Mapping[str, str]) -> bytes:
         """Bytes of a safetensors file; the same records and metadata give the same bytes."""
-        columns = {name: column.contiguous() for name, column in self.columns().items()}
+        columns = {name: column.contiguous() for name, column in self._columns.items()}
         # One entry: safetensors does not fix the order of several in the header.
         return to_bytes(columns, {_METADATA: json.dumps(dict(metadata), sort_keys=True)})
 
@@ -229,11 +191,6 @@ class LabelInfo:
     skipped: dict[str, int] = field(default_factory=dict)
     shards: int = 0
     dataset_hash: str | None = None
-
-    @property
-    def seed(self) -> int:
-        """Seed of the completions and of the drawn tokens."""
-        return int(self.settings["seed"])
 
     @property
     def temperature(self) -> float:

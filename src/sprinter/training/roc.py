@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from sprinter.training.metrics import (
     Curve,
     Curves,
     Interval,
+    as_json,
     calibration_curve,
     calibration_error,
     curves,
@@ -51,6 +52,20 @@ _DRIFTS = (0.02, 0.05, 0.1, 0.2)
 _TABLE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
+class AtTau(NamedTuple):
+    """Rates at a threshold: the shares of positives and of negatives that score at least τ."""
+
+    eta_tp: Interval
+    eta_fp: Interval
+
+
+class Rates(NamedTuple):
+    """The same over τ."""
+
+    eta_tp: Curve
+    eta_fp: Curve
+
+
 @dataclass(frozen=True, slots=True)
 class Truth:
     """Evaluation of the head on one label.
@@ -64,17 +79,8 @@ class Truth:
 
     share: float
     signals: dict[str, Curves]
-    rates: tuple[Curve, Curve]
-    at_tau: tuple[Interval, Interval]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "share": self.share,
-            "signals": {name: found.to_dict() for name, found in self.signals.items()},
-            "rates": dict(zip(("eta_tp", "eta_fp"), (curve.to_dict() for curve in self.rates), strict=True)),
-            "at_tau": dict(zip(("eta_tp", "eta_fp"), map(Interval.to_list, self.at_tau), strict=True)),
-        }
+    rates: Rates
+    at_tau: AtTau
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,45 +118,26 @@ class Report:
     dial: tuple[TauSetting, ...] = ()
 
     @property
+    def signals(self) -> tuple[str, ...]:
+        """Names of the signals that every truth compares, the head's first."""
+        return tuple(next(iter(self.truths.values())).signals)
+
+    @property
     def caveat(self) -> str | None:
         """Warning about an evaluation on few prompts; None: there are enough."""
         return few_prompts(self.prompts)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        plain = (
-            "label",
-            "tau",
-            "positions",
-            "prompts",
-            "calibration_error",
-            "r2",
-            "mean_label",
-            "mean_score",
-            "caveat",
-        )
-        return {
-            **{name: getattr(self, name) for name in plain},
-            "calibration": self.calibration.to_dict(),
-            "table": list(self.table),
-            "setting": self.setting and self.setting.to_dict(),
-            "drift": self.drift and self.drift.to_list(),
-            "dial": [place.to_dict() for place in self.dial],
-            "truths": {name: truth.to_dict() for name, truth in self.truths.items()},
-        }
+        return {**as_json(self), "caveat": self.caveat}
 
     def summary(self) -> dict[str, Any]:
         """``to_dict`` without the curves, for model cards and the command line."""
         whole = self.to_dict()
         del whole["calibration"]
-        whole["truths"] = {
-            name: {
-                "share": truth.share,
-                "auc": {signal: found.auc.to_list() for signal, found in truth.signals.items()},
-                "at_tau": truth.to_dict()["at_tau"],
-            }
-            for name, truth in self.truths.items()
-        }
+        for truth in whole["truths"].values():
+            del truth["rates"]
+            truth["auc"] = {name: found["auc"] for name, found in truth.pop("signals").items()}
         return whole
 
 
@@ -298,8 +285,8 @@ def _truth(
     return Truth(
         share=float(values.double().mean()),
         signals={name: curves(signal, values, bootstrap) for name, signal in signals.items()},
-        rates=rates(scores, values, _TAUS, bootstrap),
-        at_tau=(mean_interval(kept, values, bootstrap), mean_interval(kept, 1 - values, bootstrap)),
+        rates=Rates(*rates(scores, values, _TAUS, bootstrap)),
+        at_tau=AtTau(mean_interval(kept, values, bootstrap), mean_interval(kept, 1 - values, bootstrap)),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sprinter.decode.checks import at_least, between
+from sprinter.decode.checks import between, positive
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.heads.calibration import CALIBRATIONS
@@ -102,8 +102,7 @@ class TrainSettings:
         self._check()
 
     def _check(self) -> None:
-        for name in ("epochs", "patience", *(() if self.batch is None else ("batch",))):
-            at_least(name, getattr(self, name), 1)
+        positive(self, "epochs", "patience", "batch")
         between("lr", self.lr, 1e-8, 10.0)
         self._check_threshold()
         between("mix", self.mix, 0.0, 0.5)

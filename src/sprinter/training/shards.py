@@ -1,17 +1,17 @@
 """Shards: one file per step, written atomically, so that an interrupted run resumes from the shards that exist.
 
-A shard is written to a part file, flushed to disk and renamed. Its metadata hold the hash of the settings that it was
+A shard is written to a part file and renamed. Its metadata hold the hash of the settings that it was
 made with and the hash of its content. ``labels.json`` summarises shards and settings and can be made again from them.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from sprinter.errors import UserError
+from sprinter.files import write_atomic
 from sprinter.training.records import (
     INFO,
     LabelInfo,
@@ -22,7 +22,7 @@ from sprinter.training.records import (
     shard_paths,
 )
 
-__all__ = ["ShardStore", "shard_bytes"]
+__all__ = ["ShardStore", "save_bytes", "shard_bytes"]
 
 _PART = ".part"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -140,33 +140,21 @@ class ShardStore:
         return metadata if metadata.get("settings") == self._hash else {}
 
     def _write(self, path: Path, data: bytes) -> None:
-        part = path.with_name(path.name + _PART)
-        try:
-            with open(part, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-            _sync(path.parent)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            full = (
-                "the disk is full: free some space" if error.errno in _FULL else f"{error.strerror}: fix that"
-            )
-            raise UserError(
-                f"cannot write '{path}', {full} and run the same command again ({len(self)} shards are kept)"
-            ) from None
+        save_bytes(path, data, f"{len(self)} shards are kept")
 
 
-def _sync(directory: Path) -> None:
-    """Flush a directory, so that a new file name survives a power failure; does nothing outside POSIX systems."""
-    if os.name != "posix":
-        return
-    handle = os.open(directory, os.O_RDONLY)
+def save_bytes(path: Path, content: bytes | str, kept: str = "what is done is kept") -> None:
+    """Write a file whole or not at all; ``kept``: what a run that is continued finds, for the message.
+
+    Raises:
+        UserError: the disk is full, or the file cannot be written.
+    """
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, content)
+    except OSError as error:
+        why = "the disk is full: free some space" if error.errno in _FULL else f"{error.strerror}: fix that"
+        raise UserError(f"cannot write '{path}', {why} and run the same command again ({kept})") from None
 
 
 def _difference(there: LabelInfo, now: LabelInfo) -> str:

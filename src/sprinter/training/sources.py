@@ -23,23 +23,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sprinter.decode.checks import positive
+from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError, first_line
 
 __all__ = [
-    "FIELDS",
-    "MESSAGES",
-    "SPLITS",
-    "SourceRecord",
-    "is_record",
-    "is_source",
-    "prompt_of",
-    "read_hub",
-    "read_lines",
-    "read_records",
-    "read_texts",
-    "survey",
-    "text_of",
-]
+    "FIELDS", "MESSAGES", "SPLITS", "SourceRecord", "check_reading", "is_record", "is_source", "prompt_of", "read_hub",
+    "read_lines", "read_records", "read_texts", "survey", "text_of",
+]  # fmt: skip
 
 FIELDS = ("text", "prompt", "question", "turns", "content")
 """Fields that may hold the text of a record, in order of preference."""
@@ -51,6 +42,16 @@ SPLITS = ("lines", "blank-lines", "file")
 """Unit that is one text in a plain ``.txt`` file: a line, a paragraph between blank lines, or the whole file."""
 
 SourceRecord = dict[str, Any]
+
+
+def check_reading(settings: Any) -> None:
+    """Raise a UserError unless the fields ``limit``, ``split``, ``chat`` and ``system`` of settings go together."""
+    positive(settings, "limit")
+    if settings.split not in SPLITS:
+        raise did_you_mean("split", str(settings.split), list(SPLITS))
+    if settings.system is not None and not settings.chat:
+        raise UserError("system goes with chat: give chat=True too, or leave system out")
+
 
 _KNOWN = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w.\[\]:%+-]+)?")

@@ -15,8 +15,7 @@ The cap on a run is ignored: with it there are a few more target calls and a lit
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -44,10 +43,6 @@ class TauSetting:
     trusted: float
     drift: float
     calls_per_token: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
 
 
 def setting(tau: float, scores: Tensor, overlap: Tensor) -> TauSetting:

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from sprinter.errors import UserError
-from sprinter.heads.calibration import Calibration
-from sprinter.heads.head import GateHead, Head, HeadConfig
-from sprinter.heads.networks import Linear, Network
+from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.networks import Network
 from sprinter.training.calibrate import fit_calibration
 from sprinter.training.dataset import PARTS, Positions
 from sprinter.training.objectives import Label
@@ -103,7 +102,7 @@ def train(
             str(settings.calibration), network(second.inputs), second.labels, second.weights
         )
     network.fold(mean, spread)
-    head = _head(config, network, curve)
+    head = Head(config, network, curve)
     if settings.drift is not None:
         held = positions.select((parts == 1) & positions.at_temperature(1.0))
         tau = choose(
@@ -217,13 +216,6 @@ def _config(positions: Positions, settings: TrainSettings) -> HeadConfig:
         kind=preset["kind"], architecture=preset["architecture"],
         features=settings.inputs, width=settings.width, layers=settings.layers,
     )  # fmt: skip
-
-
-def _head(config: HeadConfig, network: Network, curve: Calibration) -> Head:
-    if GateHead.fits(config):
-        assert isinstance(network, Linear)
-        return GateHead(config, network.weight, network.bias, curve)
-    return Head(config, network, curve)
 
 
 def _fit(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from sprinter.engine.pair import Pair
-from sprinter.engine.scoring import GivenText, ScoredText, score_texts
+from sprinter.engine.scoring import GivenText, finished, score_texts
 from sprinter.errors import UserError
 from sprinter.models.choose import make_runner, runner_kind
 
@@ -48,7 +48,7 @@ def log_likelihoods(pair: Pair, texts: Sequence[GivenText], *, batch: int = 8) -
         part = [texts[i] for i in order[at : at + rows]]
         size = max(len(prompt) + len(new) for prompt, new in part) - 1
         runner = make_runner(target.model, batch=len(part), max_len=size)
-        scored = _finished(score_texts(runner, part, pair.models.vocab_size))
+        scored = finished(score_texts(runner, part, pair.models.vocab_size))
         for i, one in zip(order[at : at + rows], scored, strict=True):
             results[i] = one.logprobs
     return results
@@ -71,11 +71,3 @@ def _check(pair: Pair, prompt: Sequence[int], new: Sequence[int]) -> None:
     outside = [id for id in (*prompt, *new) if not 0 <= id < vocab]
     if outside:
         raise UserError(f"token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
-
-
-def _finished(steps: Generator[None, None, list[ScoredText]]) -> list[ScoredText]:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return list(end.value)

@@ -18,8 +18,8 @@ from sprinter.laws import residual, tv_distance, wide
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "BLIND", "NOTHING", "AcceptRule", "ChainRule", "Judge", "LengthRule", "TargetCall", "at_tokens", "chances",
-    "control_of", "decide", "emitted", "longest_path", "ratios_at",
+    "BLIND", "NOTHING", "AcceptRule", "ChainRule", "Ends", "Judge", "LengthRule", "TargetCall", "at_tokens", "chances",
+    "control_of", "decide", "emitted", "ends_of", "longest_path", "ratios_at",
 ]  # fmt: skip
 
 
@@ -28,6 +28,10 @@ BLIND = frozenset({Siblings.ALONE, Siblings.CHOSEN})
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 _SLACK = 1e-3
 """Largest distance from 1 of the sum of a chain rule's outcomes, which float32 laws may need."""
+
+
+Ends = tuple[Tensor, Callable[[int], Tensor]]
+"""The probability that exactly k tokens of a chain stay ``[n + 1]``, and from k the law ``[V]`` of what follows."""
 
 
 class TargetCall(NamedTuple):
@@ -205,15 +209,8 @@ class ChainRule(Judge):
             control: for rules with ``needs_raw`` or ``needs``: laws of the same shapes, scores ``[n + 1]``.
         """
 
-    def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
-    ) -> tuple[Tensor, Callable[[int], Tensor]]:
-        """The same in two steps; override it if a round needs only the law after the tokens that stay.
-
-        Returns:
-            The probability that exactly k tokens stay ``[n + 1]``, and a function from k to the law ``[V]`` of the
-            token that follows them.
-        """
+    def ends(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Ends:
+        """The same in two steps; override it if a round needs only the law after the tokens that stay."""
         outcomes = wide(self.outcomes(tokens, p, q, control))
         ending = outcomes.sum(-1)
         return ending, lambda k: (outcomes[k] / ending[k]).to(p)
@@ -245,9 +242,7 @@ class LengthRule(ChainRule):
     """A chain rule that is given by how many tokens stay and by the law after them: a subclass defines ``ends``."""
 
     @abstractmethod
-    def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
-    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+    def ends(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Ends:
         """As in ``ChainRule``."""
 
     def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
@@ -301,6 +296,12 @@ def control_of(call: TargetCall, rows: int) -> Control | None:
     own, q = (p, tree.laws) if raw_p is None else (raw_p, tree.raws)
     scores = {kind: values[:rows] for kind, values in heads.items()}
     return Control(own[:rows], torch.stack(list(q)), scores)
+
+
+def ends_of(stay: Tensor) -> Tensor:
+    """The probability that exactly k tokens stay, ``[n + 1]``; ``stay [n]``: of each, if all before it do."""
+    pad = torch.nn.functional.pad
+    return pad(stay.cumprod(0), (1, 0), value=1.0) * pad(1 - stay, (0, 1), value=1.0)
 
 
 def at_tokens(values: Tensor, tokens: Sequence[int]) -> Tensor:

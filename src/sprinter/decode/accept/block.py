@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import LengthRule, at_tokens
+from sprinter.decode.accept.base import Ends, LengthRule, at_tokens
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, wide
@@ -29,14 +30,9 @@ class Block(LengthRule):
     expectation: a token that is more probable under p than under q makes up for an earlier one that is less so.
     """
 
-    @property
-    def lossless(self) -> bool:
-        """True (Sun et al., Theorem 1)."""
-        return True
+    lossless: ClassVar[bool] = True  # Sun et al., Theorem 1
 
-    def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
-    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+    def ends(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Ends:
         """How many tokens stay, and what follows them; only one residual law is made."""
         n, b = len(tokens), prefix_weights(tokens, p, q)
         weights = b.to(p).unsqueeze(-1)

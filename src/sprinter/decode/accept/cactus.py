@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import LengthRule, at_tokens
+from sprinter.decode.accept.base import Ends, LengthRule, at_tokens, ends_of
 from sprinter.decode.checks import ranged
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
@@ -31,6 +32,7 @@ class Cactus(LengthRule):
     """
 
     delta: float = 0.1
+    lossless_greedy: ClassVar[bool] = True  # at temperature 0 p(x) is 0 or 1, and h = p
 
     def __post_init__(self) -> None:
         ranged(self, "delta", 0.0, 100.0)
@@ -40,21 +42,11 @@ class Cactus(LengthRule):
         """Whether delta is 0: h = p, the exact rule."""
         return self.delta == 0
 
-    @property
-    def lossless_greedy(self) -> bool:
-        """True: at temperature 0 p(x) is 0 or 1, and h = p."""
-        return True
-
-    def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
-    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+    def ends(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Ends:
         """How many tokens stay, and what follows them."""
         n = len(tokens)
         p_of, q_of = wide(at_tokens(p[:n], tokens)), wide(at_tokens(q, tokens))
         raised = (p_of + (2 * self.delta * p_of * (1 - p_of)).sqrt()).clamp(max=1)
-        keep = (raised / q_of).clamp(max=1)
-        reached = torch.cat([torch.ones_like(keep[:1]), keep.cumprod(0)])
-        ending = torch.cat([reached[:-1] * (1 - keep), reached[-1:]])
 
         def law_after(k: int) -> Tensor:
             if k == n:
@@ -64,4 +56,4 @@ class Cactus(LengthRule):
             wanted[tokens[k]] = raised[k].to(p)
             return residual(wanted, q[k])
 
-        return ending, law_after
+        return ends_of((raised / q_of).clamp(max=1)), law_after

@@ -53,11 +53,7 @@ class GreedyMatch(AcceptRule):
     """Keeps x iff it is argmax p, else replaces it with argmax p (greedy speculative decoding): π is one-hot."""
 
     siblings: ClassVar[frozenset[Siblings]] = BLIND
-
-    @property
-    def lossless_greedy(self) -> bool:
-        """True: at temperature 0, p is one-hot at its argmax."""
-        return True
+    lossless_greedy: ClassVar[bool] = True  # at temperature 0, p is one-hot at its argmax
 
     def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 at argmax p, else 0."""

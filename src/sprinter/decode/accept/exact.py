@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,10 +22,7 @@ __all__ = ["Exact"]
 class Exact(AcceptRule):
     """b = min(1, p/q), r = [p − q]₊ (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2): π = p."""
 
-    @property
-    def lossless(self) -> bool:
-        """True: π = p for all p and q (Leviathan et al., Appendix A.1)."""
-        return True
+    lossless: ClassVar[bool] = True  # π = p for all p and q (Leviathan et al., Appendix A.1)
 
     def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = min(1, p/q)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import AcceptRule, LengthRule, at_tokens
+from sprinter.decode.accept.base import AcceptRule, Ends, LengthRule, at_tokens
 from sprinter.decode.accept.choice import GreedyMatch
 from sprinter.decode.accept.exact import Exact
 from sprinter.decode.checks import at_least, ranged
@@ -40,6 +41,7 @@ class Fly(LengthRule):
     entropy: float = 0.3
     top: int = 3
     base: str = "exact"
+    lossless_greedy: ClassVar[bool] = True  # at temperature 0 a refused token has p(x) = 0
 
     def __post_init__(self) -> None:
         at_least("window", self.window, 1)
@@ -48,14 +50,7 @@ class Fly(LengthRule):
         if self.base not in _BASES:
             raise did_you_mean("base", str(self.base), list(_BASES))
 
-    @property
-    def lossless_greedy(self) -> bool:
-        """True: at temperature 0 a refused token has p(x) = 0."""
-        return True
-
-    def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
-    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+    def ends(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Ends:
         """How many tokens stay, and what follows them."""
         n, base = len(tokens), _BASES[self.base]
         accepted = base.keep_tokens(tokens, p[:n], q.unbind()).tolist()

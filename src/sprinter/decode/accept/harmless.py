@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import LengthRule, at_tokens, chances
+from sprinter.decode.accept.base import Ends, LengthRule, at_tokens, chances, ends_of
 from sprinter.decode.checks import ranged
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
@@ -44,15 +44,11 @@ class Harmless(LengthRule):
         settled = isinstance(self.threshold, str) and "judge" in taus
         return replace(self, threshold=taus["judge"]) if settled else self
 
-    def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
-    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+    def ends(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Ends:
         """How many tokens stay, and what follows them."""
         if control is None or "judge" not in control.heads:
             raise SprinterError(f"{self} was given no score of a head: give control.heads")
         n, least = len(tokens), UNRECORDED if isinstance(self.threshold, str) else self.threshold
         stay = chances(wide(at_tokens(p[:n], tokens)), wide(at_tokens(q, tokens)))
         stay = torch.where(reaches(control.heads["judge"][1:].to(stay.device), least), 1.0, stay)
-        reached = torch.nn.functional.pad(stay.cumprod(0), (1, 0), value=1.0)
-        ending = reached * torch.nn.functional.pad(1 - stay, (0, 1), value=1.0)
-        return ending, lambda k: p[n] if k == n else residual(p[k], q[k])
+        return ends_of(stay), lambda k: p[n] if k == n else residual(p[k], q[k])

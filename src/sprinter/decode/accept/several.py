@@ -30,11 +30,7 @@ class SeveralRule(Judge):
 
     max_drafts: ClassVar[int] = 8
     siblings: ClassVar[frozenset[Siblings]] = frozenset({Siblings.ALONE, Siblings.INDEPENDENT})
-
-    @property
-    def lossless(self) -> bool:
-        """True: each subclass keeps the target's law."""
-        return True
+    lossless: ClassVar[bool] = True  # each subclass keeps the target's law
 
     @abstractmethod
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:

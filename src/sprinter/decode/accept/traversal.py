@@ -35,11 +35,7 @@ class Traversal(Judge):
 
     siblings: ClassVar[frozenset[Siblings]] = frozenset(Siblings)
     max_drafts: ClassVar[int] = 8
-
-    @property
-    def lossless(self) -> bool:
-        """True: the theorem of Weng et al., and by enumeration for every kind of siblings."""
-        return True
+    lossless: ClassVar[bool] = True  # Weng et al.; by enumeration for every kind of siblings
 
     def judge(self, call: TargetCall) -> Verdict:
         """Try the paths depth first, the leaf of each before its inner nodes."""

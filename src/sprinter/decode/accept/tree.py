@@ -27,11 +27,7 @@ class TreeRule(Judge):
     """
 
     siblings: ClassVar[frozenset[Siblings]] = frozenset()
-
-    @property
-    def lossless(self) -> bool:
-        """True: each subclass keeps the target's law."""
-        return True
+    lossless: ClassVar[bool] = True  # each subclass keeps the target's law
 
     @abstractmethod
     def pick(self, p: Tensor, tree: Tree, children: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:

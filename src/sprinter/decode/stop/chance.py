@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ class ChanceRule(StopRule):
 
     signal: str
     memory: int
+    learns: ClassVar[bool] = True
 
     @property
     def regression(self) -> Regression:
@@ -32,11 +34,6 @@ class ChanceRule(StopRule):
     def needs(self) -> frozenset[str]:
         """The signals, of the raw law."""
         return frozenset(self.regression.names)
-
-    @property
-    def learns(self) -> bool:
-        """True."""
-        return True
 
     def own_chance(self, signals: Mapping[str, Tensor], state: State) -> Tensor:
         """Predicted chance of a token, given those before it in the run; of the signals' shape."""

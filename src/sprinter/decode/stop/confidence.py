@@ -29,6 +29,7 @@ class Confidence(StopRule):
 
     c: float = 0.4
     law: str = "raw"
+    sees_token: ClassVar[bool] = True  # q(x) depends on x
 
     def __post_init__(self) -> None:
         ranged(self, "c", 0.0, 1.0)
@@ -38,11 +39,6 @@ class Confidence(StopRule):
     def needs(self) -> frozenset[str]:
         """The signal q(x), on the raw or processed law."""
         return frozenset({law_of("token_prob", self.law)})
-
-    @property
-    def sees_token(self) -> bool:
-        """True: q(x) depends on x."""
-        return True
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide q(x) < c."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,6 +54,7 @@ class Untrusted(StopRule):
 
     tail: int = 0
     under: StopRule | None = None
+    sees_token: ClassVar[bool] = False  # ``under`` decides only on tokens that are checked in any case
 
     def __post_init__(self) -> None:
         at_least("tail", self.tail, 0)
@@ -63,11 +65,6 @@ class Untrusted(StopRule):
     def needs(self) -> frozenset[str]:
         """Names of the signals that ``under`` reads."""
         return self.under.needs if self.under else frozenset()
-
-    @property
-    def sees_token(self) -> bool:
-        """False: ``under`` decides only on tokens that are checked in any case."""
-        return False
 
     @property
     def learns(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,20 +35,12 @@ class SpecDec(StopRule):
 
     h: float = 0.7
     least: int = 2
+    needs: ClassVar[frozenset[str]] = frozenset({"specdec++"})  # the head's score p̂
+    sees_token: ClassVar[bool] = True  # p̂ depends on x
 
     def __post_init__(self) -> None:
         ranged(self, "h", 0.0, 1.0)
         at_least("least", self.least, 1)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The head's score p̂."""
-        return frozenset({"specdec++"})
-
-    @property
-    def sees_token(self) -> bool:
-        """True: p̂ depends on x."""
-        return True
 
     def start(self) -> State:
         """(Π p̂,) in float64, 1 at the start."""
@@ -79,14 +72,10 @@ class Disco(StopRule):
     """
 
     threshold: float = 0.5
+    needs: ClassVar[frozenset[str]] = frozenset({"disco"})  # the network's score
 
     def __post_init__(self) -> None:
         ranged(self, "threshold", 0.0, 1.0)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The network's score."""
-        return frozenset({"disco"})
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide score < threshold."""

@@ -21,10 +21,7 @@ __all__ = ["Coin", "Everyone", "Nobody"]
 class Nobody(TrustRule):
     """Trusts no token, as in standard speculative decoding."""
 
-    @property
-    def never(self) -> bool:
-        """True: no token is ever trusted."""
-        return True
+    never: ClassVar[bool] = True  # no token is ever trusted
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide False for every token."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from sprinter.training.drafts.data import TargetText
 from sprinter.training.drafts.losses import TopLaws
 
-__all__ = ["TextBatch", "collate", "orders", "steps_of", "stream"]
+__all__ = ["TextBatch", "collate", "in_order", "orders", "steps_of", "stream"]
 
 _SORTED = 8  # batches whose texts are sorted by length together, so that little of a batch is padding
 
@@ -34,12 +34,13 @@ class TextBatch(NamedTuple):
 
     def to(self, device: torch.device) -> TextBatch:
         """The batch on a device."""
-        return TextBatch(
-            self.ids.to(device),
-            self.places.to(device),
-            TopLaws(*(one.to(device) for one in self.laws)),
-            self.lengths,
-        )
+        laws = TopLaws(*(one.to(device) for one in self.laws))
+        return TextBatch(self.ids.to(device), self.places.to(device), laws, self.lengths)
+
+    def from_token(self, number: int) -> tuple[Tensor, TopLaws]:
+        """The places from a token of each text on, counted from 0, and the laws there."""
+        there = self.places % self.ids.shape[1] >= number
+        return self.places[there], TopLaws(*(one[there] for one in self.laws))
 
 
 def orders(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:
@@ -75,6 +76,18 @@ def stream(texts: Sequence[TargetText], tokens: int, seed: int, skip: int = 0) -
         for indices in found[skip:]:
             yield collate([texts[i] for i in indices])
         skip, epoch = max(0, skip - len(found)), epoch + 1
+
+
+def in_order(texts: Sequence[TargetText], tokens: int) -> Iterator[TextBatch]:
+    """Batches of texts of at most ``tokens`` tokens, by rising length."""
+    part: list[TargetText] = []
+    for text in sorted(texts, key=lambda text: len(text.ids)):
+        if part and len(text.ids) * (len(part) + 1) > tokens:
+            yield collate(part)
+            part = []
+        part.append(text)
+    if part:
+        yield collate(part)
 
 
 def collate(texts: Sequence[TargetText]) -> TextBatch:

@@ -1,57 +1,132 @@
-"""The card of a distilled draft: README.md, draft.json and the loss curve."""
+"""The card of a distilled draft, or of heads that draft, and its loss curve."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sprinter.plots import COLOURS, canvas, no_plots, png
-from sprinter.training.drafts.data import save_bytes
+from sprinter.training.card import table
 from sprinter.training.drafts.run import LossPoint
+from sprinter.training.shards import save_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["model_card", "save_losses"]
+__all__ = ["draft_card", "save_losses"]
 
 _COLOURS = {"ce": "orange", "kl": "green", "reverse-kl": "purple", "tv": "blue"}
+_NAMES = {
+    "medusa": "Medusa's heads (arXiv 2401.10774)",
+    "eagle": "EAGLE's head, as of EAGLE-2 (arXiv 2401.15077, 2406.16858)",
+    "eagle3": "EAGLE-3's head (arXiv 2503.01840)",
+    "glide": "GliDe's layer (arXiv 2402.02082)",
+}
 
 
-def model_card(facts: Mapping[str, Any]) -> str:
+def draft_card(facts: Mapping[str, Any]) -> str:
     """Text of README.md from the facts of draft.json."""
-    texts, student, training = facts["texts"], facts["student"], facts["training"]
-    shape = (
-        f"{student['layers']} layers, width {student['width']}, {student['parameters']:,} parameters a step"
+    texts, training = facts["texts"], facts["training"]
+    tags, library, title, made, own, loss, measured = (
+        _of_heads(facts) if "heads" in facts else _of_draft(facts)
     )
-    cut, made = student["vocabulary"], _made_from(facts)
+    rows = [
+        ("target", f"{texts['target']}, {texts['weights']}, weights {texts['target_fingerprint'][:12]}"),
+        *own,
+        ("data", f"{', '.join(source['name'] for source in texts['data'])} "
+         f"(sha256 {', '.join(source['sha256'][:12] for source in texts['data'])})"),
+        ("texts", f"{texts['train_texts']:,} answers of the target, {texts['train_tokens']:,} tokens, "
+         f"{texts['held_out_texts']:,} more held out; temperature {texts['settings']['temperature']:g} "
+         f"(hash {texts['hash'][:12]})"),
+        ("loss", f"{training['loss']} at temperature {training['temperature']:g}, {loss}"),
+        ("training", f"{training['steps']:,} steps, {training['tokens']:,} positions, {training['seconds']:.0f} s; "
+         f"seed {training['seed']}"),
+    ]  # fmt: skip
     lines = [
-        "---", "tags: [speculative-decoding, draft, sprinter]", "library_name: transformers", "---", "",
-        f"# Draft model for {texts['target']}", "",
-        "A Llama model that drafts for speculative decoding, distilled from texts that the target wrote. Made with "
-        "`sprinter draft distill`.", "",
-        "| | |", "| --- | --- |",
-        made[0],
-        f"| draft | {shape} |",
-        f"| vocabulary | {'whole' if cut is None else f'{cut:,} tokens; for Sprinter alone'} |",
-        *made[1:],
-        f"| loss | {training['loss']} at temperature {training['temperature']:g}, after {training['warm_up']:.0%} "
-        "of the steps with ce+kl |",
-        *_trained(training),
-        "", f"Held-out prompts; β = Σ min(p, q), tokens a target call with `{facts['method']}`:", "",
-        *_table(facts["tasks"]), "",
+        "---", f"tags: [speculative-decoding, {tags}, sprinter]", f"library_name: {library}", "---", "",
+        f"# {title} {texts['target']}", "", made, "", *table(("", ""), rows), "", *measured,
         *(["![Losses by step](losses.png)", ""] if facts["picture"] else []),
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def _table(tasks: Mapping[str, Mapping[str, float]]) -> list[str]:
+_Parts = tuple[str, str, str, str, list[tuple[str, str]], str, list[str]]
+"""Tag, library, title, who made it; rows about it; how its losses are weighed; what was measured."""
+
+
+def _of_draft(facts: Mapping[str, Any]) -> _Parts:
+    student, cut = facts["student"], facts["student"]["vocabulary"]
+    own = [
+        (
+            "draft",
+            f"{student['layers']} layers, width {student['width']}, {student['parameters']:,} parameters a step",
+        ),
+        ("vocabulary", "whole" if cut is None else f"{cut:,} tokens; for Sprinter alone"),
+    ]
+    made = (
+        "A Llama model that drafts for speculative decoding, distilled from texts that the target wrote. Made with "
+        "`sprinter draft distill`."
+    )
+    measured = [f"Held-out prompts; β = Σ min(p, q), tokens a target call with `{facts['method']}`:", "",
+                *_by_task(facts["tasks"]), ""]  # fmt: skip
+    loss = f"after {facts['training']['warm_up']:.0%} of the steps with ce+kl"
+    return "draft", "transformers", "Draft model for", made, own, loss, measured
+
+
+def _of_heads(facts: Mapping[str, Any]) -> _Parts:
+    heads = facts["heads"]
+    kind, medusa = heads["kind"], heads["kind"] == "medusa"
+    step, tree = ("head", "medusa") if medusa else ("step", "eagle")
+    ranks = (
+        [number, *(f"{value:.3f}" for value in row[:5])] for number, row in enumerate(heads["accuracies"], 1)
+    )
+    measured = [
+        f"How often the target's token has this rank in a head's law, on {heads['accuracies_on']} texts:", "",
+        *table(("tokens ahead", "1st", "2nd", "3rd", "4th", "5th"), ranks), "",
+    ]  # fmt: skip
+    if facts["tasks"]:
+        measured += [
+            f"Held-out prompts; tokens a target call of `heads` (chain) and `{tree}` (tree), and the share of drafted "
+            "tokens that stay:", "", *_by_task(facts["tasks"]), "",
+        ]  # fmt: skip
+    else:
+        measured += ["No prompts were held out.", ""]
+    made = f"{_NAMES[kind]}, trained on texts that the target wrote, the target frozen. Made with "
+    made += "`sprinter draft train`."
+    own = [("heads", f"{_made_of(heads)}; {heads['parameters']:,} parameters")]
+    return (
+        kind,
+        "sprinter",
+        "Heads that draft for",
+        made,
+        own,
+        f"each further {step} × {heads['discount']:g}",
+        measured,
+    )
+
+
+def _made_of(heads: Mapping[str, Any]) -> str:
+    count, tokens = heads["heads"], heads["vocabulary"]
+    if heads["kind"] == "medusa":
+        shared = "the target's own output layer" if heads["share_output"] else "an output layer each"
+        return f"{count}, {heads['blocks']} residual block{'s' * (heads['blocks'] > 1)} and {shared}"
+    if heads["kind"] == "glide":
+        return f"one layer that attends to the target's last; trained {count} tokens ahead"
+    if heads["kind"] == "eagle":
+        own = "training on the target's states alone" if count == 1 else f"{count} steps of training"
+        return f"one layer over embeddings and the target's last states; {own}, regression × {heads['regression']:g}"
+    vocabulary = "the whole vocabulary" if tokens is None else f"{tokens:,} tokens"
+    return f"one layer over three of the target's, on {vocabulary}; {count} steps of training-time test"
+
+
+def _by_task(tasks: Mapping[str, Mapping[str, float]]) -> list[str]:
     names = [*dict.fromkeys(name for row in tasks.values() for name in row)]
-    lines = [f"| task | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
-    for task, row in tasks.items():
-        cells = ["–" if name not in row else _cell(row[name]) for name in names]
-        lines.append(f"| {task} | {' | '.join(cells)} |")
-    return lines
+    rows: Iterable[list[str]] = (
+        [task, *("–" if name not in row else _cell(row[name]) for name in names)]
+        for task, row in tasks.items()
+    )
+    return table(("task", *names), rows)
 
 
 def _cell(value: float) -> str:
@@ -81,85 +156,3 @@ def _losses(history: Sequence[LossPoint]) -> Figure:
         panel.set(xlabel="step", title=title)
         panel.legend()
     return figure
-
-
-_NAMES = {
-    "medusa": "Medusa's heads (arXiv 2401.10774)",
-    "eagle": "EAGLE's head, as of EAGLE-2 (arXiv 2401.15077, 2406.16858)",
-    "eagle3": "EAGLE-3's head (arXiv 2503.01840)",
-    "glide": "GliDe's layer (arXiv 2402.02082)",
-}
-
-
-def heads_card(facts: Mapping[str, Any]) -> str:
-    """Text of README.md of heads that draft, from the facts of draft.json."""
-    heads, training = facts["heads"], facts["training"]
-    medusa = heads["kind"] == "medusa"
-    shared = "the target's own output layer" if heads["share_output"] else "an output layer each"
-    made_of = f"{heads['heads']}, {heads['blocks']} residual block{'s' * (heads['blocks'] > 1)} and {shared}"
-    if not medusa:
-        vocabulary = (
-            "the whole vocabulary" if heads["vocabulary"] is None else f"{heads['vocabulary']:,} tokens"
-        )
-        made_of = f"one layer over three of the target's, on {vocabulary}; {heads['heads']} steps of training-time test"
-    if heads["kind"] == "eagle":
-        own = (
-            "training on the target's states alone"
-            if heads["heads"] == 1
-            else f"{heads['heads']} steps of training"
-        )
-        made_of = f"one layer over embeddings and the target's last states; {own}, regression × {heads['regression']:g}"
-    if heads["kind"] == "glide":
-        made_of = f"one layer that attends to the target's last; trained {heads['heads']} tokens ahead"
-    name = _NAMES[heads["kind"]]
-    lines = [
-        "---", f"tags: [speculative-decoding, {heads['kind']}, sprinter]", "library_name: sprinter", "---", "",
-        f"# Heads that draft for {facts['texts']['target']}", "",
-        f"{name}, trained on texts that the target wrote, the target frozen. Made with "
-        "`sprinter draft train`.", "",
-        "| | |", "| --- | --- |",
-        f"| heads | {made_of}; {heads['parameters']:,} parameters |",
-        *_made_from(facts),
-        f"| loss | {training['loss']} at temperature {training['temperature']:g}, each further "
-        f"{'head' if medusa else 'step'} × "
-        f"{heads['discount']:g} |",
-        *_trained(training), "",
-        f"How often the target's token has this rank in a head's law, on {heads['accuracies_on']} texts:", "",
-        "| tokens ahead | 1st | 2nd | 3rd | 4th | 5th |", "| --- |" + " --- |" * 5,
-        *(
-            f"| {number} | {' | '.join(f'{value:.3f}' for value in row[:5])} |"
-            for number, row in enumerate(heads["accuracies"], 1)
-        ), "",
-        *(
-            [
-                "Held-out prompts; tokens a target call of `heads` (chain) and "
-                f"`{'medusa' if medusa else 'eagle'}` (tree), and the share of drafted tokens that stay:", "",
-                *_table(facts["tasks"]), "",
-            ]
-            if facts["tasks"]
-            else ["No prompts were held out.", ""]
-        ),
-        *(["![Losses by step](losses.png)", ""] if facts["picture"] else []),
-    ]  # fmt: skip
-    return "\n".join(lines)
-
-
-def _made_from(facts: Mapping[str, Any]) -> list[str]:
-    """Rows of the target, the data and the texts."""
-    texts = facts["texts"]
-    return [
-        f"| target | {texts['target']}, {texts['weights']}, weights {texts['target_fingerprint'][:12]} |",
-        f"| data | {', '.join(source['name'] for source in texts['data'])} "
-        f"(sha256 {', '.join(source['sha256'][:12] for source in texts['data'])}) |",
-        f"| texts | {texts['train_texts']:,} answers of the target, {texts['train_tokens']:,} tokens, "
-        f"{texts['held_out_texts']:,} more held out; temperature {texts['settings']['temperature']:g} "
-        f"(hash {texts['hash'][:12]}) |",
-    ]
-
-
-def _trained(training: Mapping[str, Any]) -> list[str]:
-    """The row of the training."""
-    return [
-        f"| training | {training['steps']:,} steps, {training['tokens']:,} positions, {training['seconds']:.0f} s; "
-        f"seed {training['seed']} |",
-    ]

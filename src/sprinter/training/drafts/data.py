@@ -8,7 +8,6 @@ that write the text: they cost no pass of their own.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import time
@@ -27,26 +26,17 @@ from torch import Tensor, nn
 
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.memory import cache_bytes, free_bytes
 from sprinter.training.drafts.losses import TopLaws
 from sprinter.training.drafts.settings import TextSettings
 from sprinter.training.drafts.waves import WaveWriter
 from sprinter.training.examples import ExampleEncoder, read_examples
-from sprinter.training.prompts import PromptRule, PromptSplitter, is_record, survey
-from sprinter.training.sources import read_records
+from sprinter.training.prompts import PromptRule, PromptSplitter
+from sprinter.training.shards import save_bytes
+from sprinter.training.sources import is_record, read_records, survey
 
-__all__ = [
-    "INFO",
-    "TargetText",
-    "Texts",
-    "TextsProgress",
-    "read_shard",
-    "save_bytes",
-    "shard_bytes",
-    "write_texts",
-]
+__all__ = ["INFO", "TargetText", "Texts", "TextsProgress", "read_shard", "shard_bytes", "write_texts"]
 
 INFO = "texts.json"
 FEW = 8
@@ -55,7 +45,6 @@ _FORMAT = 1
 _TASKS = ("task", "kind", "category")
 _SAME = ("format", "target_fingerprint", "weights", "vocab_size")
 _WRITING = ("seed", "temperature", "new_tokens", "top")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WAVE = 1024
 """Texts of a wave at the most, if memory allows."""
 _CACHE_SHARE = 1 / 6
@@ -80,7 +69,7 @@ class TargetText:
     top_ids: Tensor
     top_probs: Tensor
     task: str
-    held_out: bool
+    held_out: bool = False
 
     @property
     def laws(self) -> TopLaws:
@@ -183,22 +172,6 @@ def write_texts(
     return Texts(kept, {**info, "texts": len(kept), "hash": _hash(info, kept)})
 
 
-def save_bytes(path: Path, content: bytes | str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        UserError: the disk is full, or the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content)
-    except OSError as error:
-        why = "the disk is full: free some space" if error.errno in _FULL else f"{error.strerror}: fix that"
-        raise UserError(
-            f"cannot write '{path}', {why} and run the same command again (what is done is kept)"
-        ) from None
-
-
 def read_shard(path: Path, key: str) -> list[TargetText] | None:
     """The texts of a shard; None if it is damaged or has another key, so that it is made again."""
     try:
@@ -211,13 +184,10 @@ def read_shard(path: Path, key: str) -> list[TargetText] | None:
     texts, tokens, laws = [], 0, 0
     for length, prompt, task in own["texts"]:
         answer = length - prompt
+        ids, own = parts["ids"][tokens : tokens + length].long(), slice(laws, laws + answer)
         texts.append(
-            TargetText(
-                parts["ids"][tokens : tokens + length].long(), prompt,
-                parts["top_ids"][laws : laws + answer].long(), parts["top_probs"][laws : laws + answer].float(),
-                task, False,
-            )
-        )  # fmt: skip
+            TargetText(ids, prompt, parts["top_ids"][own].long(), parts["top_probs"][own].float(), task)
+        )
         tokens, laws = tokens + length, laws + answer
     return texts
 
@@ -229,10 +199,7 @@ def shard_bytes(texts: Sequence[TargetText], key: str) -> bytes:
         texts: its texts.
         key: hash of what they depend on, which ``read_shard`` compares.
     """
-    about = {
-        "key": key,
-        "texts": [(len(text.ids), text.prompt, text.task) for text in texts],
-    }
+    about = {"key": key, "texts": [(len(text.ids), text.prompt, text.task) for text in texts]}
     return to_bytes(
         {
             "about": torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8),
@@ -266,11 +233,10 @@ class _Writer:
         answers = self._waves.write([prompt.ids for prompt in prompts], seeds)
         return [
             TargetText(
-                torch.cat([torch.tensor(prompt.ids), answer.ids]), len(prompt.ids), answer.top_ids,
-                answer.top_probs, prompt.task, False,
+                torch.cat([torch.tensor(prompt.ids), ids]), len(prompt.ids), top_ids, top_probs, prompt.task
             )
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]  # fmt: skip
+            for prompt, (ids, top_ids, top_probs) in zip(prompts, answers, strict=True)
+        ]
 
     def _made(self) -> WaveWriter:
         own, models = self._settings, self._pair.models
@@ -295,17 +261,11 @@ def _answered(
     texts = []
     for prompt, answer in zip(prompts, done, strict=True):
         tops = [token.top_logprobs or [] for token in answer.tokens]
-        texts.append(
-            TargetText(
-                torch.tensor([*prompt.ids, *(token.id for token in answer.tokens)]),
-                len(prompt.ids),
-                torch.tensor([[one.id for one in each] for each in tops]).reshape(-1, top),
-                # as they are stored, so that a run that resumes trains on the same numbers
-                torch.tensor([[one.logprob for one in each] for each in tops]).reshape(-1, top).exp().half().float(),
-                prompt.task,
-                False,
-            )
-        )  # fmt: skip
+        ids = torch.tensor([*prompt.ids, *(token.id for token in answer.tokens)])
+        top_ids = torch.tensor([[one.id for one in each] for each in tops]).reshape(-1, top)
+        logs = torch.tensor([[one.logprob for one in each] for each in tops]).reshape(-1, top)
+        # laws are as they are stored, so that a run that resumes trains on the same numbers
+        texts.append(TargetText(ids, len(prompt.ids), top_ids, logs.exp().half().float(), prompt.task))
     return texts
 
 
@@ -321,7 +281,6 @@ def _prompts(pair: Pair, sources: Sequence[str], settings: TextSettings) -> list
             f"prompt_tokens={settings.prompt_tokens} and new_tokens={settings.new_tokens} exceed the target's context "
             f"of {models.context} tokens: give smaller ones"
         )
-    reader = partial(read_examples, chat=settings.chat, system=settings.system, whole=True)
     found: list[_DraftPrompt] = []
     room = settings.prompt_tokens + settings.new_tokens
     splitter = PromptSplitter(
@@ -331,7 +290,7 @@ def _prompts(pair: Pair, sources: Sequence[str], settings: TextSettings) -> list
     for source in sources:
         tasks = list(_tasks(source, settings.split))
         texts = islice(
-            reader([source], settings.field, settings.split),
+            _reader(settings)([source], settings.field, settings.split, whole=True),
             None if settings.limit is None else max(0, settings.limit - len(found)),
         )
         found.extend(

@@ -1,12 +1,7 @@
-"""Distils a draft from a target: texts, student, training, evaluation, card. Every stage resumes.
-
-A folder ``out`` holds the draft, as transformers loads it, and what the run needs to continue: ``texts/`` and
-``training/``. ``draft.json`` is written last: a folder that has it is complete.
-"""
+"""Distils a draft from a target: texts, student, training, evaluation, card. Every stage resumes (``folder``)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,14 +13,13 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair, load_models
 from sprinter.models.reduced_vocab import frequent_tokens
-from sprinter.training.drafts.card import model_card, save_losses
-from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
-from sprinter.training.drafts.folder import FACTS, TRAINING, Judging, check_folder, run_facts, training_key
+from sprinter.training.drafts.data import Texts, TextsProgress, write_texts
+from sprinter.training.drafts.folder import TRAINING, Judging, check_folder, finish, run_facts, training_key
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
 from sprinter.training.drafts.run import LossPoint, loss_temperature
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.student import make_student, save_student, size_of
-from sprinter.training.drafts.train import TrainedStudent, settle_scale, train
+from sprinter.training.drafts.train import settle_scale, train
 
 __all__ = ["distill", "fresh_student"]
 
@@ -73,20 +67,14 @@ def distill(
             pair.models, written.part(False), training.gamma, texts.temperature, training.seed, top=texts.top
         )
     place = folder / TRAINING / training_key(written, student, training)
-    trained = train(fresh, written, training, place, on_policy=judge, progress=on_training)
-    picture = save_losses(trained.history, folder / "losses.png")
+    run = train(fresh, written, training, place, on_policy=judge, progress=on_training)
+    shape = {**asdict(student), "width": fresh.config.hidden_size, "parameters": size_of(fresh)}
+    facts = {"student": shape, **run_facts(folder, written, training, run)}
     assert pair.tokenizer is not None
-    (folder / FACTS).unlink(missing_ok=True)  # it is of the weights beside it
-    save_student(trained.student, pair.tokenizer, folder, pair.models.target.eos_ids)
-    facts = {
-        **_facts(written, student, training, trained),
-        "method": f"speculative(gamma={judging.gamma})",
-        "tasks": _judged(pair, weights, written, folder, judging),
-        "picture": picture,
-    }
-    save_bytes(folder / "README.md", model_card(facts))
-    save_bytes(folder / FACTS, json.dumps(facts, indent=1) + "\n")
-    return facts
+    save_student(fresh, pair.tokenizer, folder, pair.models.target.eos_ids)
+    facts["method"] = f"speculative(gamma={judging.gamma})"
+    facts["tasks"] = _judged(pair, weights, written, folder, judging)
+    return finish(folder, facts)
 
 
 def fresh_student(
@@ -115,15 +103,6 @@ def fresh_student(
     return student
 
 
-def _facts(
-    texts: Texts, student: StudentSettings, training: TrainingSettings, trained: TrainedStudent
-) -> dict[str, Any]:
-    shape = {
-        **asdict(student), "width": trained.student.config.hidden_size, "parameters": size_of(trained.student),
-    }  # fmt: skip
-    return {"student": shape, **run_facts(texts, training, loss_temperature(training, texts), trained)}
-
-
 def _judged(
     pair: Pair, weights: PreTrainedModel, texts: Texts, folder: Path, judging: Judging
 ) -> dict[str, dict[str, float]]:
@@ -137,12 +116,5 @@ def _judged(
         task: {"same_first_choice": row["beta"]} for task, row in overlaps(weights, model, held, 0.0).items()
     }
     both = Pair(LoadedPair(pair.models.target, draft, pair.tokenizer, pair.models.tokens))
-    calls = accepted(
-        both,
-        held,
-        method=f"speculative(gamma={judging.gamma})",
-        temperature=temperature,
-        new_tokens=judging.new_tokens,
-        most=judging.prompts,
-    )
+    calls = accepted(both, held, f"speculative(gamma={judging.gamma})", temperature, judging)
     return by_task(beta, first, calls)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +20,9 @@ from sprinter.heads.eagle import EagleHeads
 from sprinter.heads.entries import EntryHeads
 from sprinter.training.drafts.batches import TextBatch
 from sprinter.training.drafts.data import TargetText
-from sprinter.training.drafts.head_learner import HeadLearner, HeadOutput, draw_matrices
-from sprinter.training.drafts.losses import TopLaws
-from sprinter.training.drafts.settings import HeadSettings, StudentSettings
-from sprinter.training.drafts.student import embedding_table, student_config
+from sprinter.training.drafts.learner import HeadLearner, LearnerOutput, draw_matrices
+from sprinter.training.drafts.settings import HeadSettings
+from sprinter.training.drafts.student import layer_config
 
 __all__ = ["AHEAD", "EagleLearner", "EntryLearner", "fresh_eagle"]
 
@@ -39,9 +39,8 @@ def fresh_eagle(target: PreTrainedModel, settings: HeadSettings, id: str, finger
     Args:
         target: in a floating-point dtype. id, fingerprint: of the target as it is used.
     """
-    config = student_config(target, StudentSettings(layers=1), embedding_table(target))
+    config = layer_config(target)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
         heads = EagleHeads(config, target_id=id, target_fingerprint=fingerprint)
     with torch.no_grad():
         draw_matrices(heads, settings.seed)
@@ -50,22 +49,11 @@ def fresh_eagle(target: PreTrainedModel, settings: HeadSettings, id: str, finger
     return heads
 
 
-class EntryLearner(HeadLearner):
-    """A head over entries as ``run_to_end`` trains it.
+Entries = TypeVar("Entries", bound=EntryHeads)
 
-    Args:
-        heads: fresh. steps: steps of training. other: as in ``HeadLearner``.
-    """
 
-    def __init__(
-        self, heads: EntryHeads, target: PreTrainedModel, discount: float, temperature: float, steps: int
-    ) -> None:
-        super().__init__(heads, target, discount, temperature)
-        self.entry, self.steps = heads, steps
-
-    def digest(self) -> str:
-        """Hash of the head, and of how it is trained."""
-        return hashlib.sha256(f"{super().digest()}{self.steps}".encode()).hexdigest()
+class EntryLearner(HeadLearner[Entries]):
+    """A head over entries as ``run_to_end`` trains it."""
 
     def read(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
         """What step 0 reads in place of the target's features ``[rows, n, d]`` of texts of some lengths."""
@@ -75,9 +63,9 @@ class EntryLearner(HeadLearner):
         """A further loss ``[n]`` of outputs ``[n, d]`` beside the target's feature at the same tokens ``[n, d]``."""
         return None
 
-    def outputs(self, batch: TextBatch) -> Iterator[HeadOutput]:
+    def outputs(self, batch: TextBatch) -> Iterator[LearnerOutput]:
         """By step, draft logits ``[n, k]`` and the target's laws of the same tokens."""
-        heads = self.entry
+        heads = self.heads
         states, batch = self.states(batch), batch.to(self.target.device)
         width = batch.ids.shape[1]
         truth = heads.fused(states)
@@ -100,24 +88,20 @@ class EntryLearner(HeadLearner):
                 mean = mean + weights[..., count + number, None] * one
             features = heads.finish(residual, mean)
             # The law at place p is that of token p + 1, which entry p − 1 − step of this step drafts.
-            there = batch.places % width >= step + 1
-            at = batch.places[there]
-            rows, entries = at // width, at % width - 1 - step
-            out = features[rows, entries]
-            laws = TopLaws(*(one[there] for one in batch.laws))
-            yield HeadOutput(
-                heads.draft_logits(out).float(), laws, self.penalty(out, truth[rows, at % width])
-            )
+            at, laws = batch.from_token(step + 1)
+            rows, places = at // width, at % width
+            out = features[rows, places - 1 - step]
+            yield LearnerOutput(heads.draft_logits(out).float(), laws, self.penalty(out, truth[rows, places]))
 
 
-class EagleLearner(EntryLearner):
+class EagleLearner(EntryLearner[EagleHeads]):
     """EAGLE's head: it also learns the target's states, and reads them with noise.
 
     The paper's loss is smooth L1 of the states and a tenth of the cross-entropy of laws; its noise is uniform. Here
     both are in units of the states' root mean square, which differs from target to target.
 
     Args:
-        regression: weight of the loss of states, relative to the loss of laws. other: as in ``EntryLearner``.
+        regression: weight of the loss of states, relative to the loss of laws. other: as in ``HeadLearner``.
     """
 
     def __init__(
@@ -132,19 +116,16 @@ class EagleLearner(EntryLearner):
         super().__init__(heads, target, discount, temperature, steps)
         self._regression, self._scale = regression, 1.0
 
-    def decays(self, name: str, value: Tensor) -> bool:
-        """All matrices."""
-        return value.ndim == 2
-
-    def digest(self) -> str:
-        """Hash of the head, and of how it is trained."""
-        return hashlib.sha256(f"{super().digest()}{self._regression}".encode()).hexdigest()
+    @property
+    def about(self) -> tuple[object, ...]:
+        """How it is trained."""
+        return *super().about, self._regression
 
     def read(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
         """The features, in training with uniform noise that is a function of them: a resumed run draws the same."""
         own = torch.cat([row[:length] for row, length in zip(features, lengths, strict=True)])
         self._scale = float(own.pow(2).mean().sqrt().clamp(min=1e-6))
-        if not self.entry.training:
+        if not self.heads.training:
             return features
         seed = int.from_bytes(hashlib.sha256(features.cpu().numpy().tobytes()).digest()[:7], "big")
         chance = torch.Generator().manual_seed(seed)

@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 
 from sprinter.heads.eagle3 import Eagle3Heads
 from sprinter.training.drafts.eagle import EntryLearner
-from sprinter.training.drafts.head_learner import RANKS, draw_matrices
-from sprinter.training.drafts.losses import TopLaws, divergences, on_kept, tempered
-from sprinter.training.drafts.settings import HeadSettings, StudentSettings
-from sprinter.training.drafts.student import embedding_table, student_config
+from sprinter.training.drafts.learner import RANKS, draw_matrices
+from sprinter.training.drafts.settings import HeadSettings
+from sprinter.training.drafts.student import layer_config
 
 __all__ = ["Eagle3Learner", "fresh_eagle3"]
 
@@ -30,12 +29,10 @@ def fresh_eagle3(
         target: in a floating-point dtype. id, fingerprint: of the target as it is used.
         kept: ids of the reduced vocabulary, ascending; None: all tokens.
     """
-    table = embedding_table(target)
-    config = student_config(target, StudentSettings(layers=1), table)
+    config = layer_config(target)
     output: Tensor = target.get_output_embeddings().weight.detach().float()  # type: ignore[no-untyped-call]
     ids = torch.arange(config.vocab_size) if kept is None else kept
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
         heads = Eagle3Heads(config, None, len(ids), target_id=id, target_fingerprint=fingerprint)
     with torch.no_grad():
         heads.keep(ids)
@@ -49,33 +46,21 @@ def fresh_eagle3(
     return heads
 
 
-class Eagle3Learner(EntryLearner):
-    """EAGLE-3's head as ``run_to_end`` trains it.
-
-    Args:
-        heads: fresh. steps: steps of the training-time test. other: as in ``HeadLearner``.
-    """
-
-    def __init__(
-        self, heads: Eagle3Heads, target: PreTrainedModel, discount: float, temperature: float, steps: int = 3
-    ) -> None:
-        super().__init__(heads, target, discount, temperature, steps)
-        self._own = heads
+class Eagle3Learner(EntryLearner[Eagle3Heads]):
+    """EAGLE-3's head as ``run_to_end`` trains it; ``steps``: of the training-time test."""
 
     def decays(self, name: str, value: Tensor) -> bool:
         """Matrices of the layer."""
         return value.ndim == 2 and name.startswith("block.")
 
-    def divergences(self, logits: Tensor, laws: TopLaws) -> dict[str, Tensor]:
-        """Losses of draft logits."""
-        known = torch.log_softmax(logits / self.temperature, -1)
-        own = tempered(laws, self.temperature)
-        return divergences(*on_kept(known, own, self._own.kept, self._own.vocab_size))
+    @property
+    def reduced(self) -> tuple[Tensor, int]:
+        """Its reduced vocabulary."""
+        return self.heads.kept, self.heads.vocab_size
 
     def ranks(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Ranks of tokens; those that it cannot draft have the last one."""
-        kept = self._own.t2d[tokens]
-        column = torch.zeros(self._own.vocab_size, dtype=torch.int64, device=logits.device)
-        column[self._own.kept] = torch.arange(logits.shape[-1], device=logits.device)
+        column = torch.zeros(self.heads.vocab_size, dtype=torch.int64, device=logits.device)
+        column[self.heads.kept] = torch.arange(logits.shape[-1], device=logits.device)
         found = super().ranks(logits, column[tokens])
-        return torch.where(kept, found, max(RANKS, logits.shape[-1]))
+        return torch.where(self.heads.t2d[tokens], found, max(RANKS, logits.shape[-1]))

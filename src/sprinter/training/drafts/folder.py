@@ -1,4 +1,8 @@
-"""The folder of a draft model or of heads in the making: whose it is, and the facts that its draft.json records."""
+"""The folder of a draft model or of heads in the making: whose it is, the training in it, and its draft.json.
+
+It holds what is made, and what the run needs to continue: ``texts/``, ``states/`` and ``training/``. ``draft.json`` is
+written last: a folder that has it is complete.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,16 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sprinter.errors import UserError
+from sprinter.training.drafts.card import draft_card, save_losses
 from sprinter.training.drafts.data import INFO, Texts
-from sprinter.training.drafts.run import LossPoint
+from sprinter.training.drafts.run import Run, loss_temperature
 from sprinter.training.drafts.settings import HeadSettings, StudentSettings, TrainingSettings
+from sprinter.training.shards import save_bytes
 
-__all__ = ["FACTS", "STATES", "TRAINING", "Judging", "check_folder", "run_facts", "training_key"]
+__all__ = ["FACTS", "STATES", "TRAINING", "Judging", "check_folder", "finish", "run_facts", "training_key"]
 
 FACTS, STATES, TRAINING = "draft.json", "states", "training"
 
@@ -30,15 +36,6 @@ class Judging:
     gamma: int = 4
     prompts: int = 6
     new_tokens: int = 96
-
-
-class _EndedTraining(Protocol):
-    """A training that has ended: ``seconds`` and ``tokens`` of the whole of it."""
-
-    steps: int
-    tokens: int
-    seconds: float
-    history: list[LossPoint]
 
 
 def check_folder(folder: Path, restart: bool, sort: str) -> None:
@@ -69,12 +66,9 @@ def check_folder(folder: Path, restart: bool, sort: str) -> None:
             raise UserError(f"'{folder}' holds {there}, which would be overwritten: give another --out")
     if restart and ours:
         (folder / FACTS).unlink(missing_ok=True)
-        for file in (
-            *folder.glob(f"{TRAINING}/*/*.safetensors"),
-            *folder.glob("texts/texts-*.safetensors"),
-            *folder.glob(f"{STATES}/states-*.safetensors"),
-        ):
-            file.unlink()
+        for part in (f"{TRAINING}/*/*", "texts/texts-*", f"{STATES}/states-*"):
+            for file in folder.glob(f"{part}.safetensors"):
+                file.unlink()
         (folder / "texts" / INFO).unlink(missing_ok=True)
 
 
@@ -85,14 +79,12 @@ def training_key(texts: Texts, student: StudentSettings | HeadSettings, training
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def run_facts(
-    texts: Texts, training: TrainingSettings, temperature: float, trained: _EndedTraining
-) -> dict[str, Any]:
-    """What draft.json says of texts and training, by "texts" and "training".
+def run_facts(folder: Path, texts: Texts, training: TrainingSettings, run: Run) -> dict[str, Any]:
+    """What draft.json says of an ended training: "texts", "training", and whether there is a "picture" of its losses.
 
-    Args:
-        temperature: of the laws in the loss.
+    An older draft.json is deleted: it is of the weights beside it.
     """
+    (folder / FACTS).unlink(missing_ok=True)
     train, held = texts.part(False), texts.part(True)
     return {
         "texts": {
@@ -100,7 +92,16 @@ def run_facts(
             "train_tokens": sum(len(text.ids) - text.prompt for text in train),
         },
         "training": {
-            **asdict(training), "temperature": temperature, "steps": trained.steps, "tokens": trained.tokens,
-            "seconds": round(trained.seconds, 1), "history": [point._asdict() for point in trained.history],
+            **asdict(training), "temperature": loss_temperature(training, texts), "steps": run.steps,
+            "tokens": run.tokens, "seconds": round(run.seconds, 1),
+            "history": [point._asdict() for point in run.history],
         },
+        "picture": save_losses(run.history, folder / "losses.png"),
     }  # fmt: skip
+
+
+def finish(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Write card and draft.json; returns the facts."""
+    save_bytes(folder / "README.md", draft_card(facts))
+    save_bytes(folder / FACTS, json.dumps(facts, indent=1) + "\n")
+    return facts

@@ -7,20 +7,18 @@ every distance from there: s tokens after the last one that the target has read,
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from sprinter.heads.glide import GlideHeads
 from sprinter.training.drafts.batches import TextBatch
-from sprinter.training.drafts.head_learner import HeadLearner, HeadOutput, draw_matrices
-from sprinter.training.drafts.losses import TopLaws
-from sprinter.training.drafts.settings import HeadSettings, StudentSettings
-from sprinter.training.drafts.student import embedding_table, student_config
+from sprinter.training.drafts.learner import HeadLearner, LearnerOutput, draw_matrices
+from sprinter.training.drafts.settings import HeadSettings
+from sprinter.training.drafts.student import layer_config
 
 __all__ = ["GlideLearner", "fresh_glide"]
 
@@ -33,23 +31,18 @@ def fresh_glide(target: PreTrainedModel, settings: HeadSettings, id: str, finger
     Args:
         target: in a floating-point dtype. id, fingerprint: of the target as it is used.
     """
-    config = student_config(target, StudentSettings(layers=1), embedding_table(target))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        heads = GlideHeads(config, target_id=id, target_fingerprint=fingerprint)
+        heads = GlideHeads(layer_config(target), target_id=id, target_fingerprint=fingerprint)
     heads.join(target)
     inner: Any = target.base_model
     last = inner.layers[-1]
     with torch.no_grad():
         draw_matrices(heads, settings.seed)
+        own_attn, its_attn = heads.cross_attn, last.self_attn
         pairs: list[tuple[Any, Any]] = [
-            (heads.norm, inner.norm),
-            (heads.cross_layernorm, last.input_layernorm),
-        ]
-        pairs += [
-            (heads.cross_attn.q_proj, last.self_attn.q_proj),
-            (heads.cross_attn.o_proj, last.self_attn.o_proj),
-        ]
+            (heads.norm, inner.norm), (heads.cross_layernorm, last.input_layernorm),
+            (own_attn.q_proj, its_attn.q_proj), (own_attn.o_proj, its_attn.o_proj),
+        ]  # fmt: skip
         for own, there in pairs:
             if own.weight.shape == there.weight.shape:
                 own.weight.copy_(there.weight)
@@ -58,30 +51,12 @@ def fresh_glide(target: PreTrainedModel, settings: HeadSettings, id: str, finger
     return heads
 
 
-class GlideLearner(HeadLearner):
-    """GliDe's layer as ``run_to_end`` trains it.
+class GlideLearner(HeadLearner[GlideHeads]):
+    """GliDe's layer as ``run_to_end`` trains it; ``steps``: largest distance from what the target has read."""
 
-    Args:
-        heads: fresh. steps: largest distance from what the target has read. other: as in ``HeadLearner``.
-    """
-
-    def __init__(
-        self, heads: GlideHeads, target: PreTrainedModel, discount: float, temperature: float, steps: int = 4
-    ) -> None:
-        super().__init__(heads, target, discount, temperature)
-        self._own, self._steps = heads, steps
-
-    def decays(self, name: str, value: Tensor) -> bool:
-        """All matrices."""
-        return value.ndim == 2
-
-    def digest(self) -> str:
-        """Hash of the layer, and of how it is trained."""
-        return hashlib.sha256(f"{super().digest()}{self._steps}".encode()).hexdigest()
-
-    def outputs(self, batch: TextBatch) -> Iterator[HeadOutput]:
+    def outputs(self, batch: TextBatch) -> Iterator[LearnerOutput]:
         """By step, logits ``[n, V]`` and the target's laws of the same tokens."""
-        heads = self._own
+        heads = self.heads
         (states,), batch = self.states(batch), batch.to(self.target.device)
         with torch.no_grad():
             width = batch.ids.shape[1]
@@ -90,11 +65,9 @@ class GlideLearner(HeadLearner):
         embeds = heads.embedded(batch.ids)
         query, key, value = heads.entries(embeds, places)
         attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        for step in range(self._steps):
+        for step in range(self.steps):
             # The token at i, s + 1 after the last one that the target has read, sees its keys up to i − 1 − s.
             sees = places[None] <= (places[:, None] - 1 - step).clamp(min=0)
-            there = batch.places % width >= step + 1
-            at = batch.places[there]
+            at, laws = batch.from_token(step + 1)
             out = heads.finish(embeds, attended, places, keys, sees)
-            laws = TopLaws(*(one[there] for one in batch.laws))
-            yield HeadOutput(heads.token_logits(out[at // width, at % width]).float(), laws)
+            yield LearnerOutput(heads.token_logits(out[at // width, at % width]).float(), laws)

@@ -1,12 +1,7 @@
-"""Trains heads on a target that draft: texts, training, evaluation, card. Every stage resumes.
-
-A folder ``out`` holds the heads, and what the run needs to continue: ``texts/``, ``states/`` and ``training/``.
-``draft.json`` is written last: a folder that has it is complete.
-"""
+"""Trains heads on a target that draft: texts, training, evaluation, card. Every stage resumes (``folder``)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,32 +12,27 @@ from transformers import PreTrainedModel
 from sprinter.decode.sparse import choose_nodes
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
-from sprinter.heads.drafting import TokenHeads
-from sprinter.heads.eagle import EagleHeads, save_eagle
-from sprinter.heads.eagle3 import Eagle3Heads, save_eagle3
-from sprinter.heads.glide import GlideHeads, save_glide
+from sprinter.heads.drafting import save_heads
 from sprinter.heads.load import load_any_head
-from sprinter.heads.medusa import MedusaHeads, save_medusa
 from sprinter.models.reduced_vocab import frequent_tokens
-from sprinter.training.drafts.card import heads_card, save_losses
-from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
+from sprinter.training.drafts.data import Texts, TextsProgress, write_texts
 from sprinter.training.drafts.eagle import AHEAD, EagleLearner, fresh_eagle
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
 from sprinter.training.drafts.folder import (
-    FACTS,
     STATES,
     TRAINING,
     Judging,
     check_folder,
+    finish,
     run_facts,
     training_key,
-)
+)  # fmt: skip
 from sprinter.training.drafts.glide import GlideLearner, fresh_glide
-from sprinter.training.drafts.head_learner import HeadLearner
 from sprinter.training.drafts.judge import accepted, by_task
+from sprinter.training.drafts.learner import HeadLearner
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
-from sprinter.training.drafts.ray_states import RayStates
-from sprinter.training.drafts.run import LossPoint, Run, loss_temperature, run_to_end
+from sprinter.training.drafts.ray_states import ray_states
+from sprinter.training.drafts.run import LossPoint, loss_temperature, run_to_end
 from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.states import keep_states
 from sprinter.training.ray_pool import ray_workers
@@ -100,7 +90,7 @@ def train_heads(
     count = ray_workers(engine, workers, ray_address)
     if count is not None and not shape.keep_states:
         raise UserError("engine=ray computes states that are kept: give keep_states, or engine=local")
-    elsewhere = None if count is None else RayStates(pair, weights, training.precision, count, ray_address)
+    elsewhere = None if count is None else ray_states(pair, weights, training.precision, count, ray_address)
     folder = Path(out)
     check_folder(folder, restart, "heads")
     written = _long_enough(write_texts(pair, data, folder / "texts", texts, on_texts))
@@ -109,34 +99,24 @@ def train_heads(
     learner = _fresh(pair, weights, written, shape, loss_temperature(training, written), name)
     if shape.keep_states:
         learner.kept = keep_states(
-            weights,
-            learner.heads.layers,
-            written.texts,
-            folder / STATES,
-            training.precision,
-            on_states,
-            elsewhere,
-        )
+            weights, learner.heads.layers, written.texts, folder / STATES, training.precision, on_states, elsewhere
+        )  # fmt: skip
     place = folder / TRAINING / training_key(written, shape, training)
     run = run_to_end(learner, written, training, place, progress=on_training)
-    picture = save_losses(run.history, folder / "losses.png")
     learner.heads.accuracies = learner.accuracies(held or written.part(False), training.tokens)
     measured = "held-out" if held else "training"
-    (folder / FACTS).unlink(missing_ok=True)  # it is of the weights beside it
-    facts = _facts(written, shape, training, run, learner)
-    facts["heads"]["accuracies_on"] = measured
+    made = {
+        **asdict(shape), "parameters": sum(value.numel() for value in learner.named().values()),
+        "accuracies": [list(row) for row in learner.heads.accuracies],
+        "tree": choose_nodes(learner.heads.accuracies, 24) if shape.kind == "medusa" else "eagle",
+        "accuracies_on": measured,
+    }  # fmt: skip
+    facts = {"heads": made, **run_facts(folder, written, training, run)}
     recorded = {key: value for key, value in facts["training"].items() if key != "history"}
-    _save(
-        learner.heads,
-        folder,
-        weights,
-        {"training": recorded, "texts": facts["texts"], "accuracies_on": measured},
-    )
-    judged = _judged(pair, folder, written, judging, shape)
-    facts |= {"tasks": judged, "picture": picture}
-    save_bytes(folder / "README.md", heads_card(facts))
-    save_bytes(folder / FACTS, json.dumps(facts, indent=1) + "\n")
-    return facts
+    about = {"training": recorded, "texts": facts["texts"], "accuracies_on": measured}
+    save_heads(learner.heads, folder, "", about)  # the card comes later
+    facts["tasks"] = _judged(pair, folder, written, judging, shape)
+    return finish(folder, facts)
 
 
 def _long_enough(texts: Texts) -> Texts:
@@ -156,52 +136,21 @@ def _long_enough(texts: Texts) -> Texts:
 
 def _fresh(
     pair: Pair, weights: PreTrainedModel, texts: Texts, shape: HeadSettings, temperature: float, name: str
-) -> HeadLearner:
+) -> HeadLearner[Any]:
     """Heads of the asked kind, before training."""
-    fingerprint = texts.info["target_fingerprint"]
+    about = weights, shape, name, texts.info["target_fingerprint"]
+    how = weights, shape.discount, temperature, shape.steps
     if shape.kind == "medusa":
-        return MedusaLearner(
-            fresh_medusa(weights, shape, name, fingerprint), weights, shape.discount, temperature
-        )
+        return MedusaLearner(fresh_medusa(*about), *how)
     if shape.kind == "glide":
-        layer = fresh_glide(weights, shape, name, fingerprint)
-        return GlideLearner(layer, weights, shape.discount, temperature, shape.steps)
+        return GlideLearner(fresh_glide(*about), *how)
     if shape.kind == "eagle":
-        head = fresh_eagle(weights, shape, name, fingerprint)
-        return EagleLearner(head, weights, shape.discount, temperature, shape.steps, shape.regression)
+        return EagleLearner(fresh_eagle(*about), *how, shape.regression)
     kept = None
     if shape.vocabulary is not None:
         answers = (text.ids[text.prompt :] for text in texts.part(False))
         kept = frequent_tokens(answers, shape.vocabulary, pair.models.vocab_size, pair.models.target.eos_ids)
-    own = fresh_eagle3(weights, shape, name, fingerprint, kept)
-    return Eagle3Learner(own, weights, shape.discount, temperature, shape.steps)
-
-
-def _save(heads: TokenHeads, folder: Path, target: PreTrainedModel, facts: dict[str, Any]) -> None:
-    """Write the files of any kind; the card comes later."""
-    if isinstance(heads, MedusaHeads):
-        save_medusa(heads, folder, "", facts)
-        return
-    if isinstance(heads, GlideHeads):
-        save_glide(heads, folder, "", facts)
-        return
-    if isinstance(heads, EagleHeads):
-        save_eagle(heads, folder, "", facts)
-        return
-    assert isinstance(heads, Eagle3Heads)
-    verifier = {"name_or_path": heads.target_id, "architectures": [type(target).__name__]}
-    save_eagle3(heads, folder, "", {"verifier": verifier, **facts})
-
-
-def _facts(
-    texts: Texts, shape: HeadSettings, training: TrainingSettings, run: Run, learner: HeadLearner
-) -> dict[str, Any]:
-    heads = {
-        **asdict(shape), "parameters": sum(value.numel() for value in learner.named().values()),
-        "accuracies": [list(row) for row in learner.heads.accuracies],
-        "tree": choose_nodes(learner.heads.accuracies, 24) if shape.kind == "medusa" else "eagle",
-    }  # fmt: skip
-    return {"heads": heads, **run_facts(texts, training, learner.temperature, run)}
+    return Eagle3Learner(fresh_eagle3(*about, kept), *how)
 
 
 def _judged(
@@ -215,10 +164,7 @@ def _judged(
     tree = "medusa" if shape.kind == "medusa" else "eagle"
     chain = max(shape.steps, AHEAD) if shape.kind == "eagle" else shape.steps
     for name, method in (("chain", f"heads(gamma={chain})"), ("tree", tree)):
-        table = accepted(
-            both, texts.part(True), method=method, temperature=temperature, new_tokens=judging.new_tokens,
-            most=judging.prompts,
-        )  # fmt: skip
+        table = accepted(both, texts.part(True), method, temperature, judging)
         found.append(
             {task: {f"{name}_{key}": value for key, value in row.items()} for task, row in table.items()}
         )

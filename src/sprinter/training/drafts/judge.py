@@ -16,6 +16,7 @@ from sprinter.laws import Sampling, overlap, process
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.training.drafts.batches import TextBatch, collate
 from sprinter.training.drafts.data import TargetText
+from sprinter.training.drafts.folder import Judging
 from sprinter.training.prefixes import PrefixRow, PrefixWriter
 from sprinter.training.records import KINDS
 
@@ -59,22 +60,14 @@ def _logits(model: PreTrainedModel, batch: TextBatch) -> Tensor:
 
 
 def accepted(
-    pair: Pair,
-    texts: Sequence[TargetText],
-    *,
-    method: str,
-    temperature: float,
-    new_tokens: int,
-    most: int,
-    seed: int = 0,
+    pair: Pair, texts: Sequence[TargetText], method: str, temperature: float, judging: Judging
 ) -> dict[str, dict[str, float]]:
     """Tokens a target call of a method, and the share of drafted tokens that were accepted, by task.
 
     Args:
         pair: the target with what drafts for it.
         texts: held-out texts, whose prompts are answered again.
-        method, temperature, new_tokens, seed: of the generation.
-        most: maximum number of prompts of a task.
+        method, temperature: of the generation. judging: how many answers of which length.
 
     Returns:
         task → {"prompts", "tokens_per_call", "acceptance"}.
@@ -82,12 +75,12 @@ def accepted(
     by_task: dict[str, list[TargetText]] = {}
     for text in texts:
         by_task.setdefault(text.task, []).append(text)
-    chosen = [text for own in by_task.values() for text in own[:most]]
+    chosen = [text for own in by_task.values() for text in own[: judging.prompts]]
     if not chosen:
         return {}
     done = pair.generate_batch(
         [text.ids[: text.prompt].tolist() for text in chosen], method=method,
-        max_new_tokens=new_tokens, temperature=temperature, seed=seed, rows=min(8, len(chosen)),
+        max_new_tokens=judging.new_tokens, temperature=temperature, rows=min(8, len(chosen)),
     )  # fmt: skip
     sums: dict[str, list[int]] = {}
     for text, answer in zip(chosen, done, strict=True):
@@ -159,9 +152,7 @@ class OwnDrafts:
                 ids = torch.tensor([*row.ids, *read.tokens[i, :visited].tolist()])
                 probs = raw.values[i, :visited].half().float()
                 found.append(
-                    TargetText(
-                        ids, len(row.ids), raw.indices[i, :visited].clone(), probs.clone(), task, False
-                    )
+                    TargetText(ids, len(row.ids), raw.indices[i, :visited].clone(), probs.clone(), task)
                 )
         return found
 

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from sprinter.heads.drafting import OutputLayer
 from sprinter.heads.medusa import MedusaHeads
 from sprinter.training.drafts.batches import TextBatch
-from sprinter.training.drafts.head_learner import HeadLearner, HeadOutput
-from sprinter.training.drafts.losses import TopLaws
+from sprinter.training.drafts.learner import HeadLearner, LearnerOutput
 from sprinter.training.drafts.settings import HeadSettings
 
 __all__ = ["MedusaLearner", "fresh_medusa"]
@@ -41,32 +40,27 @@ def fresh_medusa(target: PreTrainedModel, settings: HeadSettings, id: str, finge
     return heads
 
 
-class MedusaLearner(HeadLearner):
+class MedusaLearner(HeadLearner[MedusaHeads]):
     """Medusa's heads as ``run_to_end`` trains them.
 
     Head h, from 0, reads the target's state h + 2 places before a token and learns the target's law of that token. The
     law was computed after tokens that the head does not see, so what it learns is their mean.
     """
 
-    def __init__(
-        self, heads: MedusaHeads, target: PreTrainedModel, discount: float, temperature: float
-    ) -> None:
-        super().__init__(heads, target, discount, temperature)
-        self._own = heads
+    @property
+    def about(self) -> tuple[object, ...]:
+        """The discount alone: the number of heads is in their weights."""
+        return (self.discount,)
 
     def decays(self, name: str, value: Tensor) -> bool:
         """Matrices of the blocks; output layers begin as the target's, and stay near it."""
         return value.ndim == 2 and "linear" in name
 
-    def outputs(self, batch: TextBatch) -> Iterator[HeadOutput]:
+    def outputs(self, batch: TextBatch) -> Iterator[LearnerOutput]:
         """By head, its logits ``[n, V]`` and the target's laws of the same tokens."""
         (states,), batch = self.states(batch), batch.to(self.target.device)
-        width, states = batch.ids.shape[1], states.reshape(-1, states.shape[-1])
-        for head in range(self._own.count):
+        states = states.reshape(-1, states.shape[-1])
+        for head in range(self.heads.count):
             back = head + 1  # from the state that the law was computed at to the one that the head reads
-            there = batch.places % width >= back
-            at = batch.places[there] - back
-            yield HeadOutput(
-                self._own.head_logits(head, states[at]).float(),
-                TopLaws(*(one[there] for one in batch.laws)),
-            )
+            at, laws = batch.from_token(back)
+            yield LearnerOutput(self.heads.head_logits(head, states[at - back]).float(), laws)

@@ -6,10 +6,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -19,17 +19,20 @@ from torch import Tensor
 
 from sprinter.errors import SprinterError, UserError
 from sprinter.training.drafts.batches import TextBatch, collate, steps_of, stream
-from sprinter.training.drafts.data import TargetText, Texts, read_shard, save_bytes, shard_bytes
+from sprinter.training.drafts.data import TargetText, Texts, read_shard, shard_bytes
+from sprinter.training.drafts.learner import Learner, Losses
 from sprinter.training.drafts.losses import LOSSES, parse_loss
 from sprinter.training.drafts.settings import TrainingSettings
+from sprinter.training.shards import save_bytes
 
-__all__ = ["CHECKPOINT", "Learner", "LossPoint", "Losses", "Run", "loss_temperature", "run_to_end"]
+__all__ = ["CHECKPOINT", "LossPoint", "Run", "loss_temperature", "run_to_end"]
 
 CHECKPOINT = "training.safetensors"
 _WARM = parse_loss("ce+kl")
 _CLIP = 1.0
 _RAMP = 0.02
 _LEAST_LR = 0.1
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _REFRESHES = 4
 """Number of times that the student's own drafts are judged again during the on-policy steps."""
 
@@ -50,57 +53,6 @@ class LossPoint(NamedTuple):
     seconds: float
     train: dict[str, float]
     held_out: dict[str, float]
-
-
-class Losses(NamedTuple):
-    """Losses of a batch.
-
-    Attributes:
-        parts: by name, ``[n]`` each. weights: what each of the n laws weighs ``[n]``; None: all the same.
-        penalty: a further loss ``[n]``, which is added as it is; None: none.
-    """
-
-    parts: Mapping[str, Tensor]
-    weights: Tensor | None = None
-    penalty: Tensor | None = None
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The weighted mean of ``[n]`` values."""
-        return values.mean() if self.weights is None else (values * self.weights).sum() / self.weights.sum()
-
-
-class Learner(Protocol):
-    """What is trained.
-
-    Attributes:
-        temperature: of both laws in the losses.
-    """
-
-    temperature: float
-
-    def named(self) -> dict[str, Tensor]:
-        """The parameters to train, by name."""
-        ...
-
-    def decays(self, name: str, value: Tensor) -> bool:
-        """Whether weight decay acts on a parameter."""
-        ...
-
-    def losses(self, batch: TextBatch) -> Losses:
-        """The losses of ``training.drafts.losses`` at all laws of a batch."""
-        ...
-
-    def held_out(self, texts: Sequence[TargetText], tokens: int) -> dict[str, float]:
-        """Mean losses, and perhaps other measures, on texts in batches of ``tokens``; {} without texts."""
-        ...
-
-    def training(self, on: bool) -> None:
-        """Go to training or evaluation mode."""
-        ...
-
-    def digest(self) -> str:
-        """Hash of the shape and of all weights before training."""
-        ...
 
 
 def run_to_end(
@@ -141,7 +93,7 @@ def run_to_end(
                 run.save()
                 if progress is not None:
                     progress(point, run.expected)
-    learner.training(False)
+    learner.module.train(False)
     run.steps = run.done
     return run
 
@@ -166,18 +118,11 @@ class Run:
         self._sums, self._count = dict.fromkeys(LOSSES, 0.0), 0
         self._named = learner.named()
         groups = [
-            {
-                "params": [p for name, p in self._named.items() if learner.decays(name, p)],
-                "weight_decay": settings.decay,
-            },
-            {
-                "params": [p for name, p in self._named.items() if not learner.decays(name, p)],
-                "weight_decay": 0.0,
-            },
+            {"params": own, "weight_decay": decay}
+            for decays, decay in ((True, settings.decay), (False, 0.0))
+            if (own := [p for name, p in self._named.items() if learner.decays(name, p) == decays])
         ]
-        self._optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.95)
-        )
+        self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
         key = [texts.info["hash"], settings.shaping(), learner.digest()]
         self._hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         self._began = time.perf_counter()
@@ -233,9 +178,9 @@ class Run:
 
     def note(self) -> LossPoint:
         """The point of a checkpoint, added to the history."""
-        self.learner.training(False)
+        self.learner.module.train(False)
         held = self.learner.held_out(self._held, self.settings.tokens)
-        self.learner.training(True)
+        self.learner.module.train(True)
         means = {name: value / self._count for name, value in self._sums.items()}
         self.tokens += self._count
         self.seconds += time.perf_counter() - self._began
@@ -260,9 +205,9 @@ class Run:
         if path.is_file() and (found := read_shard(path, self._hash)) is not None:
             return found
         assert judge is not None
-        self.learner.training(False)
+        self.learner.module.train(False)
         found = [*judge(number)]
-        self.learner.training(True)
+        self.learner.module.train(True)
         save_bytes(path, shard_bytes(found, self._hash))
         return found
 
@@ -283,7 +228,7 @@ class Run:
         for name, value in self._named.items():
             state[f"weights.{name}"] = value.detach().cpu()
             moments = self._optimizer.state[value]
-            state |= {f"{key}.{name}": moments[key].cpu() for key in ("exp_avg", "exp_avg_sq")}
+            state |= {f"{key}.{name}": moments[key].cpu() for key in _MOMENTS}
         about = {
             "hash": self._hash, "done": self.done, "tokens": self.tokens, "seconds": self.seconds,
             "history": [point._asdict() for point in self.history],
@@ -316,10 +261,7 @@ class Run:
         with torch.no_grad():
             for name, value in self._named.items():
                 value.copy_(state[f"weights.{name}"])
-                moments = {
-                    key: state[f"{key}.{name}"].to(value.device, copy=True)
-                    for key in ("exp_avg", "exp_avg_sq")
-                }
+                moments = {key: state[f"{key}.{name}"].to(value.device, copy=True) for key in _MOMENTS}
                 self._optimizer.state[value] = {"step": torch.tensor(float(about["done"])), **moments}
         self.done = self.resumed = about["done"]
         self.tokens, self.seconds = about["tokens"], about["seconds"]

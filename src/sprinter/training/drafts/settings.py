@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sprinter.decode.checks import at_least, between, whole
+from sprinter.decode.checks import at_least, between, positive, whole
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.training.drafts.losses import parse_loss
-from sprinter.training.prompts import SPLITS
+from sprinter.training.sources import check_reading
 
 __all__ = ["HeadSettings", "StudentSettings", "TextSettings", "TrainingSettings"]
 
@@ -54,16 +54,10 @@ class TextSettings:
     def __post_init__(self) -> None:
         whole("seed", self.seed)
         Sampling(temperature=self.temperature)
-        for name in ("new_tokens", "prompt_tokens", "top", "rows", "shard"):
-            at_least(name, getattr(self, name), 1)
+        positive(self, "new_tokens", "prompt_tokens", "top", "rows", "shard")
         between("prompt_share", self.prompt_share, 0.0, 1.0)
         between("held_out", self.held_out, 0.0, 0.5)
-        if self.limit is not None:
-            at_least("limit", self.limit, 1)
-        if self.split not in SPLITS:
-            raise did_you_mean("split", str(self.split), list(SPLITS))
-        if self.system is not None and not self.chat:
-            raise UserError("system goes with chat: give chat=True too, or leave system out")
+        check_reading(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +86,7 @@ class StudentSettings:
 
     def __post_init__(self) -> None:
         whole("seed", self.seed)
-        for name in ("layers", "width", "heads", "feed_forward", "vocabulary", "context"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
+        positive(self, "layers", "width", "heads", "feed_forward", "vocabulary", "context")
         if self.width is not None and self.width % (2 * (self.heads or 1)):
             raise UserError(
                 f"width={self.width} cannot be split into {self.heads or 1} heads of an even size: "
@@ -136,16 +128,11 @@ class HeadSettings:
         if self.heads is None:
             object.__setattr__(self, "heads", 1 if self.kind == "eagle" else 4)
         for name in ("heads", "blocks"):
-            at_least(name, getattr(self, name), 1)
-            if getattr(self, name) > 16:
-                raise UserError(
-                    f"{name}={getattr(self, name)} is out of range: give a whole number in [1, 16]"
-                )
+            at_least(name, getattr(self, name), 1, 16)
         between("regression", self.regression, 0.0, 1e6)
         between("discount", self.discount, 0.0, 1.0)
         whole("seed", self.seed)
-        if self.vocabulary is not None:
-            at_least("vocabulary", self.vocabulary, 1)
+        positive(self, "vocabulary")
         if self.kind != "medusa" and (self.blocks != 1 or self.share_output):
             raise UserError("blocks and share_output are of Medusa's heads: leave them out")
         if self.kind == "eagle3" and self.steps < 3:
@@ -233,8 +220,4 @@ class TrainingSettings:
                 raise UserError(
                     "minutes does not go with on_policy, which begins at a certain step: leave one out"
                 )
-        for name in ("tokens", "gamma", "checkpoint"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("steps", "threads"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
+        positive(self, "tokens", "gamma", "checkpoint", "steps", "threads")

@@ -180,16 +180,9 @@ def try_shapes(
     found = []
     for shape, student in students.items():
         place = out / training_key(texts, parse_shape(shape), training)
-        trained = train(student, texts, training, place, progress=partial(progress, shape))
-        found.append(
-            Measured(
-                shape,
-                size_of(student),
-                tuple(trained.history),
-                trained.seconds,
-                measure(trained.student, shape),
-            )
-        )
+        run = train(student, texts, training, place, progress=partial(progress, shape))
+        costs = measure(student, shape)
+        found.append(Measured(shape, size_of(student), tuple(run.history), run.seconds, costs))
     return found
 
 

@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.training.drafts.batches import TextBatch
-from sprinter.training.drafts.data import TargetText, save_bytes
+from sprinter.training.drafts.data import TargetText
+from sprinter.training.shards import save_bytes
 
 __all__ = ["KeptStates", "StatesMaker", "StatesTask", "keep_states", "states_of", "states_of_texts"]
 

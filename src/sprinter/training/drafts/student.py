@@ -24,10 +24,10 @@ from transformers import (
 
 from sprinter.errors import UserError
 from sprinter.models.reduced_vocab import CutLlamaConfig, CutLlamaForCausalLM, check_map
-from sprinter.training.drafts.data import save_bytes
 from sprinter.training.drafts.settings import StudentSettings
+from sprinter.training.shards import save_bytes
 
-__all__ = ["embedding_table", "make_student", "save_student", "size_of", "student_config"]
+__all__ = ["layer_config", "make_student", "save_student", "size_of"]
 
 _LONGEST = 8192
 
@@ -45,8 +45,8 @@ def make_student(
     Raises:
         UserError: a width that the target's embeddings do not reach, a map of another vocabulary.
     """
-    table = embedding_table(target)
-    config = student_config(target, settings, table)
+    table = _embedding_table(target)
+    config = _student_config(target, settings, table)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         student = (
@@ -113,7 +113,7 @@ def size_of(student: LlamaForCausalLM) -> int:
     return sum(value.numel() for value in student.parameters()) - int(lookup)
 
 
-def embedding_table(target: PreTrainedModel) -> Tensor:
+def _embedding_table(target: PreTrainedModel) -> Tensor:
     """The target's input embeddings ``[V, d]`` in float32."""
     weight = getattr(target.get_input_embeddings(), "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
@@ -135,13 +135,12 @@ def _projected(table: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
         return table, None
     _, turn = torch.linalg.eigh(table.T.double() @ table.double())
     turn = turn[:, -width:].flip(-1).float()
-    turn *= turn.gather(
-        0, turn.abs().argmax(0, keepdim=True)
-    ).sign()  # eigenvectors have no sign of their own
+    largest = turn.abs().argmax(0, keepdim=True)
+    turn *= turn.gather(0, largest).sign()  # eigenvectors have no sign of their own
     return table @ turn, turn
 
 
-def student_config(target: PreTrainedModel, settings: StudentSettings, table: Tensor) -> LlamaConfig:
+def _student_config(target: PreTrainedModel, settings: StudentSettings, table: Tensor) -> LlamaConfig:
     """The shape of a student on a target with these embeddings ``[V, d]``.
 
     Raises:
@@ -188,6 +187,11 @@ def student_config(target: PreTrainedModel, settings: StudentSettings, table: Te
     return CutLlamaConfig(**common, draft_vocabulary=settings.vocabulary)
 
 
+def layer_config(target: PreTrainedModel) -> LlamaConfig:
+    """The shape of a single layer beside a target, for heads that draft."""
+    return _student_config(target, StudentSettings(layers=1), _embedding_table(target))
+
+
 def _is_llama_like(target: PreTrainedModel) -> bool:
     """Whether a Llama layer can hold one of the target's: same names, pre-normalised, SiLU."""
     own: Any = target.config.get_text_config(decoder=True)
@@ -199,10 +203,8 @@ def _copy_layers(student: LlamaForCausalLM, target: PreTrainedModel) -> None:
     if not _is_llama_like(target):
         return
     there = dict(target.named_parameters())
-    most, count = (
-        int(target.config.get_text_config(decoder=True).num_hidden_layers),
-        student.config.num_hidden_layers,
-    )
+    most = int(target.config.get_text_config(decoder=True).num_hidden_layers)
+    count = student.config.num_hidden_layers
     taken = [i * most // count for i in range(count)]
     for name, own in student.named_parameters():
         source = name

@@ -6,9 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,40 +14,50 @@ from transformers import LlamaForCausalLM
 
 from sprinter.errors import UserError
 from sprinter.models.reduced_vocab import CutHead
-from sprinter.training.drafts.batches import TextBatch, collate
+from sprinter.training.drafts.batches import TextBatch, in_order
 from sprinter.training.drafts.data import TargetText, Texts
-from sprinter.training.drafts.losses import LOSSES, TopLaws, divergences, on_kept, tempered
-from sprinter.training.drafts.run import Losses, LossPoint, loss_temperature, run_to_end
+from sprinter.training.drafts.learner import Learner, LearnerOutput
+from sprinter.training.drafts.run import LossPoint, Run, loss_temperature, run_to_end
 from sprinter.training.drafts.settings import TrainingSettings
 
-__all__ = ["OnPolicy", "TrainedStudent", "in_order", "log_laws", "settle_scale", "train", "validate"]
+__all__ = ["OnPolicy", "StudentLearner", "settle_scale", "train"]
+
+OnPolicy = Callable[[LlamaForCausalLM, int], Sequence[TargetText]]
+"""The target's verdicts on drafts of a student, in a round: texts whose positions the drafts visit. They follow from
+the student's weights and the round's number."""
 
 
-class OnPolicy(Protocol):
-    """Judges drafts of the student: texts whose positions the student's drafts visit."""
+class StudentLearner(Learner):
+    """A student as ``run_to_end`` trains it."""
 
-    def __call__(self, student: LlamaForCausalLM, round: int) -> Sequence[TargetText]:
-        """The texts of a round, a pure function of the student's weights and the round's number."""
-        ...
+    module: LlamaForCausalLM
 
+    @property
+    def reduced(self) -> tuple[Tensor, int] | None:
+        """Those of a reduced vocabulary."""
+        head = self.module.lm_head
+        return (head.ids, head.out_features) if isinstance(head, CutHead) else None
 
-@dataclass(slots=True)
-class TrainedStudent:
-    """A trained student.
+    def outputs(self, batch: TextBatch) -> Iterator[LearnerOutput]:
+        """Logits ``[n, k]`` at the places of a batch."""
+        student = self.module
+        batch = batch.to(student.device)
+        states = student.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+        head = student.lm_head
+        words = head.words if isinstance(head, CutHead) else head
+        yield LearnerOutput(words(states.reshape(-1, states.shape[-1])[batch.places]), batch.laws)
 
-    Attributes:
-        student: the model, in evaluation mode.
-        history: one point per checkpoint.
-        steps, tokens, seconds: of the whole training.
-        resumed: step that an earlier run had reached; 0: none.
-    """
+    def decays(self, name: str, value: Tensor) -> bool:
+        """Matrices other than embeddings."""
+        return value.ndim == 2 and ".layers." in name
 
-    student: LlamaForCausalLM
-    history: list[LossPoint] = field(default_factory=list)
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    resumed: int = 0
+    def digest(self) -> str:
+        """Hash of the shape and of all weights."""
+        config = json.dumps(self.module.config.to_dict(), sort_keys=True, default=str)
+        digest = hashlib.sha256(config.encode())
+        for name, value in sorted(self.module.state_dict().items()):
+            digest.update(name.encode() + value.cpu().numpy().tobytes())
+        return digest.hexdigest()
 
 
 def train(
@@ -60,57 +68,22 @@ def train(
     *,
     on_policy: OnPolicy | None = None,
     progress: Callable[[LossPoint, int], None] | None = None,
-) -> TrainedStudent:
+) -> Run:
     """Train a student on texts of the target, or continue a run that was interrupted.
 
     Args:
         student: a fresh student; trained in place.
-        texts: of the target, with its laws.
-        settings: how to train.
-        out: directory of the checkpoint.
         on_policy: needed if ``settings.on_policy`` is above 0.
-        progress: called at each checkpoint with the newest point and the number of steps in all.
-
-    Raises:
-        UserError: a checkpoint of other settings, texts or student; a full disk.
-        SprinterError: the loss is not finite.
+        other: as in ``run_to_end``, which says what is raised too.
     """
     if settings.on_policy and on_policy is None:
         raise UserError("on_policy needs the target, to judge the student's drafts: give it, or on_policy=0")
     judge = None if on_policy is None else lambda number: on_policy(student, number)
-    learner = _Student(student, settings, loss_temperature(settings, texts))
-    run = run_to_end(learner, texts, settings, out, judge=judge, progress=progress)
-    return TrainedStudent(student, run.history, run.steps, run.tokens, run.seconds, run.resumed)
-
-
-def log_laws(student: LlamaForCausalLM, batch: TextBatch, temperature: float = 1.0) -> tuple[Tensor, TopLaws]:
-    """ln q at the places of a batch, and the target's laws there, both at a temperature.
-
-    A cut vocabulary has one further column, which stands for all tokens outside: their ln q is −inf.
-
-    Returns:
-        ``[n, V]``, or ``[n, kept + 1]`` with laws whose ids are columns.
-    """
-    batch = batch.to(student.device)
-    states = student.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-    states = states.reshape(-1, states.shape[-1])[batch.places]
-    laws, head = tempered(batch.laws, temperature), student.lm_head
-    if not isinstance(head, CutHead):
-        return torch.log_softmax(head(states) / temperature, -1), laws
-    return on_kept(torch.log_softmax(head.words(states) / temperature, -1), laws, head.ids, head.out_features)
-
-
-@torch.no_grad()
-def validate(
-    student: LlamaForCausalLM, texts: Sequence[TargetText], tokens: int, temperature: float
-) -> dict[str, float]:
-    """Mean losses over all positions of texts; empty without texts."""
-    sums, count = dict.fromkeys(LOSSES, 0.0), 0
-    for batch in in_order(texts, tokens):
-        parts = divergences(*log_laws(student, batch, temperature))
-        sums = {name: sums[name] + float(parts[name].sum()) for name in sums}
-        count += len(batch.places)
-    return {name: value / count for name, value in sums.items()} if count else {}
+    student.lm_head.requires_grad_(not settings.freeze_embeddings)
+    if not student.config.tie_word_embeddings:  # an input embedding of its own stays the target's
+        student.get_input_embeddings().requires_grad_(False)
+    learner = StudentLearner(student, loss_temperature(settings, texts))
+    return run_to_end(learner, texts, settings, out, judge=judge, progress=progress)
 
 
 @torch.no_grad()
@@ -126,54 +99,10 @@ def settle_scale(
         The factor, a power of the square root of 2.
     """
     batch, norm = next(in_order(texts, tokens)), student.model.norm.weight
+    learner = StudentLearner(student, temperature)
     before, best = norm.clone(), (math.inf, 1.0)
     for factor in (2 ** (-half / 2) for half in range(13)):
         norm.copy_(before * factor)
-        best = min(best, (float(divergences(*log_laws(student, batch, temperature))["kl"].mean()), factor))
+        best = min(best, (float(learner.losses(batch).parts["kl"].mean()), factor))
     norm.copy_(before * best[1])
     return best[1]
-
-
-def in_order(texts: Sequence[TargetText], tokens: int) -> Iterator[TextBatch]:
-    """Batches of texts, by rising length."""
-    part: list[TargetText] = []
-    for text in sorted(texts, key=lambda text: len(text.ids)):
-        if part and len(text.ids) * (len(part) + 1) > tokens:
-            yield collate(part)
-            part = []
-        part.append(text)
-    if part:
-        yield collate(part)
-
-
-class _Student:
-    """A student as ``run_to_end`` trains it."""
-
-    def __init__(self, student: LlamaForCausalLM, settings: TrainingSettings, temperature: float) -> None:
-        self.student, self.temperature = student, temperature
-        # An input embedding of its own stays the target's.
-        student.lm_head.requires_grad_(not settings.freeze_embeddings)
-        if not student.config.tie_word_embeddings:
-            student.get_input_embeddings().requires_grad_(False)
-
-    def named(self) -> dict[str, Tensor]:
-        return {name: value for name, value in self.student.named_parameters() if value.requires_grad}
-
-    def decays(self, name: str, value: Tensor) -> bool:
-        return value.ndim == 2 and ".layers." in name
-
-    def losses(self, batch: TextBatch) -> Losses:
-        return Losses(divergences(*log_laws(self.student, batch, self.temperature)))
-
-    def held_out(self, texts: Sequence[TargetText], tokens: int) -> dict[str, float]:
-        return validate(self.student, texts, tokens, self.temperature)
-
-    def training(self, on: bool) -> None:
-        self.student.train(on)
-
-    def digest(self) -> str:
-        config = json.dumps(self.student.config.to_dict(), sort_keys=True, default=str)
-        digest = hashlib.sha256(config.encode())
-        for name, value in sorted(self.student.state_dict().items()):
-            digest.update(name.encode() + value.cpu().numpy().tobytes())
-        return digest.hexdigest()
