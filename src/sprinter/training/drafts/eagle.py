@@ -49,10 +49,10 @@ def fresh_eagle(target: PreTrainedModel, settings: HeadSettings, id: str, finger
     return heads
 
 
-Entries = TypeVar("Entries", bound=EntryHeads)
+EntriesT = TypeVar("EntriesT", bound=EntryHeads)
 
 
-class EntryLearner(HeadLearner[Entries]):
+class EntryLearner(HeadLearner[EntriesT]):
     """A head over entries as ``run_to_end`` trains it."""
 
     def read(self, features: Tensor, lengths: Sequence[int]) -> Tensor:

@@ -130,10 +130,10 @@ class Learner(ABC):
         return {name: value / counts[name] for name, value in sums.items() if counts[name]}
 
 
-TrainedHeads = TypeVar("TrainedHeads", bound=TokenHeads)
+HeadsT = TypeVar("HeadsT", bound=TokenHeads)
 
 
-class HeadLearner(Learner, Generic[TrainedHeads]):
+class HeadLearner(Learner, Generic[HeadsT]):
     """What all kinds of heads share in training.
 
     Args:
@@ -148,7 +148,7 @@ class HeadLearner(Learner, Generic[TrainedHeads]):
     tops = (1, 5)
 
     def __init__(
-        self, heads: TrainedHeads, target: PreTrainedModel, discount: float, temperature: float, steps: int = 1
+        self, heads: HeadsT, target: PreTrainedModel, discount: float, temperature: float, steps: int = 1
     ) -> None:
         super().__init__(heads, temperature, discount)
         self.heads, self.target, self.steps = heads, target, steps
