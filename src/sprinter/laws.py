@@ -169,6 +169,7 @@ def _keep_top_p(full: Tensor, sampling: Sampling) -> Tensor:
     kept = (parts.cumsum(-1) - parts < goal).sum(
         -1, keepdim=True
     )  # keep a token if the mass before it is below top_p
+    kept = kept.clamp(min=1)  # none where logits are NaN, which is found later
     return full.masked_fill(~_largest(full, kept, ranked.gather(-1, kept - 1)), -torch.inf)
 
 

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ __all__ = [
     "Draws",
     "Purpose",
     "addresses",
+    "draw_tokens",
     "drawn_seed",
     "following_seed",
     "race",
@@ -117,20 +118,56 @@ class AddressedDraws:
         return _mix64(_mix64(self._key ^ (round << 32 | position)) ^ (row << 8 | purpose))
 
 
-def addresses(
-    draws: Sequence[AddressedDraws], rounds: np.ndarray, positions: np.ndarray, purpose: Purpose
-) -> np.ndarray:
-    """``AddressedDraws.address`` of many draws at once, of row 0.
+def draw_tokens(laws: Tensor, asked: Sequence[tuple[Draws, int, int, int]], purpose: Purpose) -> Tensor:
+    """``Draws.token`` from each of ``laws [n, V]``, together where that is faster; the tokens are the same.
 
     Args:
-        draws: of n texts. rounds, positions: whole numbers that broadcast to ``[..., n]``.
+        asked: draws, round, position and row of each token.
+
+    Returns:
+        Token ids ``[n]``, on the laws' device.
+    """
+    cpu, vocab = laws.device.type == "cpu", laws.shape[-1]
+    if (
+        len(asked) == 1
+        or (cpu and vocab >= _MANY)
+        or any(type(one[0]) is not AddressedDraws for one in asked)
+    ):
+        each = zip(laws, asked, strict=True)
+        ids = [draws.token(law, round, position, purpose, row) for law, (draws, round, position, row) in each]
+        return torch.tensor(ids, device=laws.device)
+    draws, *where = zip(*asked, strict=True)
+    rounds, positions, rows = (np.array(each) for each in where)
+    keys = addresses(draws, rounds, positions, purpose, rows)
+    if not cpu:
+        halves = keys & np.uint64(0xFFFFFFFF), keys >> np.uint64(32)
+        low, high = torch.from_numpy(np.stack(halves).astype(np.int64)).to(laws.device)
+        return race(laws, low, high, race_words(vocab, laws.device))
+    weights = laws.numpy()
+    if np.count_nonzero(weights) == len(weights):  # one token in each
+        return torch.from_numpy(weights.argmax(-1))
+    return torch.from_numpy((weights / _race_times_numpy(keys[:, None], vocab)).argmax(-1))
+
+
+def addresses(
+    draws: Sequence[AddressedDraws],
+    rounds: np.ndarray,
+    positions: np.ndarray,
+    purpose: Purpose,
+    rows: np.ndarray | int = 0,
+) -> np.ndarray:
+    """``AddressedDraws.address`` of many draws at once.
+
+    Args:
+        draws: of n texts. rounds, positions, rows: whole numbers that broadcast to ``[..., n]``.
 
     Returns:
         uint64 ``[..., n]``.
     """
     keys = np.array([own._key for own in draws], np.uint64)
     where = rounds.astype(np.uint64) << np.uint64(32) | positions.astype(np.uint64)
-    return _mix64_numpy(_mix64_numpy(keys ^ where) ^ np.uint64(purpose))
+    what = np.asarray(rows).astype(np.uint64) << np.uint64(8) | np.uint64(purpose)
+    return _mix64_numpy(_mix64_numpy(keys ^ where) ^ what)
 
 
 def _mix64(x: int) -> int:
@@ -177,8 +214,8 @@ def _first_arrival(weights: np.ndarray, key: int, vocab: int, ids: np.ndarray | 
     return int(some[(weights[some] / -np.log1p(below[some])).argmax()]) if len(some) else first
 
 
-def _race_times_numpy(key: int, vocab: int, ids: np.ndarray | None = None) -> np.ndarray:
-    """Exp(1) times of all tokens, or of those in ``ids``, float32, strictly positive."""
+def _race_times_numpy(key: Any, vocab: int, ids: np.ndarray | None = None) -> np.ndarray:
+    """Exp(1) times of all tokens, or of those in ``ids``, float32, strictly positive; keys ``[n, 1]``: ``[n, V]``."""
     u = _race_numbers(key, vocab, ids)
     # -log1p(-u) keeps full relative precision for early arrivals, which decide the race.
     np.log1p(u, out=u)
@@ -186,27 +223,35 @@ def _race_times_numpy(key: int, vocab: int, ids: np.ndarray | None = None) -> np
     return u
 
 
-def _race_numbers(key: int, vocab: int, ids: np.ndarray | None) -> np.ndarray:
+def _race_numbers(key: Any, vocab: int, ids: np.ndarray | None) -> np.ndarray:
     """−u for numbers u in (0, 1) of all tokens, or of those in ``ids``, float32."""
     high, low = _words(vocab)
     if ids is not None:
         high, low = high[ids], low[ids]
-    x = high ^ np.uint32(key & 0xFFFFFFFF)
+    first, second = _halves(key)
+    x = high ^ first
     y = x >> 16
     x ^= y
     x *= np.uint32(_C1)
-    x ^= np.uint32(key >> 32)
+    x ^= second
     x ^= low
     np.right_shift(x, 15, out=y)
     x ^= y
     x *= np.uint32(_C2)
     np.right_shift(x, 16, out=y)
     x ^= y
-    u = x.astype(np.float32)
+    u: np.ndarray = x.astype(np.float32)
     u += np.float32(0.5)
     u *= np.float32(-(2.0**-32))
     np.maximum(u, np.float32(-1 + 2.0**-24), out=u)
     return u
+
+
+def _halves(key: int | np.ndarray) -> tuple[Any, Any]:
+    """The low and the high 32 bits of keys."""
+    if isinstance(key, int):
+        return np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
+    return key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
 
 
 def race_words(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,7 @@ def test_laws_of_half_precision_logits_are_adjusted_in_single() -> None:
 
 
 def test_every_node_of_a_tree_has_its_own_text() -> None:
-    text, tokens, parents = [2, 9], [9, 5, 1, 2, 5], [6, 7, 7, 8, 9]
+    text, tokens, parents = [2, 9], [9, 5, 1, 2, 5], [-1, 0, 0, 1, 2]
     adjuster = Adjuster(ALL, PROMPT, VOCAB)
     logits = logits_of(5, dtype=torch.float64)
     found = adjuster.along([*PROMPT, *text], 7, tokens, parents)(logits)

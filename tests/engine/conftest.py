@@ -12,7 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
-from sprinter.engine.executor import Executor, PassInput, PassOutput
+from sprinter.engine.backends.base import PassInput, PassOutput
+from sprinter.engine.executor import Executor
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
 from sprinter.models.pair import LoadedModel, LoadedPair
@@ -65,7 +66,7 @@ def fail_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception) ->
     """Let a forward pass of an engine, counted from 1, raise an error; the others run."""
     real, calls = Executor.run, itertools.count(1)
 
-    def run(models: Executor, inputs: Sequence[PassInput]) -> list[PassOutput]:
+    def run(models: Executor, inputs: Sequence[PassInput]) -> Sequence[PassOutput]:
         if next(calls) == number:
             raise error
         return real(models, inputs)

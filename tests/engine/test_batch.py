@@ -12,9 +12,10 @@ import torch
 from tests.engine.conftest import double_pair
 
 import sprinter
+from sprinter.engine.backends.base import PromptRow, RowInput
+from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.engine import Engine
 from sprinter.engine.policy import Policy
-from sprinter.engine.rows import CacheRows, RowInput
 from sprinter.errors import BatchError, UserError
 from sprinter.models.choose import make_runner
 
@@ -263,8 +264,8 @@ def test_memory_does_not_grow(pair: sprinter.Pair) -> None:
 
 def test_prompts_of_unlike_length_are_read_apart(pair: sprinter.Pair) -> None:
     feeds = [RowInput(row, (2, 0, 0, 1, 0, 0)[row], [1] * n) for row, n in enumerate((80, 3, 79, 5, 30, 8))]
-    rows = CacheRows(make_runner(pair.models.target.model, batch=6, max_len=90), 24, "target")
-    rows.read_prompts([RowInput(0, 0, [1, 2]), RowInput(3, 0, [3])])
+    rows = EagerBackend(make_runner(pair.models.target.model, batch=6, max_len=90), 24, "target")
+    rows.read([PromptRow("target", RowInput(0, 0, [1, 2])), PromptRow("target", RowInput(3, 0, [3]))])
     widths = list[int]()
 
     def watch(module: object, args: object, kwargs: dict[str, Any]) -> None:
@@ -272,7 +273,7 @@ def test_prompts_of_unlike_length_are_read_apart(pair: sprinter.Pair) -> None:
 
     handle = pair.models.target.model.register_forward_pre_hook(watch, with_kwargs=True)
     try:
-        rows.read_prompts(feeds)
+        rows.read([PromptRow("target", feed) for feed in feeds])
     finally:
         handle.remove()
     assert widths == [80, 30, 8]

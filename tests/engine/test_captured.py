@@ -11,16 +11,9 @@ from tests.models.test_graphs import runner_of
 from tests.models.tiny import CONTEXT, VOCAB, tiny
 
 from sprinter.decode.signals import SIGNALS
-from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.rows import CacheRows, RowInput
-from sprinter.engine.steps import (
-    Drafted,
-    DraftPlan,
-    DraftRow,
-    EagerDraftSteps,
-    EagerTargetPasses,
-    TargetRow,
-)  # fmt: skip
+from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow, RowInput, Scored, TargetRow
+from sprinter.engine.backends.cuda_graph import GraphBackend
+from sprinter.engine.backends.eager import EagerBackend
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.laws import Sampling
@@ -38,26 +31,31 @@ def head(*features: str) -> Head:
         return Head(config, config.network())
 
 
-def both(batch: int, kind: str = "llama") -> tuple[CacheRows, CacheRows]:
-    """Rows of an eager and of a captured runner that hold the same text."""
-    made = []
-    for runner in (make_runner(tiny(kind), batch=batch, max_len=CONTEXT), captured(kind, batch, CONTEXT)):
-        rows = CacheRows(runner, VOCAB, "draft")
+def both(batch: int, kind: str = "llama") -> tuple[EagerBackend, GraphBackend]:
+    """An eager and a captured backend that hold the same text."""
+    eager = EagerBackend(make_runner(tiny(kind), batch=batch, max_len=CONTEXT), VOCAB, "draft")
+    graphs = GraphBackend(captured(kind, batch, CONTEXT), VOCAB, "draft")
+    for rows in (eager, graphs):
         rows.runner.extend(torch.tensor([PROMPT] * batch), logits=False)
-        made.append(rows)
-    return made[0], made[1]
+    return eager, graphs
 
 
-def same(one: Sequence[Sequence[Drafted]], other: Sequence[Sequence[Drafted]]) -> None:
-    for mine, theirs in zip(one, other, strict=True):
-        assert [x.token for x in mine] == [x.token for x in theirs]
-        for x, y in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(x.law, y.law, rtol=0, atol=1e-5)
-            assert (x.raw is None) == (y.raw is None)
-            if x.raw is not None and y.raw is not None:
-                torch.testing.assert_close(x.raw, y.raw, rtol=0, atol=1e-5)
-            assert x.signals == pytest.approx(y.signals, abs=1e-4)
-            assert x.feeds == y.feeds
+def drafted(one: Drafted | SprinterError) -> Drafted:
+    assert isinstance(one, Drafted)
+    return one
+
+
+def same(one: Sequence[Drafted | SprinterError], other: Sequence[Drafted | SprinterError]) -> None:
+    for x, y in zip(map(drafted, one), map(drafted, other), strict=True):
+        assert x.tokens == y.tokens
+        torch.testing.assert_close(x.laws, y.laws, rtol=0, atol=1e-5)
+        assert (x.raws is None) == (y.raws is None)
+        if x.raws is not None and y.raws is not None:
+            torch.testing.assert_close(x.raws, y.raws, rtol=0, atol=1e-5)
+        assert x.signals.keys() == y.signals.keys()
+        for name, values in x.signals.items():
+            torch.testing.assert_close(values, y.signals[name], rtol=0, atol=1e-4)
+        assert (x.passes, x.read) == (y.passes, y.read)
 
 
 def asked_of(batch: int, seed: int, plan: DraftPlan) -> list[DraftRow]:
@@ -83,7 +81,7 @@ def test_draft_steps_are_those_of_the_eager_way(sampling: Sampling, batch: int) 
         for each in (eager, rows):
             each.runner.rewind([4] * batch)
         asked = asked_of(batch, seed, plan)
-        same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+        same(rows.draft(asked), eager.draft(asked))
         assert rows.runner.lengths == eager.runner.lengths
     assert rows.runner._units.calls.keys() >= {"draft"}  # type: ignore[attr-defined]
 
@@ -91,7 +89,7 @@ def test_draft_steps_are_those_of_the_eager_way(sampling: Sampling, batch: int) 
 def test_draft_steps_in_graphs_are_those_of_the_eager_way(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch)
     eager, _ = both(2)
-    rows = CacheRows(runner_of("llama", 2, CONTEXT), VOCAB, "draft")
+    rows = GraphBackend(runner_of("llama", 2, CONTEXT), VOCAB, "draft")
     rows.runner.extend(torch.tensor([PROMPT] * 2), logits=False)
     plan = DraftPlan(Sampling(0.8), tuple(SIGNALS), {"gate": head("hidden", "entropy")}, raw=True)
     for seed in range(4):
@@ -111,7 +109,7 @@ def test_draft_steps_in_graphs_are_those_of_the_eager_way(monkeypatch: pytest.Mo
             )
             for row in range(2)
         ]
-        same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+        same(rows.draft(asked), eager.draft(asked))
     units = rows.runner._units  # type: ignore[attr-defined]
     assert any(key[0].startswith("draft") for key in units._graphs) and not units._refused
 
@@ -123,28 +121,29 @@ def test_rows_with_and_without_heads_step_together() -> None:
         DraftRow(0, [5], 5, 1, AddressedDraws(1), DraftPlan(Sampling(), ("entropy",), {}), 0, 1, 3),
         DraftRow(1, [5], 5, 1, AddressedDraws(2), DraftPlan(Sampling(0.5), (), gate), 0, 1, 2),
     ]
-    made = CapturedDraftSteps(rows)(asked)
-    same(made, EagerDraftSteps(eager)(asked))
-    assert [[sorted(one.signals) for one in row] for row in made] == [[["entropy"]] * 3, [["gate"]] * 2]
+    made = rows.draft(asked)
+    same(made, eager.draft(asked))
+    assert [sorted(drafted(row).signals) for row in made] == [["entropy"], ["gate"]]
+    assert [len(drafted(row).tokens) for row in made] == [3, 2]
     assert rows.runner._units.calls["draft"] == 3  # type: ignore[attr-defined]
 
 
 def test_signals_that_methods_ask_for_make_units_of_their_own() -> None:
     eager, rows = both(2)
-    steps, common = CapturedDraftSteps(rows), ("entropy", "max_prob_processed", "token_prob")
+    common = ("entropy", "max_prob_processed", "token_prob")
     for names in ((), common, ("margin",), ("margin", *common)):
         for each in (eager, rows):
             each.runner.rewind([4, 4])
         plans = [DraftPlan(Sampling(0.7, 5), names), DraftPlan(Sampling())]
         asked = [DraftRow(i, [5], 5, 1, AddressedDraws(i), plan, 0, 1, 2) for i, plan in enumerate(plans)]
-        made = steps(asked)
-        same(made, EagerDraftSteps(eager)(asked))
-        assert [[set(one.signals) for one in row] for row in made] == [[set(names)] * 2, [set()] * 2]
-    columns = {tuple(sorted(unit._columns)) for unit in steps._units.values()}
+        made = rows.draft(asked)
+        same(made, eager.draft(asked))
+        assert [set(drafted(row).signals) for row in made] == [set(names), set()]
+    columns = {tuple(sorted(unit.epilogue.columns[1:])) for unit in rows._draft_units.values()}
     usual = {name for name, one in SIGNALS.items() if one.capture == "always"}
     assert columns == {tuple(sorted(usual)), tuple(sorted({*usual, "margin"}))}
     assert rows.runner._units.calls["draft"] == 8  # type: ignore[attr-defined]
-    keys = {unit.key for unit in steps._units.values()}
+    keys = {unit.key for unit in rows._draft_units.values()}
     assert len(keys) == 2 and sum('"margin"' in key for key in keys) == 1
 
 
@@ -153,28 +152,40 @@ def test_signals_that_are_not_captured_go_the_eager_way(monkeypatch: pytest.Monk
         monkeypatch.setitem(SIGNALS, name, replace(SIGNALS[name], capture="never"))
     eager, rows = both(1)
     asked = [DraftRow(0, [5], 5, 1, AddressedDraws(1), DraftPlan(Sampling(), ("margin",)), 0, 1, 3)]
-    same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+    same(rows.draft(asked), eager.draft(asked))
     assert "draft" not in rows.runner._units.calls  # type: ignore[attr-defined]
 
 
 def test_signals_are_those_of_the_laws_that_tokens_were_drawn_from() -> None:
     plan = DraftPlan(Sampling(0.7, 5), tuple(SIGNALS), {}, raw=True)
-    for rows, way in zip(both(1), (EagerDraftSteps, CapturedDraftSteps), strict=True):
-        (drafted,) = way(rows)([DraftRow(0, [5], 5, 1, AddressedDraws(3), plan, 0, 1, 4)])
-        assert not isinstance(drafted, SprinterError)
-        for one in drafted:
-            assert one.raw is not None and one.signals.keys() == SIGNALS.keys()
-            for name, value in one.signals.items():
-                wanted = SIGNALS[name](one.law, one.raw, torch.tensor(one.token))
-                assert value == pytest.approx(float(wanted), abs=1e-5)
+    for rows in both(1):
+        one = drafted(rows.draft([DraftRow(0, [5], 5, 1, AddressedDraws(3), plan, 0, 1, 4)])[0])
+        assert one.raws is not None and one.signals.keys() == SIGNALS.keys()
+        for name, values in one.signals.items():
+            wanted = SIGNALS[name](one.laws, one.raws, torch.tensor(one.tokens)).double()
+            torch.testing.assert_close(values, wanted, rtol=0, atol=1e-5)
 
 
 def test_a_head_that_reads_the_state_at_x_goes_the_eager_way() -> None:
     eager, rows = both(1)
     plan = DraftPlan(Sampling(), (), {"specdec++": head("hidden_x")})
     asked = [DraftRow(0, [5], 5, 1, AddressedDraws(1), plan, 0, 1, 3)]
-    same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+    same(rows.draft(asked), eager.draft(asked))
     assert "draft" not in rows.runner._units.calls  # type: ignore[attr-defined]
+
+
+def test_rows_without_processors_keep_their_way() -> None:
+    eager, rows = both(3)
+    plan, none = DraftPlan(Sampling(0.0)), torch.full((1, VOCAB), -torch.inf)
+    only = none.index_fill(-1, torch.tensor([7]), 0.0)
+    asked = [
+        DraftRow(i, [5], 5, 1, AddressedDraws(i), plan, adjust=(lambda _: only) if i == 1 else None)
+        for i in range(3)
+    ]
+    made = rows.draft(asked)
+    same(made, eager.draft(asked))
+    assert drafted(made[1]).tokens == [7]
+    assert rows.runner._units.calls == {"draft": 1, "pass": 1, "read": 1}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -184,7 +195,8 @@ def test_target_passes_are_those_of_the_eager_way(sampling: Sampling) -> None:
         TargetRow(RowInput(0, 4, [1, 2, 3]), sampling, True),
         TargetRow(RowInput(2, 4, [7]), Sampling(0.4)),
     ]
-    for one, other in zip(CapturedTargetPasses(rows)(asked), EagerTargetPasses(eager)(asked), strict=True):
+    for one, other in zip(rows.score(asked), eager.score(asked), strict=True):
+        assert isinstance(one, Scored) and isinstance(other, Scored)
         torch.testing.assert_close(one.laws, other.laws, rtol=0, atol=1e-5)
         assert (one.raw is None) == (other.raw is None)
     assert rows.runner.lengths == eager.runner.lengths == [7, 4, 5]
@@ -195,9 +207,9 @@ def test_logits_that_are_not_finite_are_an_error(monkeypatch: pytest.MonkeyPatch
     weight = tiny("llama").get_output_embeddings().weight
     monkeypatch.setattr(weight, "data", torch.full_like(weight, torch.nan))
     row = DraftRow(0, [5], 5, 1, AddressedDraws(1), DraftPlan(Sampling()), count=3)
-    (error,) = CapturedDraftSteps(rows)([row])
+    (error,) = rows.draft([row])
     assert isinstance(error, SprinterError)
     assert "the draft model's logits are NaN at position 4" in str(error)
-    (error,) = CapturedTargetPasses(rows)([TargetRow(RowInput(0, 4, [5, 6]), Sampling())])
+    (error,) = rows.score([TargetRow(RowInput(0, 4, [5, 6]), Sampling())])
     assert isinstance(error, SprinterError)
     assert "logits are NaN at position 4" in str(error)

@@ -16,12 +16,10 @@ import sprinter
 from sprinter.decode.draft import AskDraft, Draft, Stats
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import parse_method
-from sprinter.engine import runtime
-from sprinter.engine.captured import CapturedDraftSteps, captured_steps
+from sprinter.engine.backends.base import Drafted, DraftRow
+from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.executor import Executor
 from sprinter.engine.request_run import RequestRun
-from sprinter.engine.rows import CacheRows
-from sprinter.engine.steps import Drafted, DraftRow
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.models import memory
@@ -48,21 +46,9 @@ class Elsewhere(Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-class ElsewhereDraftSteps(CapturedDraftSteps):
-    """A draft model whose laws lie on another device."""
-
-    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted]]:
-        return [
-            [
-                replace(
-                    one,
-                    law=one.law.as_subclass(Elsewhere),
-                    raw=None if one.raw is None else one.raw.as_subclass(Elsewhere),
-                )
-                for one in drafted
-            ]
-            for drafted in super().__call__(rows)
-        ]
+def elsewhere(drafted: Drafted) -> Drafted:
+    raws = None if drafted.raws is None else drafted.raws.as_subclass(Elsewhere)
+    return replace(drafted, laws=drafted.laws.as_subclass(Elsewhere), raws=raws)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -73,12 +59,12 @@ def test_a_draft_on_another_device_writes_the_same_text(
         out = tiny_pair.generate(PROMPT, method=method, seed=5, max_new_tokens=24, meter="complete")
         return [(token.id, token.origin, token.drift) for token in out.tokens]
 
-    here = outcome()
+    here, draft = outcome(), EagerBackend.draft
 
-    def elsewhere(draft: CacheRows | None, target: CacheRows | None) -> Any:
-        return ElsewhereDraftSteps(draft) if draft else None, captured_steps(None, target)[1]
+    def drafted(rows: EagerBackend, asked: Sequence[DraftRow]) -> list[Any]:
+        return [elsewhere(one) if isinstance(one, Drafted) else one for one in draft(rows, asked)]
 
-    monkeypatch.setattr(runtime, "captured_steps", elsewhere)
+    monkeypatch.setattr(EagerBackend, "draft", drafted)
     assert outcome() == here
 
 

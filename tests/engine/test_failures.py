@@ -17,11 +17,12 @@ from tests.models.told import Told
 import sprinter
 from sprinter.decode import row as row_module
 from sprinter.engine import pool
+from sprinter.engine.backends.base import RowInput
+from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.engine import Engine
 from sprinter.engine.executor import Executor
 from sprinter.engine.policy import Policy
 from sprinter.engine.request_run import RequestRun
-from sprinter.engine.rows import CacheRows, RowInput
 from sprinter.errors import BatchError, SprinterError
 
 PROMPT = [3, 7, 1, 12, 5]
@@ -139,9 +140,9 @@ def test_a_rules_own_error_ends_its_request_alone(
 
 BREAKS = {
     "a pass": (Executor, "run", torch.OutOfMemoryError),
-    "before its answer": (CacheRows, "check", KeyboardInterrupt),
+    "before its answer": (EagerBackend, "check", KeyboardInterrupt),
     "an answer": (RequestRun, "take", KeyboardInterrupt),
-    "a row": (CacheRows, "begin_text", KeyboardInterrupt),
+    "a row": (EagerBackend, "begin_text", KeyboardInterrupt),
 }
 
 
@@ -209,22 +210,21 @@ def test_an_interrupted_stream_keeps_what_was_final(
 
 def test_what_a_broken_pass_left_in_a_row_is_not_read(pair: sprinter.Pair) -> None:
     """A pass writes NaN into keys and is broken off before anybody saw it; another text then has the row."""
-    rows = CacheRows(runner_maker("row")(pair.models.target.model, batch=2, max_len=40), 24, "target")
+    rows = EagerBackend(runner_maker("row")(pair.models.target.model, batch=2, max_len=40), 24, "target")
     text = [5, 3, 8, 1, 9, 4]
     model: Any = pair.models.target.model
-    rows.read([RowInput(0, 0, text), RowInput(1, 0, text * 3)])
+    rows.forward([RowInput(0, 0, text), RowInput(1, 0, text * 3)])
 
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
 
     keys = model.model.layers[0].self_attn.k_proj
     with hooked(keys, nan_at(1, 0)), hooked(model.lm_head, broken), pytest.raises(KeyboardInterrupt):
-        rows.read([RowInput(0, 6, [1, 2, 3]), RowInput(1, 18, [1])])
+        rows.forward([RowInput(0, 6, [1, 2, 3]), RowInput(1, 18, [1])])
     for row in range(2):
         rows.end_text(row)
     assert rows.runner.lengths == [0, 0]
-    read = rows.read([RowInput(0, 0, text), RowInput(1, 0, [1])])
-    assert not read.faults
+    assert not rows.forward([RowInput(0, 0, text), RowInput(1, 0, [1])])[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -265,13 +265,13 @@ def test_padding_that_is_nan_reaches_nobody(pair: sprinter.Pair, kind: str) -> N
     with torch.no_grad():
         model.model.embed_tokens.weight[0] = torch.nan
     recorder = Told(runner_maker(kind)(model, batch=3, max_len=40), model)
-    rows = CacheRows(recorder.runner, 24, "target")
+    rows = EagerBackend(recorder.runner, 24, "target")
     for feeds in (
         [RowInput(0, 0, [1] * 9), RowInput(1, 0, [2]), RowInput(2, 0, [3] * 4)],
         [RowInput(0, 9, [4]), RowInput(2, 4, [5, 6, 7])],
         [RowInput(0, 10, [8]), RowInput(1, 1, [9]), RowInput(2, 7, [9])],
     ):
-        assert not rows.read(feeds).faults
+        assert not rows.forward(feeds)[1]
 
 
 def test_a_stream_that_failed_says_so(pair: sprinter.Pair) -> None:

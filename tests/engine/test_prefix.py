@@ -22,8 +22,8 @@ import sprinter
 from sprinter.decode import Fixed, Method
 from sprinter.decode.sequence import ReadState, common_prefix
 from sprinter.engine import pool, prefix
+from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.prefix import DEFAULT, OFF, HeldText, PrefixCache
-from sprinter.engine.rows import CacheRows
 from sprinter.errors import BatchError, SprinterError, UserError
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.models.quantised.fused_layers import is_joined
@@ -390,13 +390,13 @@ def test_disturbed_requests_with_common_prefixes(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(disturbed, "random_request", alike)
     reused = []
-    begin = CacheRows.begin_text
+    begin = EagerBackend.begin_text
 
-    def noting(rows: CacheRows, view: ReadState, prefix: Sequence[int]) -> None:
+    def noting(rows: EagerBackend, view: ReadState, prefix: Sequence[int]) -> None:
         begin(rows, view, prefix)
         reused.append(view.read)
 
-    monkeypatch.setattr(CacheRows, "begin_text", noting)
+    monkeypatch.setattr(EagerBackend, "begin_text", noting)
     counts = disturb(60, 5, 8, often=3.0)
     assert counts["survived"] >= 20 and counts["failed"] >= 3 and counts["interrupted"] >= 5
     assert sum(map(bool, reused)) > len(reused) / 3

@@ -11,7 +11,6 @@ import torch
 
 import sprinter
 from sprinter.engine.batch import options_of_each
-from sprinter.engine.captured import _apart
 from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
 
@@ -127,25 +126,6 @@ def test_bad_words_are_not_written_across_tokens(builtin_pair: sprinter.Pair, me
         for word in spelled:
             new = ids(out)
             assert all(new[i : i + len(word)] != word for i in range(len(new)))
-
-
-def test_rows_without_processors_keep_their_way() -> None:
-    class Row:
-        def __init__(self, adjust: Any) -> None:
-            self.adjust = adjust
-
-    plain, own = Row(None), Row(lambda logits: logits)
-    calls: list[tuple[str, int]] = []
-
-    def way(name: str) -> Any:
-        def run(rows: Any) -> list[str]:
-            calls.append((name, len(rows)))
-            return [name] * len(rows)
-
-        return run
-
-    found = _apart([plain, own, plain], way("captured"), way("eager"))  # type: ignore[type-var]
-    assert (found, calls) == (["captured", "eager", "captured"], [("captured", 2), ("eager", 1)])
 
 
 BAD = [

@@ -20,8 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
 from sprinter.decode.spec import METHODS, Method, parse_method
-from sprinter.engine import captured
-from sprinter.engine.captured import captured_steps
+from sprinter.engine.backends import cuda_graph
 from sprinter.engine.executor import Executor
 from sprinter.heads.head import Head
 from sprinter.random import AddressedDraws, Purpose
@@ -79,13 +78,13 @@ def law_through(
     kind: str, pair: Pair, method: Method, length: int, ahead: int, patch: pytest.MonkeyPatch, **options: Any
 ) -> dict[Text, float]:
     draws, make = Draws(), runner_maker(kind)
-    patch.setattr(captured, "race", draws.race)
+    patch.setattr(cuda_graph, "race", draws.race)
     runners = [
         make(model, batch=1, max_len=len(PROMPT) + length + 4)  # type: ignore[arg-type]
         for model in pair.models
     ]
     assert {runner.name for runner in runners} == {kind}
-    models = Executor(runners[0], runners[1], pair.vocab, captured_steps)
+    models = Executor(runners[0], runners[1], pair.vocab)
     heads: dict[str, Head] = pair.heads
     return law_of_texts(models, heads, method, length, ahead, draws, **options)
 
@@ -129,7 +128,7 @@ def test_the_joint_law_of_every_method(
 def test_captured_units_were_enumerated(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft steps and target passes both ran in units, not the eager way round."""
     calls: list[str] = []
-    for unit in (captured.DraftUnit, captured.TargetUnit):
+    for unit in (cuda_graph.DraftUnit, cuda_graph.TargetUnit):
         original = unit.forward
 
         def forward(self: Any, *args: Any, original: Any = original) -> Any:

@@ -8,10 +8,8 @@ import pytest
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.switch import PassShare, RoundCount, Tracker
-from sprinter.engine.rows import RowInput
+from sprinter.engine.backends.base import DraftPlan, DraftRow, RowInput, TargetRow, TreeRow
 from sprinter.engine.shares import pass_shares
-from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
-from sprinter.engine.trees import TreeRow
 from sprinter.laws import Sampling
 from sprinter.random import AddressedDraws
 
@@ -55,9 +53,13 @@ def test_what_a_draft_must_read_after_a_rest_is_not_charged() -> None:
         pass_shares([draft(2), draft(1)], True, True),
     )
     assert after_a_rest == usual and other[0].part == 0.0
-    trees = [[(TreeRow(RowInput(0, 5, [1] * n), 1, Sampling())) for n in (read, 1)] for read in (90, 2)]
+    trees = [
+        [(TreeRow(RowInput(0, 5, [1] * n), 1, DraftPlan(Sampling()))) for n in (read, 1)] for read in (90, 2)
+    ]
     assert pass_shares(trees[0], True, True) == pass_shares(trees[1], True, True)
-    (tips, _) = pass_shares([(TreeRow(RowInput(0, 5, [1] * 6), 6, Sampling())), trees[0][1]], True, True)
+    (tips, _) = pass_shares(
+        [(TreeRow(RowInput(0, 5, [1] * 6), 6, DraftPlan(Sampling()))), trees[0][1]], True, True
+    )
     assert tips == [PassShare(False, 2, 6.0, 1.0)]
 
 

@@ -99,12 +99,13 @@ class Adjuster:
         """The adjustment of the logits after each of ``tokens``, which follow ``text[:start]``.
 
         Args:
-            parents: as in ``RowInput``: the index, counted from the beginning of the text, of each token's parent.
+            parents: of the last tokens, nodes of a tree, as in ``Tree``; None: all follow each other.
         """
         self.follow(text[: max(start, self._prompt_len)])
         paths: list[tuple[int, ...]] = []
+        chain = len(tokens) - len(parents or ())
         for i, x in enumerate(tokens):
-            parent = i - 1 if parents is None else parents[i] - start
+            parent = i - 1 if i < chain or parents is None else max(chain + parents[i - chain], chain - 1)
             before = paths[parent] if parent >= 0 else ()
             paths.append((*before, x) if start + i >= self._prompt_len else ())
         return self.after(paths)

@@ -19,13 +19,11 @@ import torch
 from filelock import FileLock, Timeout
 
 from sprinter.decode.costs import PassCosts
-from sprinter.engine.captured import captured_steps
-from sprinter.engine.executor import Executor, PassInput
+from sprinter.engine.backends.base import DraftPlan, DraftRow, PassInput, PromptRow, RowInput, TargetRow
+from sprinter.engine.executor import Executor
 from sprinter.engine.host import host_costs
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.record import cpu_name
-from sprinter.engine.rows import RowInput
-from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
 from sprinter.errors import SprinterError, UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.laws import Sampling
@@ -201,7 +199,7 @@ def borrow(pair: LoadedPair, tokens: int, rows: int = 1) -> Executor:
     target, draft = (
         None if one is None else RunnerPool(one).take(tokens, rows) for one in (pair.target, pair.draft)
     )
-    return Executor(target, draft, pair.vocab_size, captured_steps)
+    return Executor(target, draft, pair.vocab_size)
 
 
 def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
@@ -308,7 +306,7 @@ def read_prompts(models: Executor, context: int, more: int, count: int = 1) -> l
     ids = [i % min(100, models.vocab) for i in range(context + more)]
     for rows in (models.target, models.draft):
         if rows is not None:
-            rows.read_prompts([RowInput(row, 0, ids[:context]) for row in range(count)])
+            rows.read([PromptRow(rows.name, RowInput(row, 0, ids[:context])) for row in range(count)])
     return ids
 
 

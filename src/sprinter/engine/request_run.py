@@ -21,12 +21,25 @@ from sprinter.decode.row import Answer, Asking, LoopRequest
 from sprinter.decode.sequence import ReadState, TokenSequence
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
-from sprinter.engine.executor import Executor, PassInput, PassOutput, PromptRead, PromptRow
+from sprinter.engine.backends.base import (
+    FINAL,
+    Drafted,
+    DraftPlan,
+    DraftRow,
+    PassInput,
+    PassOutput,
+    PromptRead,
+    PromptRow,
+    RowInput,
+    Scored,
+    TargetRow,
+    TipLaws,
+    TreeRow,
+)  # fmt: skip
+from sprinter.engine.backends.eager import EagerBackend
+from sprinter.engine.executor import Executor
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.lookahead import Ahead
-from sprinter.engine.rows import FINAL, CacheRows, RowInput
-from sprinter.engine.steps import Drafted, DraftPlan, DraftRow, Scored, TargetRow
-from sprinter.engine.trees import TipLaws, TreeRow
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling
@@ -108,7 +121,7 @@ class RequestRun:
         self._judging = {kind: heads[kind] for kind in sorted(method.accept.needs)}
         self._logprobs, self._raw = logprobs, self._needs_raw or logprobs is not None
 
-        def adjuster(rows: CacheRows | None) -> Adjuster | None:
+        def adjuster(rows: EagerBackend | None) -> Adjuster | None:
             if not (adjustments and rows):
                 return None
             return Adjuster(adjustments, sequence.tokens, rows.vocab, rows.runner.device)
@@ -207,7 +220,7 @@ class RequestRun:
         left = self._prompt_left(draft, models.draft)
         return left or (self._draft_row(ask) if isinstance(ask, AskDraft) else self._tree_row(ask))
 
-    def _prompt_left(self, view: ReadState, rows: CacheRows | None) -> PromptRow | None:
+    def _prompt_left(self, view: ReadState, rows: EagerBackend | None) -> PromptRow | None:
         """The next chunk of the prompt, but for its last token, that a model has not read."""
         assert rows is not None, "the method asks a model that was not given"
         end, tokens = self.sequence.prompt - 1, self.sequence.tokens
@@ -246,11 +259,9 @@ class RequestRun:
             if self._adjust_q is not None:
                 self._adjust_q.follow(sequence.tokens)
         view.grow(len(sequence), ask.nodes, ask.parents)
-        feed, plan = self._feed(view, len(sequence)), self._plan
         adjust = None if self._adjust_q is None else self._adjust_q.after(ask.paths)
-        return TreeRow(
-            feed, len(ask.paths), plan.sampling, ask.laws, ask.top, self._raw, plan.signals, adjust
-        )
+        feed = self._feed(view, len(sequence))
+        return TreeRow(feed, len(ask.paths), self._plan, ask.laws, ask.top, adjust)
 
     def _target_row(self, ask: AskScore) -> TargetRow:
         sequence, view = self.sequence, self.sequence.target
@@ -263,7 +274,7 @@ class RequestRun:
         layers = (*self._layers, FINAL) if self._judging else self._layers
         return TargetRow(feed, self._sampling, self._raw, layers, adjust)
 
-    def _leave_tree(self, view: ReadState, rows: CacheRows | None) -> None:
+    def _leave_tree(self, view: ReadState, rows: EagerBackend | None) -> None:
         """Move the path of a tree that stays next to the text, before anything else is read."""
         if not view.nodes:
             return
@@ -283,8 +294,7 @@ class RequestRun:
         first, nodes = view.read + view.nodes_read, view.nodes[view.nodes_read :]
         if not view.nodes_read:
             view.begin_tree(first)
-        behind = [end + parent for parent in view.parents[view.nodes_read :]]
-        return RowInput(view.row, first, [*tokens, *nodes], [*range(view.read - 1, end - 1), *behind])
+        return RowInput(view.row, first, [*tokens, *nodes], view.parents[view.nodes_read :], end)
 
     # --- answers without a pass ---
     def _propose(self, proposals: Proposals, ask: AskDraft) -> Draft | None:
@@ -343,28 +353,24 @@ class RequestRun:
             self._was_read(view, given.feed, given.layers, done.states)
             self._count_prefill(view, done.copied, done.seconds)
             return None
-        if isinstance(given, DraftRow) and isinstance(done, list):
+        if isinstance(given, DraftRow) and isinstance(done, Drafted):
             return self._draft(done)
         if isinstance(given, TreeRow) and isinstance(ask, AskTips) and isinstance(done, TipLaws):
             return self._tips(ask, given, done)
         assert isinstance(given, TargetRow) and isinstance(ask, AskScore) and isinstance(done, Scored)
         return self._scores(ask, given, done)
 
-    def _draft(self, drafted: list[Drafted]) -> Draft:
-        view, models = self.sequence.draft, self._models
-        view.read += sum(sum(one.feeds) for one in drafted)
-        view.after = drafted[-1].after
-        self._count_drafts(drafted)
+    def _draft(self, done: Drafted) -> Draft:
+        view, gather, n = self.sequence.draft, self._models.gather, len(done.tokens)
+        view.read += done.read
+        view.after = done.after
+        self._place += n
+        self._count_drafts(done.passes, done.read, done.draft_s, n * self._head_flops)
+        self._stats.gate_s += done.gate_s
         if self._ahead.fixed is None:
-            self._ahead.synchronised(len(drafted), sum(one.draft_s + one.gate_s for one in drafted))
-        signals = {
-            name: torch.tensor([one.signals[name] for one in drafted], dtype=torch.float64)
-            for name in (*self._plan.signals, *self._plan.heads)
-        }
-        laws = models.gather(_stacked([one.law for one in drafted]))
-        raws = [one.raw for one in drafted if one.raw is not None]
-        raw = models.gather(_stacked(raws)) if raws else None
-        return self._without_raw(Draft(tuple(one.token for one in drafted), laws, signals, raw))
+            self._ahead.synchronised(n, done.draft_s + done.gate_s)
+        raw = None if done.raws is None else gather(done.raws)
+        return self._without_raw(Draft(tuple(done.tokens), gather(done.laws), done.signals, raw))
 
     def _without_raw(self, draft: Draft) -> Draft:
         """Note the raw laws of a draft, and leave out those that no rule reads."""
@@ -374,14 +380,9 @@ class RequestRun:
         return draft if self._needs_raw else replace(draft, raw=None)
 
     def _tips(self, ask: AskTips, given: TreeRow, done: TipLaws) -> Tips:
-        stats, costs, gather = self._stats, self._costs, self._models.gather
+        gather = self._models.gather
         self._was_read(self.sequence.draft, given.feed)
-        read = len(given.feed.tokens)
-        stats.draft_steps += 1
-        stats.draft_tokens += read
-        stats.flops_passes += costs.draft
-        stats.flops_tokens += read * costs.draft
-        stats.draft_s += done.draft_s
+        self._count_drafts(1, len(given.feed.tokens), done.draft_s)
         laws, raws = ([] if one is None else list(gather(one)) for one in (done.laws, done.raws))
         if self._logprobs is not None:
             self._logprobs.read_tips(len(self.sequence), ask.paths, raws)
@@ -420,20 +421,14 @@ class RequestRun:
         view.read += len(feed.tokens) - (len(view.nodes) - view.nodes_read)
         view.nodes_read = len(view.nodes)
 
-    def _count_drafts(self, drafted: list[Drafted]) -> None:
-        stats, costs = self._stats, self._costs
-        self._place += len(drafted)
-        for one in drafted:
-            fed = sum(one.feeds)
-            stats.draft_steps += len(one.feeds)
-            stats.draft_tokens += fed
-            stats.flops_passes += len(one.feeds) * costs.draft
-            stats.flops_tokens += fed * costs.draft
-            stats.draft_s += one.draft_s
-            stats.gate_s += one.gate_s
-        scored = len(drafted) * self._head_flops
-        stats.flops_passes += scored
-        stats.flops_tokens += scored
+    def _count_drafts(self, steps: int, tokens: int, seconds: float, heads: float = 0.0) -> None:
+        """Count draft steps over so many tokens; ``heads``: FLOPs of their heads."""
+        stats, each = self._stats, self._costs.draft
+        stats.draft_steps += steps
+        stats.draft_tokens += tokens
+        stats.draft_s += seconds
+        stats.flops_passes += steps * each + heads
+        stats.flops_tokens += tokens * each + heads
 
     def _count_prefill(self, view: ReadState, reused: int, seconds: float) -> None:
         stats = self._stats
@@ -445,7 +440,3 @@ class RequestRun:
             stats.closing_s += seconds
         else:
             stats.prefill_s += seconds
-
-
-def _stacked(laws: list[Tensor]) -> Tensor:
-    return laws[0][None] if len(laws) == 1 else torch.stack(laws)

@@ -11,7 +11,6 @@ from typing import Any
 from sprinter.decode.costs import STEP, PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method, spell, with_values
-from sprinter.engine.captured import captured_steps
 from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
 from sprinter.engine.ending import special_ids
 from sprinter.engine.executor import Executor
@@ -258,7 +257,7 @@ class PairRuntime:
             None if target is None else self.targets.held(target),
             None if draft is None or self.drafts is None else self.drafts.held(draft),
         )
-        return Executor(target, draft, self.models.vocab_size, captured_steps, held)
+        return Executor(target, draft, self.models.vocab_size, held)
 
     def check_memory(
         self,

@@ -16,14 +16,12 @@ from typing import Any
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
 from sprinter.decode.switch import Tracker
-from sprinter.engine.executor import PassInput, PromptRow
+from sprinter.engine.backends.base import DraftRow, PassInput, PromptRow, TargetRow, TreeRow
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
 from sprinter.engine.request import Request, advance
 from sprinter.engine.runtime import PairRuntime
-from sprinter.engine.steps import DraftRow, TargetRow
 from sprinter.engine.stream import TokenReader
-from sprinter.engine.trees import TreeRow
 from sprinter.errors import ContextLengthError, RowsError, UserError
 from sprinter.models.choose import pads_rows, runner_kind
 

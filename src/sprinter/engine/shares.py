@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sprinter.decode.switch import PassShare
-from sprinter.engine.executor import PassInput
-from sprinter.engine.steps import DraftRow, TargetRow
-from sprinter.engine.trees import TreeRow
+from sprinter.engine.backends.base import DraftRow, PassInput, TargetRow, TreeRow
 
 __all__ = ["pass_shares"]
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from sprinter.decode.costs import PassCosts
+from sprinter.engine.backends.base import DraftPlan, PassInput
 from sprinter.engine.costs import borrow, draft_input, read_prompts, run_interleaved, target_input
-from sprinter.engine.executor import PassInput
 from sprinter.engine.pair import Pair
-from sprinter.engine.steps import DraftPlan
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.theory.replay import Replay

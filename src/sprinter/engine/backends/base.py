@@ -1,0 +1,444 @@
+"""What backends are asked and what they answer, and what follows a pass: adjust, process, draw, signals, heads.
+
+A backend runs one model over rows. It has four verbs, each for some rows together: ``read`` (prefill), ``draft`` (draft
+steps), ``tips`` (a level of a tree) and ``score`` (a target pass). What follows a pass is here, once: a backend says
+how it makes laws and draws tokens (``Way``), and nothing else. Rows have their own sampling, draws and positions, and
+their results do not depend on other rows, except for rounding in the models.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.adjust import Adjust
+from sprinter.decode.draft import Ranked
+from sprinter.decode.grow import ranked
+from sprinter.decode.signals import SIGNALS, read_signals
+from sprinter.heads.features import DraftStep, read_features
+from sprinter.heads.head import Head
+from sprinter.laws import Sampling, process, raw_law, wide
+from sprinter.random import Draws, Purpose, draw_tokens
+
+__all__ = [
+    "FINAL",
+    "After",
+    "DraftPlan",
+    "DraftRow",
+    "Drafted",
+    "Epilogue",
+    "HostWay",
+    "PassInput",
+    "PassOutput",
+    "PromptRead",
+    "PromptRow",
+    "RowInput",
+    "Scored",
+    "StepResult",
+    "TargetLaws",
+    "TargetRow",
+    "TipLaws",
+    "TreeRow",
+    "Way",
+    "alike",
+    "processed",
+    "target_laws",
+]  # fmt: skip
+
+FINAL = -1
+"""In place of a decoder layer's number: the hidden states after the final norm."""
+After = tuple[Tensor, Tensor]
+"""Output of a model after a text: logits ``[V]`` and hidden state ``[d]``."""
+
+
+class RowInput(NamedTuple):
+    """Input of a row: ``tokens``, at least one, after the first ``start`` that it holds; later ones are discarded.
+
+    ``parents``: of the last tokens, which are nodes of a tree: the number of each one's parent in the tree, -1 for the
+    text; ``root``: slot of the tree's first node. None: each token follows the previous one.
+    """
+
+    row: int
+    start: int
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+    root: int = 0
+
+    @property
+    def slots(self) -> list[int] | None:
+        """The slot that each token follows, as ``Runner.extend`` takes it; None for a chain."""
+        if self.parents is None:
+            return None
+        chain = len(self.tokens) - len(self.parents)
+        return [*range(self.start - 1, self.start - 1 + chain), *(self.root + one for one in self.parents)]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """A chunk of a prompt's prefill in the row of a model, "target" or "draft"; ``layers``: whose states to return."""
+
+    model: str
+    feed: RowInput
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """Time of a prefill chunk in seconds, and hidden states ``[n, d]`` of each of the row's layers.
+
+    ``copied``: number of its tokens that another row read in the same step.
+    """
+
+    seconds: float
+    states: Sequence[Tensor] = ()
+    copied: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftPlan:
+    """The settings that all draft steps of a request share.
+
+    Attributes:
+        sampling: temperature and truncation of the processed law.
+        signals: names of ``sprinter.decode.signals.SIGNALS`` that the rules read.
+        heads: by kind, those that the rules read.
+        raw: whether the answer must contain raw laws (temperature 1, no truncation).
+        reads_x: whether a head reads the hidden state at x; the step then runs the model on x too.
+        captures: whether the step can be captured.
+        epilogue: what follows a pass, the same object for equal plans of one request.
+    """
+
+    sampling: Sampling
+    signals: tuple[str, ...] = ()
+    heads: Mapping[str, Head] = field(default_factory=dict)
+    raw: bool = False
+
+    reads_x: bool = field(init=False)
+    captures: bool = field(init=False)
+    epilogue: Epilogue = field(init=False)
+
+    def __post_init__(self) -> None:
+        reads_x = any("hidden_x" in head.features for head in self.heads.values())
+        never = any(SIGNALS[name].capture == "never" for name in self.signals)
+        object.__setattr__(self, "reads_x", reads_x)
+        object.__setattr__(self, "captures", not (reads_x or never))
+        object.__setattr__(self, "epilogue", Epilogue(self.signals, tuple(self.heads.items()), self.raw))
+
+
+@dataclass(slots=True)
+class DraftRow:
+    """One row of a draft step.
+
+    Attributes:
+        row: index of the row in the runner.
+        tokens: unread tokens; () if the last step ran the model on x.
+        position: position in the text of the token to draft, so that the row holds ``position - len(tokens)`` tokens
+            before the step; ``round`` and ``draft`` (index of the draft if a round has several) complete the address of
+            the draw.
+        place: position of that token in its draft run, from 1; heads read it.
+        count: number of tokens to draft.
+        after: the model's output after the text, if ``tokens`` is ().
+        adjust: adjusts the logits to the text; only with a ``count`` of 1.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    position: int
+    round: int
+    draws: Draws
+    plan: DraftPlan
+    draft: int = 0
+    place: int = 1
+    count: int = 1
+    after: After | None = None
+    adjust: Adjust | None = None
+
+    @property
+    def feed(self) -> RowInput:
+        """The first input of the row, from the length that the step starts from."""
+        return RowInput(self.row, self.position - len(self.tokens), self.tokens)
+
+    def later(self, made: Drafted) -> DraftRow:
+        """The row after the tokens that it has drafted, to draft the others."""
+        n = len(made.tokens)
+        return DraftRow(
+            self.row, (made.tokens[-1],) if made.after is None else (), self.position + n, self.round, self.draws,
+            self.plan, self.draft, self.place + n, self.count - n, made.after,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What a row drafted: n tokens.
+
+    Attributes:
+        laws: ``[n, V]`` that they were drawn from. raws: raw laws, or None.
+        signals: by name, signals and scores of heads, float64 ``[n]`` on the CPU.
+        passes: number of forward passes of the row, and ``read`` the number of tokens that it read in them.
+        after: the model's output after the last token, if it ran on it.
+        draft_s, gate_s: the row's share of the time, in seconds: without the heads, and of the heads.
+    """
+
+    tokens: list[int]
+    laws: Tensor
+    raws: Tensor | None
+    signals: dict[str, Tensor]
+    passes: int
+    read: int
+    after: After | None
+    draft_s: float
+    gate_s: float
+
+    def joined(self, more: Drafted) -> Drafted:
+        """With the tokens of the next steps."""
+        raws = None if self.raws is None or more.raws is None else torch.cat([self.raws, more.raws])
+        signals = {name: torch.cat([own, more.signals[name]]) for name, own in self.signals.items()}
+        return Drafted(
+            self.tokens + more.tokens, torch.cat([self.laws, more.laws]), raws, signals, self.passes + more.passes,
+            self.read + more.read, more.after, self.draft_s + more.draft_s, self.gate_s + more.gate_s,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class TreeRow:
+    """One row of a draft step of a tree.
+
+    Attributes:
+        feed: the text's unread tokens, or the tips.
+        count: number of tips, the last tokens of the feed.
+        plan: as of ``DraftRow``. laws, top: as in ``AskTips``.
+        adjust: adjusts the logits after the tips.
+    """
+
+    feed: RowInput
+    count: int
+    plan: DraftPlan
+    laws: bool = False
+    top: int = 0
+    adjust: Adjust | None = None
+
+
+@dataclass(slots=True)
+class TipLaws:
+    """What ``TreeRow`` asks for, at each tip: laws and raw laws ``[tips, V]``, the most probable tokens, signals.
+
+    ``draft_s``: the row's time in seconds.
+    """
+
+    laws: Tensor | None
+    raws: Tensor | None
+    top: list[Ranked]
+    signals: dict[str, Tensor]
+    draft_s: float
+
+
+@dataclass(slots=True)
+class TargetRow:
+    """One row of a target forward pass: ``feed`` holds its unread tokens. ``raw``: whether to return raw laws too.
+
+    ``layers``: decoder layers whose hidden states to return, or ``FINAL``. ``adjust``: adjusts the logits of the feed.
+    ``draw``: (draws, round, position) of a token to draw after the last one; None: the loop draws.
+    """
+
+    feed: RowInput
+    sampling: Sampling
+    raw: bool = False
+    layers: tuple[int, ...] = ()
+    adjust: Adjust | None = None
+    draw: tuple[Draws, int, int] | None = None
+
+
+@dataclass(slots=True)
+class Scored:
+    """The target's laws after each token of a row, ``[n, V]``, and the row's share of the time in seconds.
+
+    ``states``: hidden states ``[n, d]`` of each of the row's ``layers``. ``token``: the one to ``draw``.
+    """
+
+    laws: Tensor
+    raw: Tensor | None
+    target_s: float
+    states: Sequence[Tensor] = ()
+    token: int | None = None
+
+
+PassInput = PromptRow | DraftRow | TreeRow | TargetRow
+"""What a request asks of the models."""
+PassOutput = PromptRead | Drafted | TipLaws | Scored | Exception
+"""What they made of it; an exception concerns this request alone."""
+
+
+# --- what follows a pass ---
+class Way(ABC):
+    """How a backend makes laws of logits and draws tokens, for the rows of a pass."""
+
+    @abstractmethod
+    def process(self, logits: Tensor) -> Tensor:
+        """The laws ``[rows, V]`` that tokens are drawn from."""
+
+    @abstractmethod
+    def draw(self, laws: Tensor) -> Tensor:
+        """One token of each law, int64 ``[rows]``."""
+
+    @abstractmethod
+    def settings(self) -> tuple[Tensor, Tensor]:
+        """Place in the draft run and temperature of each row, float ``[rows]``, for heads."""
+
+
+class StepResult(NamedTuple):
+    """What follows a draft pass: tokens ``[rows]``, laws and raw laws ``[rows, V]``, numbers ``[rows, columns]``.
+
+    The columns of ``numbers``, float64, are named by ``Epilogue.columns``. A captured step returns these fields.
+    """
+
+    token: Tensor
+    law: Tensor
+    raw: Tensor
+    numbers: Tensor
+
+
+_STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that do not need a law
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What follows a draft pass, of rows that read the same.
+
+    Attributes:
+        signals: names. heads: with their kinds, in the order of the columns. raw: whether raw laws are wanted.
+        needs_raw: whether they are computed. columns: names of the numbers of a step, "peak" first.
+    """
+
+    signals: tuple[str, ...]
+    heads: tuple[tuple[str, Head], ...] = ()
+    raw: bool = False
+    needs_raw: bool = field(init=False)
+    columns: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        read = {feature for _, head in self.heads for feature in head.features}
+        by_signals = any(SIGNALS[name].reads("raw") for name in self.signals)
+        object.__setattr__(self, "needs_raw", self.raw or by_signals or not _STATES.issuperset(read))
+        object.__setattr__(self, "columns", ("peak", *self.signals, *(kind for kind, _ in self.heads)))
+
+    def step(
+        self, logits: Tensor, hidden: Tensor, way: Way, at_x: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[StepResult, float]:
+        """Laws, draws, signals and scores from logits ``[rows, V]`` and states ``[rows, d]`` after each text.
+
+        Args:
+            at_x: makes the states at the drawn tokens, for heads that read them.
+
+        Returns:
+            The step, and the seconds that the heads took.
+        """
+        law = way.process(logits)
+        token = way.draw(law)
+        raw = raw_law(logits) if self.needs_raw else law
+        columns = [logits.amax(-1)]  # NaN wins a maximum: it shows that logits are not finite
+        if self.signals:
+            columns += read_signals(self.signals, law, raw, token, hidden).values()
+        began = time.perf_counter()
+        if self.heads:
+            states_x = None if at_x is None else at_x(token)
+            began = time.perf_counter()
+            place, temperature = way.settings()
+            facts = DraftStep(hidden, raw, place, token, states_x, temperature)
+            columns += [head.score(read_features(head.features, facts)) for _, head in self.heads]
+        gate_s = time.perf_counter() - began
+        return StepResult(token, law, raw, torch.stack([wide(one) for one in columns], 1)), gate_s
+
+    def tips(self, row: TreeRow, logits: Tensor) -> TipLaws:
+        """What a level of a tree asks for, from logits ``[tips, V]``; the growth draws."""
+        adjusted = logits if row.adjust is None else row.adjust(logits)
+        by_law = row.laws or any(SIGNALS[name].reads("law") for name in self.signals)
+        law = process(adjusted, row.plan.sampling) if by_law else None
+        raw = raw_law(logits) if self.needs_raw else None
+        signals: dict[str, Tensor] = {}
+        if (some := raw if law is None else law) is not None and self.signals:
+            made = read_signals(self.signals, some, some if raw is None else raw)
+            signals = {name: each.to("cpu", torch.float64) for name, each in made.items()}
+        top = ranked(adjusted.float().log_softmax(-1), row.top)
+        return TipLaws(law if row.laws else None, raw if self.raw else None, top, signals, 0.0)
+
+
+class HostWay(Way):
+    """Laws and draws of rows whose settings are known on the host: one ``process`` for all rows that sample alike.
+
+    Args:
+        rows: of the pass. step: number of tokens that each has drafted before, since it was asked.
+    """
+
+    def __init__(self, rows: Sequence[DraftRow], step: int = 0) -> None:
+        self._rows, self._step = rows, step
+
+    def process(self, logits: Tensor) -> Tensor:
+        """See ``Way``; adjusted to the rows' texts."""
+        rows = self._rows
+        if any(row.adjust for row in rows):
+            each = zip(torch.split(logits, 1), rows, strict=True)
+            logits = torch.cat([own if row.adjust is None else row.adjust(own) for own, row in each])
+        return processed(logits, [row.plan.sampling for row in rows])
+
+    def draw(self, laws: Tensor) -> Tensor:
+        """See ``Way``."""
+        self._device = laws.device
+        asked = [(row.draws, row.round, row.position + self._step, row.draft) for row in self._rows]
+        return draw_tokens(laws, asked, Purpose.DRAFT)
+
+    def settings(self) -> tuple[Tensor, Tensor]:
+        """See ``Way``."""
+        places = torch.tensor([float(row.place + self._step) for row in self._rows], device=self._device)
+        heats = [row.plan.sampling.temperature for row in self._rows]
+        return places, torch.tensor(heats, device=self._device)
+
+
+class TargetLaws(NamedTuple):
+    """What follows a target pass, for each of its tokens: laws ``[n, V]``, largest logits ``[n]``, raw laws ``[n, V]``.
+
+    ``raw`` is ``law`` where raw laws are not wanted. A captured pass returns these fields.
+    """
+
+    law: Tensor
+    peak: Tensor
+    raw: Tensor
+
+
+def target_laws(logits: Tensor, process: Callable[[Tensor], Tensor], raw: bool) -> TargetLaws:
+    """Laws after each token of a target pass, from logits ``[n, V]``."""
+    law = process(logits)
+    return TargetLaws(law, logits.amax(-1), raw_law(logits) if raw else law)
+
+
+_Line = TypeVar("_Line")
+
+
+def alike(rows: Sequence[_Line], key: Callable[[_Line], Hashable]) -> list[list[int]]:
+    """The indices of rows, grouped by key."""
+    keys = [key(row) for row in rows]
+    first = keys[0]
+    if all(one is first or one == first for one in keys):
+        return [list(range(len(rows)))]
+    groups: dict[Hashable, list[int]] = {}
+    for i, one in enumerate(keys):
+        groups.setdefault(one, []).append(i)
+    return list(groups.values())
+
+
+def processed(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Row i of ``logits [rows, V]`` processed by ``samplings[i]``."""
+    first = samplings[0]
+    if all(one is first or one == first for one in samplings):
+        return process(logits, first)
+    groups = alike(samplings, lambda sampling: sampling)
+    made = [process(logits[group], samplings[group[0]]) for group in groups]
+    laws = made[0].new_empty(logits.shape)
+    for group, own in zip(groups, made, strict=True):
+        laws[group] = own
+    return laws
