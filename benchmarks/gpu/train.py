@@ -32,7 +32,7 @@ from sprinter.training.dataset import read_positions
 from sprinter.training.label_run import LabelSettings, label
 from sprinter.training.roc import judge
 from sprinter.training.settings import TrainSettings
-from sprinter.training.sources import read_texts
+from sprinter.training.sources import read_records, text_of
 from sprinter.training.train import train
 
 HELD_OUT_LEAST = 24
@@ -48,7 +48,8 @@ def read_documents(files: Sequence[Path], least: int) -> list[recipe.Document]:
     found: dict[str, recipe.Document] = {}
     for file in files:
         parts: list[str] = []
-        for text in [*read_texts([str(file)]), None]:
+        texts = [text_of(record, None, where) for where, record in read_records(str(file))]
+        for text in [*texts, None]:
             parts += [text] if text else []
             if parts and (text is None or sum(map(len, parts)) >= least):
                 whole, parts = "\n".join(parts), []

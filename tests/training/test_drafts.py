@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,16 @@ import torch
 from tests.training.drafting import VOCAB, text, texts, tiny_target
 from transformers import LlamaForCausalLM
 
+from sprinter.decode.costs import PassCosts
 from sprinter.errors import UserError
 from sprinter.laws import overlap, residual
 from sprinter.models.reduced_vocab import CutLlamaForCausalLM, check_map, frequent_tokens
 from sprinter.training.drafts.batches import TextBatch, collate, orders, steps_of
 from sprinter.training.drafts.data import Texts
 from sprinter.training.drafts.losses import TopLaws, divergences, parse_loss, tempered
-from sprinter.training.drafts.run import CHECKPOINT
+from sprinter.training.drafts.run import CHECKPOINT, LossPoint
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
-from sprinter.training.drafts.sizes import DraftCosts, best_speed, fit_overlap, parse_shape
+from sprinter.training.drafts.sizes import Measured, fit_overlap, parse_shape, table_of
 from sprinter.training.drafts.student import make_student, size_of
 from sprinter.training.drafts.train import StudentLearner, train
 
@@ -338,12 +340,18 @@ def test_the_fit_finds_a_power_law() -> None:
         fit_overlap(points[:3])
 
 
+POINT = LossPoint(2, 10, 1.0, {}, {"tv": 0.7})
+
+
 def test_the_best_speed_is_the_largest_of_all_lengths() -> None:
-    costs = DraftCosts(0.1, {n: 1 + 0.05 * (n - 1) for n in range(1, 10)})
+    costs = PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.1), (2, 0.1)))
     speeds = {
-        gamma: sum(0.8**i for i in range(gamma + 1)) / (0.1 * gamma + costs.target_s[gamma + 1])
-        for gamma in range(1, 9)
+        gamma: sum(0.8**i for i in range(gamma + 1)) / (0.1 * gamma + 1 + 0.05 * gamma)
+        for gamma in range(1, 13)
     }
-    gamma, speed = best_speed(0.8, costs)
+    speed, gamma = costs.best_run(0.8)
     assert (gamma, speed) == (max(speeds, key=lambda g: speeds[g]), pytest.approx(max(speeds.values())))
-    assert best_speed(0.3, DraftCosts(0.9, costs.target_s)) == (0, 1.0), "too dear to draft"
+    dear = Measured("1", 100, (POINT,), 1.0, replace(costs, draft=((1, 0.9), (2, 0.9))))
+    other = replace(dear, shape="2", parameters=200, history=(POINT._replace(tokens=20),))
+    found = table_of([dear, other], 20)
+    assert found["best"] is None and {row["gamma"] for row in found["shapes"]} == {0}, "too dear to draft"

@@ -9,6 +9,7 @@ import json
 import sys
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from tests.models.tiny import VOCAB, word_tokenizer
 from tests.training.labelling import tiny_pair, words
 
 from sprinter.errors import UserError
+from sprinter.training.examples import read_examples
 from sprinter.training.prompts import Prompt, PromptRule, PromptSplitter
-from sprinter.training.sources import SPLITS, read_texts, survey
+from sprinter.training.sources import SPLITS, survey
 
 
 def cut(texts: list[str], **changes: int | float) -> tuple[list[Prompt], dict[str, int]]:
@@ -87,6 +89,10 @@ def test_a_tokenizer_of_another_model_is_refused() -> None:
 # --- sources ---------------------------------------------------------------------------------------------------------
 
 
+def read_texts(sources: list[str], field: str | None = None, split: str = "lines") -> Iterator[Any]:
+    return (one if isinstance(one, str) else one.prompt for one in read_examples(sources, field, split))
+
+
 def put(path: Path, content: str | bytes) -> str:
     data = content.encode() if isinstance(content, str) else content
     path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
@@ -101,7 +107,7 @@ def test_lines_and_blocks(tmp_path: Path, name: str) -> None:
         tmp_path / name, '\n<doc id="1" title="A">\nA\n\nOf A.\n</doc>\nbetween\n<doc id="2">\n</doc>\n'
     )
     assert list(read_texts([blocks])) == ["A\n\nOf A.", ""]
-    assert survey([lines, blocks])[0]["texts"] == 2
+    assert survey([lines, blocks], read_examples)[0]["texts"] == 2
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
@@ -110,7 +116,7 @@ def test_wrapped_text_is_split_as_requested(tmp_path: Path, name: str) -> None:
     assert list(read_texts([file])) == [" one", "two", "three", "four"]
     assert list(read_texts([file], split="blank-lines")) == [" one\ntwo", "three\nfour"]
     assert list(read_texts([file], split="file")) == [" one\ntwo\n\n \nthree\nfour"]
-    assert [survey([file], split=split)[0]["texts"] for split in SPLITS] == [4, 2, 1]
+    assert [survey([file], partial(read_examples, split=split))[0]["texts"] for split in SPLITS] == [4, 2, 1]
 
 
 RECORDS = [
@@ -157,7 +163,7 @@ def test_data_sets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = types.SimpleNamespace(load_dataset=load_dataset)
     monkeypatch.setitem(sys.modules, "datasets", fake)  # type: ignore[arg-type]
     assert list(read_texts(["org/name@validation"])) == ["a", "b"]
-    (found,) = survey(["name"])
+    (found,) = survey(["name"], read_examples)
     assert found == {"name": "name", "sha256": hashlib.sha256(b"a\0b\0").hexdigest(), "texts": 2}
     assert asked == [("org/name", "validation", True), ("name", "train", True)]
     with pytest.raises(UserError, match=r"cannot load data set 'org/none' \(no network\): check"):
@@ -168,7 +174,7 @@ def test_sources_are_read_one_after_another_and_no_further_than_asked(tmp_path: 
     good, bad = put(tmp_path / "a.txt", "one\ntwo\n"), put(tmp_path / "b.txt", b"three\n\xff\n")
     texts = read_texts([good, bad])
     assert [next(texts) for _ in range(3)] == ["one", "two", "three"]
-    assert [found["texts"] for found in survey([good, good, bad], limit=3)] == [2, 1, 0]
+    assert [found["texts"] for found in survey([good, good, bad], read_examples, 3)] == [2, 1, 0]
 
 
 def bad_files(folder: Path) -> list[tuple[str, str]]:
@@ -199,7 +205,7 @@ def bad_files(folder: Path) -> list[tuple[str, str]]:
 def test_bad_sources_are_refused_in_one_line(tmp_path: Path) -> None:
     for source, said in bad_files(tmp_path):
         with pytest.raises(UserError) as caught:
-            survey([source])
+            survey([source], read_examples)
         assert said in str(caught.value) and "\n" not in str(caught.value), (source, str(caught.value))
 
 

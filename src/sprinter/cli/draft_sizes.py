@@ -16,8 +16,8 @@ from sprinter.cli.signature import option, takes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from sprinter.decode.costs import PassCosts
     from sprinter.engine.pair import Pair
-    from sprinter.training.drafts.sizes import DraftCosts
 
 __all__ = ["command"]
 
@@ -72,12 +72,12 @@ def command(
     _show(result)
 
 
-def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> DraftCosts:
+def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> PassCosts:
     """Time the student's steps and the target's passes, as the engine runs them."""
+    from sprinter.decode.costs import PassCosts
     from sprinter.engine.pair import Pair as EnginePair
     from sprinter.models.pair import load_models
     from sprinter.theory.passes import measure_passes
-    from sprinter.training.drafts.sizes import DraftCosts
     from sprinter.training.drafts.student import save_student
 
     models = pair.models
@@ -86,7 +86,7 @@ def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> DraftCosts:
         save_student(student, models.tokenizer, Path(folder), models.target.eos_ids)  # type: ignore[arg-type]
         draft = load_models(folder, tokenizer=models.tokenizer, dtype=dtype).target
     times = measure_passes(EnginePair(replace(models, draft=draft)))
-    return DraftCosts(times.draft_s, times.target_s)
+    return PassCosts(tuple(times.target_s.items()), ((1, times.draft_s), (2, times.draft_s)))
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError, refuse_long
 
-__all__ = ["at_least", "between", "positive", "ranged", "whole"]
+__all__ = ["at_least", "between", "boolean", "one_of", "positive", "ranged", "whole"]
 
 
 def between(name: str, value: object, low: float, high: float) -> None:
@@ -41,6 +43,19 @@ def positive(config: Any, *names: str) -> None:
             name
         ].default is not None:
             at_least(name, value, 1)
+
+
+def one_of(kind: str, value: object, known: Iterable[str]) -> None:
+    """Raise a UserError unless the value is one of the known names; it suggests the nearest one."""
+    if value not in (names := list(known)):
+        raise did_you_mean(kind, str(value), names)
+
+
+def boolean(config: object, *names: str) -> None:
+    """Raise a UserError unless these fields are true or false."""
+    for name in names:
+        if not isinstance(value := getattr(config, name), bool):
+            raise UserError(f"{name}={value} is out of range: give true or false")
 
 
 def whole(name: str, value: object) -> int:

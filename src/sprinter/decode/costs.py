@@ -19,7 +19,7 @@ STEP = 0.25
 
 _Points = tuple[tuple[float, float], ...]
 _ROUND = 8  # draft tokens over which ``token`` is the mean
-_LONGEST_RUN = 12  # draft tokens of a round in ``speed_up``
+_LONGEST_RUN = 12  # draft tokens of a round in ``best_run``
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,19 @@ class PassCosts:
             costs.append(max(costs[-1], self.target_s(tokens) / self.target_s(1)))
         return "x".join(f"{cost:.3g}" for cost in costs[1:])
 
-    def speed_up(self, chance: float) -> float:
-        """Speed over plain decoding with the best number of draft tokens, if each is kept with this chance."""
+    def best_run(self, chance: float) -> tuple[float, int]:
+        """Speed over plain decoding with the best number of draft tokens, if each is kept with this chance; and that
+        number."""
         speeds, kept, tokens = [], chance, 1.0
         for drafted in range(1, _LONGEST_RUN + 1):
             tokens, kept = tokens + kept, kept * chance
-            speeds.append(
-                tokens * self.target_s(1) / (drafted * self.draft_s(1) + self.target_s(1 + drafted))
-            )
+            seconds = drafted * self.draft_s(1) + self.target_s(1 + drafted)
+            speeds.append((tokens * self.target_s(1) / seconds, drafted))
         return max(speeds)
+
+    def speed_up(self, chance: float) -> float:
+        """The speed of ``best_run``."""
+        return self.best_run(chance)[0]
 
     def draft_s(self, tokens: float) -> float:
         """Seconds of a draft step that reads a (mean) number of tokens >= 1."""

@@ -10,14 +10,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.checks import at_least, boolean, ranged
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Draft
 from sprinter.decode.grow import Independent, Root, TreeBuilder
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.signals import SIGNALS, read_signals, state_signals
 from sprinter.decode.tree import Siblings
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import SprinterError
 from sprinter.random import Draws, Purpose
 
 __all__ = [
@@ -174,8 +174,7 @@ class Model(Drafter):
     drafts: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.greedy, bool):
-            raise UserError(f"greedy={self.greedy} is out of range: give true or false")
+        boolean(self, "greedy")
         at_least("drafts", self.drafts, 1, 8)
 
 

@@ -29,7 +29,7 @@ from sprinter.random import Draws, Purpose
 
 __all__ = [
     "JOINT", "ChainDriver", "EnumeratedDraws", "MarkovHeads", "MarkovPair", "check_same_law", "joint_law", "run_chain",
-    "target_joint_law",
+    "states_of", "target_joint_law",
 ]  # fmt: skip
 
 Text = tuple[int, ...]
@@ -92,6 +92,12 @@ class MarkovPair:
         return torch.softmax(logits.masked_fill(gone, -torch.inf), -1)
 
 
+def states_of(pair: MarkovPair, tokens: Sequence[int], text: Sequence[int] = ()) -> Tensor:
+    """Stand-in for hidden states of tokens after a text, ``[n, 1]``: a number that depends on the prefix alone."""
+    scores = [pair.score("state", (*text, *tokens[:i])) for i in range(len(tokens))]
+    return torch.tensor(scores, dtype=torch.float64).unsqueeze(-1)
+
+
 class ChainDriver:
     """Answers the loop from a MarkovPair."""
 
@@ -126,7 +132,7 @@ class ChainDriver:
         text, round = request.sequence.tokens, request.sequence.round
         if self._proposals is not None:
             like, read = torch.empty(0, dtype=torch.float64), text[:-1]  # all but what the last call wrote
-            states = {layer: self._states((), read) for layer in self._drafter.target_states}
+            states = {layer: states_of(self._pair, read) for layer in self._drafter.target_states}
             context = Context(text, round, request.at_most, self._pair.vocab, self._draws, like, states)
             draft = self._proposals.draft(context, SIGNALS.keys(), self._needs_raw)
             if draft is not None:
@@ -137,7 +143,7 @@ class ChainDriver:
         if isinstance(request, AskDraft) or not request.nodes:
             sequence = request.sequence
             read = sequence.tokens[: sequence.scored if self._seen is None else self._seen]
-            heads.read(sequence.tokens, {layer: self._states((), read) for layer in self._layers})
+            heads.read(sequence.tokens, {layer: states_of(self._pair, read) for layer in self._layers})
         return heads.tips(request) if isinstance(request, AskTips) else heads.draft(request, self._ahead)
 
     def _tips(self, request: AskTips) -> Tips:
@@ -174,16 +180,10 @@ class ChainDriver:
                 scores = [pair.score(head, text[: end + seen]) for end in range(start, len(text))]
                 made[head] = torch.tensor(scores, dtype=torch.float64)
             read = any(signal.reads("state") for signal in SIGNALS.values())
-            states = self._states(text[:start], text[start:]) if read else None
+            states = states_of(pair, text[start:], text[:start]) if read else None
             # The laws of a Markov pair serve as raw and processed laws.
             memory[key] = known, made | read_signals(SIGNALS, q, q, torch.tensor(text[start:]), states)
         return {**memory[key][1]}
-
-    def _states(self, text: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Stand-in for hidden states, ``[n, 1]``: a number that depends on the prefix alone."""
-        prefixes = [(*text, *tokens[:i]) for i in range(len(tokens))]
-        scores = [self._pair.score("state", prefix) for prefix in prefixes]
-        return torch.tensor(scores, dtype=torch.float64).unsqueeze(-1)
 
     def _score(self, request: AskScore) -> Scores:
         assert request.tokens, "a target pass over nothing"

@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import mul
 from typing import ClassVar
 
-from sprinter.decode.checks import at_least
+from sprinter.decode.checks import at_least, boolean
 from sprinter.decode.draft import Tips
 from sprinter.decode.drafter import Drafter
 from sprinter.decode.grow import Root, TreeBuilder, likely
@@ -186,8 +186,7 @@ class Drawn(_OfWidths):
 
     def __post_init__(self) -> None:
         _OfWidths.__post_init__(self)
-        if not isinstance(self.replacement, bool):
-            raise UserError(f"replacement={self.replacement} is out of range: give true or false")
+        boolean(self, "replacement")
 
     def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""

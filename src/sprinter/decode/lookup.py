@@ -10,10 +10,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.checks import at_least, one_of, ranged
 from sprinter.decode.costs import READS, STEP, PassCosts
 from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
-from sprinter.decode.registry import DRAFTER, did_you_mean
+from sprinter.decode.registry import DRAFTER
 from sprinter.decode.threshold import MEASURED
 from sprinter.errors import UserError
 
@@ -68,8 +68,7 @@ class Lookup(Drafter):
         at_least("length", self.length, 1, LONGEST_COPY)
         if self.least > self.n:
             raise UserError(f"least={self.least} is out of range: give at most n={self.n}")
-        if self.otherwise not in ("nothing", "model"):
-            raise did_you_mean("value of otherwise", str(self.otherwise), ["nothing", "model"])
+        one_of("value of otherwise", self.otherwise, ("nothing", "model"))
         if self.reads not in (_FREE, MEASURED):
             _costs(self.reads)
         if self.step != MEASURED:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least
+from sprinter.decode.checks import at_least, one_of
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 
@@ -67,8 +67,7 @@ class Regression:
                 f"signal={self.signal!r} is not a name: give one or more of {', '.join(_FEATURES)}, joined by +"
             )
         for name in self.names:
-            if name not in _FEATURES:
-                raise did_you_mean(f"signal of {what}", name, list(_FEATURES))
+            one_of(f"signal of {what}", name, _FEATURES)
         if len(set(self.names)) < len(self.names):
             raise did_you_mean(f"signal of {what}", self.signal, ["+".join(dict.fromkeys(self.names))])
         at_least("memory", self.memory, 1)

@@ -15,7 +15,7 @@ from sprinter.training.roc import Report
 from sprinter.training.threshold import TauSetting
 from sprinter.training.train import Trained
 
-__all__ = ["CardWords", "facts_of", "save_trained", "table"]
+__all__ = ["CardWords", "card_text", "facts_of", "save_trained", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,22 @@ def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str
     return [f"| {' | '.join(map(str, line))} |" for line in lines]
 
 
+def card_text(
+    title: str,
+    tags: str,
+    about: str,
+    rows: Iterable[tuple[str, str]],
+    rest: Sequence[str],
+    library: str = "sprinter",
+    licence: str | None = None,
+) -> str:
+    """Text of a model card: what it is, a table of facts, and further lines."""
+    return "\n".join([
+        "---", *([f"license: {licence}"] if licence else []), f"tags: [speculative-decoding, {tags}]",
+        f"library_name: {library}", "---", "", f"# {title}", "", about, "", *table(("", ""), rows), "", *rest,
+    ])  # fmt: skip
+
+
 def _model_card(trained: Trained, report: Report, facts: Mapping[str, Any], words: CardWords) -> str:
     """Text of the artifact's README.md."""
     config, head = trained.head.config, trained.head
@@ -130,17 +146,14 @@ def _model_card(trained: Trained, report: Report, facts: Mapping[str, Any], word
     )
     rows.append(("training", f"{trainings}; seed {trained.settings.seed}"))
     caveat = "" if report.caveat is None else f"{report.caveat}. "
-    lines = [
-        "---", *([f"license: {words.licence}"] if words.licence else []),
-        "tags: [speculative-decoding, sprinter, gate]", "library_name: sprinter", "---", "",
-        f"# {words.title or _base(config.target_id) + '-speculator.sprinter'}", "",
-        f"{HEAD_KINDS[config.kind].about} {words.made}", "",
-        *table(("", ""), rows), "",
+    rest = [
         f"Judged on {report.positions:,} positions of {report.prompts:,} {words.judged}. {caveat}"
         f"Mean label {report.mean_label:.3f}, mean score {report.mean_score:.3f}, R² {report.r2:.3f}.", "",
         *_dial(report), *_areas(report), "", *_rates(report), "", *_table(report), "",
     ]  # fmt: skip
-    return "\n".join(lines)
+    title = words.title or f"{_base(config.target_id)}-speculator.sprinter"
+    about = f"{HEAD_KINDS[config.kind].about} {words.made}"
+    return card_text(title, "sprinter, gate", about, rows, rest, licence=words.licence)
 
 
 def _base(name: str) -> str:

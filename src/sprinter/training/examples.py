@@ -6,8 +6,9 @@ A record is an example if it has "messages" (a last message of the assistant is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sprinter.engine.chat import conversation
@@ -17,7 +18,7 @@ from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 from sprinter.training.sources import FIELDS, MESSAGES, is_record, prompt_of, read_records
 
-__all__ = ["ANSWERS", "Example", "ExampleEncoder", "read_examples"]
+__all__ = ["ANSWERS", "Example", "ExampleEncoder", "read_examples", "reader_of"]
 
 ANSWERS = ("answer", "response", "completion", "canonical_solution")
 """Fields that may hold the answer to a record's "prompt" or "question", in order of preference."""
@@ -51,13 +52,16 @@ def read_examples(
     """Yield the examples of all sources, and the other texts, in order.
 
     Args:
-        sources, field, split: as in ``read_texts``. A field that is named holds running text, or messages.
+        sources: files or data set names.
+        field: field of a record that holds running text, or messages; dots lead into nested objects. None: messages,
+            or the first of ``FIELDS`` that the record has.
+        split: unit of plain text files, one of ``SPLITS``; not used for records and blocks.
         chat: every text is what a user says; otherwise running text stays text.
         system: system message before all of them, in chat form.
         whole: a field "prompt", "question" or "turns" is a whole prompt without an answer too, not running text.
 
     Raises:
-        UserError: as ``read_texts``; a second system message.
+        UserError: as ``read_records``; a record without text; a second system message.
     """
     columns = [field.partition(".")[0]] if field else [MESSAGES, *FIELDS, *ANSWERS]
     for source in sources:
@@ -67,6 +71,13 @@ def read_examples(
             else:
                 found = _of_record(record, field, where, chat, whole)
             yield _in_chat(found, system, where) if chat else found
+
+
+def reader_of(settings: Any) -> Callable[..., Iterator[str | Example]]:
+    """``read_examples`` with the fields ``field``, ``split``, ``chat`` and ``system`` of some settings."""
+    return partial(
+        read_examples, field=settings.field, split=settings.split, chat=settings.chat, system=settings.system
+    )  # fmt: skip
 
 
 def _of_record(record: Any, field: str | None, where: str, chat: bool, whole: bool = False) -> str | Example:

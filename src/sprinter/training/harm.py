@@ -23,7 +23,7 @@ from sprinter.heads.artifact import save_head
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
 from sprinter.kinds import HEAD_KINDS
-from sprinter.training.card import table
+from sprinter.training.card import card_text
 from sprinter.training.metrics import Bootstrap, Interval, curves
 from sprinter.training.mine import Mined, read_mined
 
@@ -153,13 +153,8 @@ def _card(harm: Harm, counts: dict[str, Any], facts: dict[str, Any]) -> str:
         below = f"{harm.recall:.1%} of the harmful tokens score below it"
         rows.append(("threshold", f"{config.tau:.4f}: {below}, {kept}"))
     rows.append(("AU-ROC", f"{harm.auc}; of the token's ln p: {harm.baseline}"))
-    return "\n".join(
-        [
-            "---", "tags: [speculative-decoding, sprinter]", "library_name: sprinter", "---", "",
-            f"# {name}-{config.kind}.sprinter", "", HEAD_KINDS[config.kind].about, "", *table(("", ""), rows), "",
-            "Scores by cross-validation over prompts; the threshold was chosen on them.", "",
-        ]
-    )  # fmt: skip
+    rest = ["Scores by cross-validation over prompts; the threshold was chosen on them.", ""]
+    return card_text(f"{name}-{config.kind}.sprinter", "sprinter", HEAD_KINDS[config.kind].about, rows, rest)
 
 
 def _joined(parts: Sequence[Mined]) -> Mined:

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedPair
-from sprinter.training.examples import Example, ExampleEncoder, read_examples
+from sprinter.training.examples import ExampleEncoder, reader_of
 from sprinter.training.label_step import (
     CPU_BATCH,
     GPU_BATCH,
@@ -116,7 +115,7 @@ def label(
     began = time.perf_counter()
     sources = [str(source) for source in data]
     _check(pair, sources, settings)
-    found = survey(sources, settings.field, settings.limit, settings.split, _reader(settings))
+    found = survey(sources, reader_of(settings), settings.limit)
     info = _describe(pair.models, found, settings)
     run = _engine(engine, pair, settings, info, workers, ray_address)
     shelf = ShardStore(Path(out), info, restart=restart)
@@ -161,8 +160,7 @@ class _Missing:
         self, pair: Pair, sources: Sequence[str], settings: LabelSettings, shelf: ShardStore, texts: int
     ) -> None:
         self.splitter, self.steps = _splitter(pair, settings), 0
-        found = _reader(settings)(sources, settings.field, settings.split)
-        self._texts = islice(found, settings.limit)
+        self._texts = islice(reader_of(settings)(sources), settings.limit)
         self._settings, self._shelf, self._total, self._all_seen = settings, shelf, texts, False
 
     def __iter__(self) -> Iterator[LabelStep]:
@@ -253,10 +251,6 @@ def _engine(
     if any(one is not None and one.id.endswith(".gguf") for one in (pair.models.target, pair.models.draft)):
         raise UserError("the workers of engine=ray load no GGUF files: give engine=local")
     return ray_engine(pair, settings, info, count, ray_address)
-
-
-def _reader(settings: LabelSettings) -> Callable[[Sequence[str], str | None, str], Iterator[str | Example]]:
-    return partial(read_examples, chat=settings.chat, system=settings.system)
 
 
 def _splitter(pair: Pair, settings: LabelSettings) -> PromptSplitter:

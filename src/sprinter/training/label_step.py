@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 
-from sprinter.decode.checks import at_least, between, whole
-from sprinter.decode.registry import did_you_mean
+from sprinter.decode.checks import at_least, between, one_of, whole
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.models.pair import LoadedPair
@@ -87,8 +86,7 @@ class LabelSettings:
                 f"classes={classes!r} is not a list of different classes: give some of {', '.join(KINDS)}"
             )
         for name in classes:
-            if name not in KINDS:
-                raise did_you_mean("prefix class", str(name), list(KINDS))
+            one_of("prefix class", name, KINDS)
         object.__setattr__(self, "classes", tuple(classes))
 
     @property

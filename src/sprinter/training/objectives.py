@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.fuzzy import DIVERGENCES
-from sprinter.decode.checks import between
+from sprinter.decode.checks import between, one_of
 from sprinter.decode.registry import did_you_mean
 from sprinter.decode.spec import parse_call
 from sprinter.errors import UserError
@@ -81,11 +81,6 @@ def _column_of(name: str, value: float, known: tuple[float, ...]) -> int:
     return known.index(value)
 
 
-def _place(at: str, known: tuple[str, ...]) -> None:
-    if at not in known:
-        raise did_you_mean("token of the label", str(at), list(known))
-
-
 @dataclass(frozen=True, slots=True)
 class Ratio(Label):
     """1 if q(x)/p(x) <= λ (SPRINTER, section 3).
@@ -101,7 +96,7 @@ class Ratio(Label):
 
     def __post_init__(self) -> None:
         between("lambda", self.lambda_, 1e-6, 1e6)
-        _place(self.at, _PLACES)
+        one_of("token of the label", self.at, _PLACES)
 
     def values(self, columns: Columns) -> Tensor:
         """0 or 1 ``[n]``; where p(x) is 0 the ratio is infinite."""
@@ -189,7 +184,7 @@ class Accept(Label):
     soft: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _place(self.at, ("drawn", "text"))
+        one_of("token of the label", self.at, ("drawn", "text"))
 
     def values(self, columns: Columns) -> Tensor:
         """Acceptance probability of x, ``[n]``."""
@@ -211,8 +206,7 @@ class FuzzyLabel(Label):
     name: ClassVar[str] = "fuzzy"
 
     def __post_init__(self) -> None:
-        if self.divergence not in DIVERGENCES:
-            raise did_you_mean("divergence", str(self.divergence), list(DIVERGENCES))
+        one_of("divergence", self.divergence, DIVERGENCES)
         between("threshold", self.threshold, 0.0, 1e6)
 
     def values(self, columns: Columns) -> Tensor:
@@ -235,14 +229,12 @@ def parse_label(spec: str | Label) -> Label:
     if isinstance(spec, Label):
         return spec
     name, params = parse_call(spec)
-    if name not in LABELS:
-        raise did_you_mean("label", name, list(LABELS))
+    one_of("label", name, LABELS)
     known = {f.name.rstrip("_"): f.name for f in fields(LABELS[name])}  # type: ignore[arg-type]
     for key in params:
         if not known:
             raise UserError(f"label '{name}' takes no parameters, and got '{key}'")
-        if key not in known:
-            raise did_you_mean(f"parameter of label {name}", key, list(known))
+        one_of(f"parameter of label {name}", key, known)
     return LABELS[name](
         **{known[key]: float(value) if type(value) is int else value for key, value in params.items()}
     )

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sprinter.decode.checks import between, positive
-from sprinter.decode.registry import did_you_mean
+from sprinter.decode.checks import between, one_of, positive
 from sprinter.errors import UserError
 from sprinter.heads.calibration import CALIBRATIONS
 from sprinter.heads.features import parse_features, sees_token
@@ -87,8 +86,7 @@ class TrainSettings:
     classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.head not in PRESETS:
-            raise did_you_mean("head", str(self.head), [*PRESETS, *_MINED])
+        one_of("head", self.head, [*PRESETS, *_MINED])
         self._check_network()
         preset = {**_USUAL, **PRESETS[self.head]}
         for field in fields(self):
@@ -108,11 +106,9 @@ class TrainSettings:
         between("mix", self.mix, 0.0, 0.5)
         if self.weight != "balanced":
             between("weight", self.weight, 1e-3, 1e3)
-        if self.calibration not in CALIBRATIONS:
-            raise did_you_mean("calibration", str(self.calibration), list(CALIBRATIONS))
+        one_of("calibration", self.calibration, CALIBRATIONS)
         for name in self.classes or ():
-            if name not in KINDS:
-                raise did_you_mean("prefix class", name, list(KINDS))
+            one_of("prefix class", name, KINDS)
         if self.mix != _MIX and not (self.own_token and self.classes is None):
             why = "which reads no token" if self.classes is None else "whose classes were chosen"
             raise UserError(f"mix={self.mix} is of no use to {_a(self.head)} head {why}: leave it out")

@@ -23,13 +23,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sprinter.decode.checks import positive
-from sprinter.decode.registry import did_you_mean
+from sprinter.decode.checks import one_of, positive
 from sprinter.errors import UserError, first_line
 
 __all__ = [
     "FIELDS", "MESSAGES", "SPLITS", "SourceRecord", "check_reading", "is_record", "is_source", "prompt_of", "read_hub",
-    "read_lines", "read_records", "read_texts", "survey", "text_of",
+    "read_lines", "read_records", "survey", "text_of",
 ]  # fmt: skip
 
 FIELDS = ("text", "prompt", "question", "turns", "content")
@@ -47,8 +46,7 @@ SourceRecord = dict[str, Any]
 def check_reading(settings: Any) -> None:
     """Raise a UserError unless the fields ``limit``, ``split``, ``chat`` and ``system`` of settings go together."""
     positive(settings, "limit")
-    if settings.split not in SPLITS:
-        raise did_you_mean("split", str(settings.split), list(SPLITS))
+    one_of("split", settings.split, SPLITS)
     if settings.system is not None and not settings.chat:
         raise UserError("system goes with chat: give chat=True too, or leave system out")
 
@@ -61,24 +59,18 @@ _BLOCK = "<doc "
 
 
 def survey(
-    sources: Sequence[str],
-    field: str | None = None,
-    limit: int | None = None,
-    split: str = "lines",
-    read: Callable[[Sequence[str], str | None, str], Iterator[Any]] | None = None,
+    sources: Sequence[str], read: Callable[[Sequence[str]], Iterator[Any]], limit: int | None = None
 ) -> list[dict[str, Any]]:
     """Read all sources once, so that errors show before labelling begins.
 
     Args:
         sources: files or data set names.
-        field: field that holds the text of a record, see ``read_texts``.
+        read: yields the texts and examples of sources (``training.examples``).
         limit: maximum number of texts to count over all sources; a source beyond it counts 0 texts.
-        split: unit of plain text files, see ``read_texts``.
-        read: what yields the texts of sources; None: ``read_texts``.
 
     Returns:
-        {"name", "sha256", "texts"} of each source, "texts" being the number of texts; "examples" where ``read`` yields
-        some that are not text.
+        {"name", "sha256", "texts"} of each source, "texts" being the number of texts; "examples" where some are not
+        text.
 
     Raises:
         UserError: a source is missing, empty, unreadable or not UTF-8.
@@ -86,7 +78,7 @@ def survey(
     found, left = [], limit
     for source in sources:
         digest, count, examples = hashlib.sha256(), 0, 0
-        for text in islice((read or read_texts)([source], field, split), left):
+        for text in islice(read([source]), left):
             count += 1
             examples += not isinstance(text, str)
             if not Path(source).is_file():
@@ -102,25 +94,6 @@ def survey(
     return found
 
 
-def read_texts(sources: Sequence[str], field: str | None = None, split: str = "lines") -> Iterator[str]:
-    """Yield the texts of all sources in order; "" for a record whose text is empty.
-
-    Args:
-        sources: files or data set names.
-        field: field that holds the text of a record; dots lead into nested objects. None takes the first of ``FIELDS``
-            that the record has.
-        split: unit of plain text files, one of ``SPLITS``; not used for records and blocks.
-
-    Raises:
-        UserError: a source is missing, unreadable, of an unknown kind or not UTF-8; names the line.
-    """
-    wanted = [field.partition(".")[0]] if field else FIELDS
-    for source in sources:
-        for where, record in read_records(source, wanted, split):
-            # a line or a block has its text in "text"; ``field`` applies to sources of records only
-            yield text_of(record, field if is_record(source) else "text", where)
-
-
 def read_records(
     source: str, columns: Sequence[str] | None = None, split: str = "lines"
 ) -> Iterator[tuple[str, SourceRecord]]:
@@ -132,7 +105,7 @@ def read_records(
         split: unit of a plain text file, one of ``SPLITS``.
 
     Raises:
-        UserError: as ``read_texts``.
+        UserError: the source is missing, unreadable, of an unknown kind or not UTF-8; names the line.
     """
     reader = _reader(source, split)
     try:

@@ -90,8 +90,14 @@ def run_code(program: str, limits: SandboxLimits) -> Outcome:
         source.write(program.encode("utf-8", "replace"))
         source.seek(0)
         child = subprocess.Popen(
-            command, cwd=home, env={}, stdin=source, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True
-        )  # fmt: skip
+            command,
+            cwd=home,
+            env={},
+            stdin=source,
+            stdout=said,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         late = not _ends(child, limits.seconds)
         return _outcome(_read(said), child.returncode, late)
 

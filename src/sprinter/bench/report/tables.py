@@ -127,8 +127,11 @@ _FULL: Sequence[tuple[str, str, str, Callable[[Any], str]]] = (
 
 def headline_table(run: Digest, temperature: float) -> Table:
     """Every arm at one temperature, fastest first: speed over all and each suite, target calls, drift."""
-    found = {suite: run.views.get((suite, temperature)) for suite in run.suites}
-    views = {suite: {s["arm"]: s for s in summaries} for suite, summaries in found.items() if summaries}
+    views = {
+        suite: {s["arm"]: s for s in found}
+        for suite in run.suites
+        if (found := run.views.get((suite, temperature)))
+    }
     what, show = _measure(run)
     first = next(iter(views.values()))
 
@@ -205,8 +208,11 @@ def full_table(run: Digest, summaries: Sequence[Summary]) -> Table:
     """Every number of a summary except latency and quality."""
 
     def over(base: str) -> Column:
-        hint = f"speed over {base}; 95 % interval"
-        return f"over {base}", hint, lambda s: _with_interval(speed_of(s, base), multiple)
+        return (
+            f"over {base}",
+            f"speed over {base}; 95 % interval",
+            lambda s: _with_interval(speed_of(s, base), multiple),
+        )
 
     columns = [_LAW, *map(over, run.bases), _DRIFT, *(_column(*each) for each in _FULL)]
     return _table(run, "every arm", summaries, columns)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import one_of, ranged
 from sprinter.decode.draft import Control
-from sprinter.decode.registry import ACCEPT, did_you_mean
+from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, tv_distance
 
 __all__ = ["DEFERRALS", "Cascade"]
@@ -42,8 +42,7 @@ class Cascade(AcceptRule):
     needs_raw: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.deferral not in DEFERRALS:
-            raise did_you_mean("deferral", str(self.deferral), list(DEFERRALS))
+        one_of("deferral", self.deferral, DEFERRALS)
         ranged(self, "alpha", 0.0, 1.0)
 
     def _deferred(self, p: Tensor, q: Tensor, control: Control | None) -> Tensor:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import BLIND, AcceptRule
-from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.checks import at_least, boolean, ranged
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.decode.tree import Siblings
-from sprinter.errors import UserError
 from sprinter.laws import one_hot
 
 __all__ = ["Relaxed", "Threshold"]
@@ -41,8 +40,7 @@ class Relaxed(AcceptRule):
     def __post_init__(self) -> None:
         at_least("top_k", self.top_k, 1)
         ranged(self, "delta", 0.0, 1.0)
-        if not isinstance(self.sampled, bool):
-            raise UserError(f"sampled={self.sampled} is out of range: give true or false")
+        boolean(self, "sampled")
 
     def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 for the likely tokens, else 0."""

@@ -13,9 +13,9 @@ from torch import Tensor
 from sprinter.decode.accept.base import AcceptRule, Ends, LengthRule, at_tokens
 from sprinter.decode.accept.choice import GreedyMatch
 from sprinter.decode.accept.exact import Exact
-from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.checks import at_least, one_of, ranged
 from sprinter.decode.draft import Control
-from sprinter.decode.registry import ACCEPT, did_you_mean
+from sprinter.decode.registry import ACCEPT
 
 __all__ = ["Fly"]
 
@@ -47,8 +47,7 @@ class Fly(LengthRule):
         at_least("window", self.window, 1)
         at_least("top", self.top, 1)
         ranged(self, "entropy", 0.0, math.inf)
-        if self.base not in _BASES:
-            raise did_you_mean("base", str(self.base), list(_BASES))
+        one_of("base", self.base, _BASES)
 
     def ends(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Ends:
         """How many tokens stay, and what follows them."""

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule
-from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.checks import at_least, boolean, one_of, ranged
 from sprinter.decode.draft import Control, LawPair
-from sprinter.decode.registry import ACCEPT, did_you_mean
-from sprinter.errors import UserError
+from sprinter.decode.registry import ACCEPT
 from sprinter.laws import js_divergence, kl_divergence, one_hot, tv_distance
 
 __all__ = ["DIVERGENCES", "Fuzzy"]
@@ -55,14 +54,10 @@ class Fuzzy(AcceptRule):
     needs_raw: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.divergence not in DIVERGENCES:
-            raise did_you_mean("divergence", str(self.divergence), list(DIVERGENCES))
+        one_of("divergence", self.divergence, DIVERGENCES)
         ranged(self, "threshold", 0.0, float("inf"))
         at_least("top_k", self.top_k, 0)
-        if not isinstance(self.greedy_replacement, bool):
-            raise UserError(
-                f"greedy_replacement={self.greedy_replacement} is out of range: give true or false"
-            )
+        boolean(self, "greedy_replacement")
 
     @property
     def lossless(self) -> bool:

@@ -11,17 +11,6 @@ from sprinter.decode.stop.learned import Disco, SpecDec
 from sprinter.decode.stop.optimal import Optimal
 
 __all__ = [
-    "AdaEdl",
-    "BildFallback",
-    "Calibrated",
-    "Confidence",
-    "Disco",
-    "Fixed",
-    "Heuristic",
-    "Never",
-    "Optimal",
-    "SpecDec",
-    "StopRule",
-    "Svip",
-    "Untrusted",
-]
+    "AdaEdl", "BildFallback", "Calibrated", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "Optimal", "SpecDec",
+    "StopRule", "Svip", "Untrusted",
+]  # fmt: skip

@@ -11,15 +11,5 @@ FILLED_IN = (DEFAULT, RECORDED, MEASURED)
 """Words in place of a number, for which ``settle`` gives the number."""
 
 __all__ = [
-    "DEFAULT",
-    "MEASURED",
-    "RECORDED",
-    "Certain",
-    "Coin",
-    "Everyone",
-    "Gate",
-    "Nobody",
-    "Online",
-    "State",
-    "TrustRule",
-]
+    "DEFAULT", "MEASURED", "RECORDED", "Certain", "Coin", "Everyone", "Gate", "Nobody", "Online", "State", "TrustRule",
+]  # fmt: skip

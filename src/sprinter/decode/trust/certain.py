@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sprinter.decode.checks import ranged
-from sprinter.decode.registry import TRUST, did_you_mean
+from sprinter.decode.checks import one_of, ranged
+from sprinter.decode.registry import TRUST
 from sprinter.decode.threshold import DEFAULT, reaches
 from sprinter.decode.trust.base import State, TrustRule
 from sprinter.errors import UserError
@@ -50,8 +50,7 @@ class Certain(TrustRule):
     threshold: float | str = DEFAULT
 
     def __post_init__(self) -> None:
-        if self.signal not in CERTAINTY:
-            raise did_you_mean("signal of certain", self.signal, list(CERTAINTY))
+        one_of("signal of certain", self.signal, CERTAINTY)
         if not isinstance(self.threshold, str):
             ranged(self, "threshold", 0.0, CERTAINTY[self.signal].most)
         elif self.threshold != DEFAULT:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sprinter.plots import COLOURS, canvas, no_plots, png
-from sprinter.training.card import table
+from sprinter.training.card import card_text, table
 from sprinter.training.drafts.run import LossPoint
 from sprinter.training.shards import save_bytes
 
@@ -27,11 +27,61 @@ _NAMES = {
 
 def draft_card(facts: Mapping[str, Any]) -> str:
     """Text of README.md from the facts of draft.json."""
-    texts, training = facts["texts"], facts["training"]
-    tags, library, title, made, own, loss, measured = (
-        _of_heads(facts) if "heads" in facts else _of_draft(facts)
+    return _card_of_heads(facts) if "heads" in facts else _card_of_draft(facts)
+
+
+def _card_of_draft(facts: Mapping[str, Any]) -> str:
+    student, cut = facts["student"], facts["student"]["vocabulary"]
+    shape = (
+        f"{student['layers']} layers, width {student['width']}, {student['parameters']:,} parameters a step"
     )
-    rows = [
+    own = [
+        ("draft", shape),
+        ("vocabulary", "whole" if cut is None else f"{cut:,} tokens; for Sprinter alone"),
+    ]
+    about = (
+        "A Llama model that drafts for speculative decoding, distilled from texts that the target wrote. Made with "
+        "`sprinter draft distill`."
+    )
+    rest = [f"Held-out prompts; β = Σ min(p, q), tokens a target call with `{facts['method']}`:", "",
+            *_by_task(facts["tasks"]), "", *_picture(facts)]  # fmt: skip
+    rows = _rows(facts, own, f"after {facts['training']['warm_up']:.0%} of the steps with ce+kl")
+    return card_text(
+        f"Draft model for {facts['texts']['target']}", "draft, sprinter", about, rows, rest, "transformers"
+    )
+
+
+def _card_of_heads(facts: Mapping[str, Any]) -> str:
+    heads, kind = facts["heads"], facts["heads"]["kind"]
+    step, tree = ("head", "medusa") if kind == "medusa" else ("step", "eagle")
+    ranks = (
+        [number, *(f"{one:.3f}" for one in row[:5])] for number, row in enumerate(heads["accuracies"], 1)
+    )
+    rest = [
+        f"How often the target's token has this rank in a head's law, on {heads['accuracies_on']} texts:", "",
+        *table(("tokens ahead", "1st", "2nd", "3rd", "4th", "5th"), ranks), "",
+    ]  # fmt: skip
+    if facts["tasks"]:
+        rest += [
+            f"Held-out prompts; tokens a target call of `heads` (chain) and `{tree}` (tree), and the share of drafted "
+            "tokens that stay:", "", *_by_task(facts["tasks"]), "",
+        ]  # fmt: skip
+    else:
+        rest += ["No prompts were held out.", ""]
+    about = (
+        f"{_NAMES[kind]}, trained on texts that the target wrote, the target frozen. "
+        "Made with `sprinter draft train`."
+    )
+    own = [("heads", f"{_made_of(heads)}; {heads['parameters']:,} parameters")]
+    rows = _rows(facts, own, f"each further {step} × {heads['discount']:g}")
+    title = f"Heads that draft for {facts['texts']['target']}"
+    return card_text(title, f"{kind}, sprinter", about, rows, [*rest, *_picture(facts)])
+
+
+def _rows(facts: Mapping[str, Any], own: list[tuple[str, str]], loss: str) -> list[tuple[str, str]]:
+    """Rows of the target, what is its own, the texts, and the training with how its losses are weighed."""
+    texts, training = facts["texts"], facts["training"]
+    return [
         ("target", f"{texts['target']}, {texts['weights']}, weights {texts['target_fingerprint'][:12]}"),
         *own,
         ("data", f"{', '.join(source['name'] for source in texts['data'])} "
@@ -43,67 +93,10 @@ def draft_card(facts: Mapping[str, Any]) -> str:
         ("training", f"{training['steps']:,} steps, {training['tokens']:,} positions, {training['seconds']:.0f} s; "
          f"seed {training['seed']}"),
     ]  # fmt: skip
-    lines = [
-        "---", f"tags: [speculative-decoding, {tags}, sprinter]", f"library_name: {library}", "---", "",
-        f"# {title} {texts['target']}", "", made, "", *table(("", ""), rows), "", *measured,
-        *(["![Losses by step](losses.png)", ""] if facts["picture"] else []),
-    ]  # fmt: skip
-    return "\n".join(lines)
 
 
-_Parts = tuple[str, str, str, str, list[tuple[str, str]], str, list[str]]
-"""Tag, library, title, who made it; rows about it; how its losses are weighed; what was measured."""
-
-
-def _of_draft(facts: Mapping[str, Any]) -> _Parts:
-    student, cut = facts["student"], facts["student"]["vocabulary"]
-    own = [
-        (
-            "draft",
-            f"{student['layers']} layers, width {student['width']}, {student['parameters']:,} parameters a step",
-        ),
-        ("vocabulary", "whole" if cut is None else f"{cut:,} tokens; for Sprinter alone"),
-    ]
-    made = (
-        "A Llama model that drafts for speculative decoding, distilled from texts that the target wrote. Made with "
-        "`sprinter draft distill`."
-    )
-    measured = [f"Held-out prompts; β = Σ min(p, q), tokens a target call with `{facts['method']}`:", "",
-                *_by_task(facts["tasks"]), ""]  # fmt: skip
-    loss = f"after {facts['training']['warm_up']:.0%} of the steps with ce+kl"
-    return "draft", "transformers", "Draft model for", made, own, loss, measured
-
-
-def _of_heads(facts: Mapping[str, Any]) -> _Parts:
-    heads = facts["heads"]
-    kind, medusa = heads["kind"], heads["kind"] == "medusa"
-    step, tree = ("head", "medusa") if medusa else ("step", "eagle")
-    ranks = (
-        [number, *(f"{value:.3f}" for value in row[:5])] for number, row in enumerate(heads["accuracies"], 1)
-    )
-    measured = [
-        f"How often the target's token has this rank in a head's law, on {heads['accuracies_on']} texts:", "",
-        *table(("tokens ahead", "1st", "2nd", "3rd", "4th", "5th"), ranks), "",
-    ]  # fmt: skip
-    if facts["tasks"]:
-        measured += [
-            f"Held-out prompts; tokens a target call of `heads` (chain) and `{tree}` (tree), and the share of drafted "
-            "tokens that stay:", "", *_by_task(facts["tasks"]), "",
-        ]  # fmt: skip
-    else:
-        measured += ["No prompts were held out.", ""]
-    made = f"{_NAMES[kind]}, trained on texts that the target wrote, the target frozen. Made with "
-    made += "`sprinter draft train`."
-    own = [("heads", f"{_made_of(heads)}; {heads['parameters']:,} parameters")]
-    return (
-        kind,
-        "sprinter",
-        "Heads that draft for",
-        made,
-        own,
-        f"each further {step} × {heads['discount']:g}",
-        measured,
-    )
+def _picture(facts: Mapping[str, Any]) -> list[str]:
+    return ["![Losses by step](losses.png)", ""] if facts["picture"] else []
 
 
 def _made_of(heads: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from sprinter.models.memory import cache_bytes, free_bytes
 from sprinter.training.drafts.losses import TopLaws
 from sprinter.training.drafts.settings import TextSettings
 from sprinter.training.drafts.waves import WaveWriter
-from sprinter.training.examples import ExampleEncoder, read_examples
+from sprinter.training.examples import ExampleEncoder, reader_of
 from sprinter.training.prompts import PromptRule, PromptSplitter
 from sprinter.training.shards import save_bytes
 from sprinter.training.sources import is_record, read_records, survey
@@ -290,7 +289,7 @@ def _prompts(pair: Pair, sources: Sequence[str], settings: TextSettings) -> list
     for source in sources:
         tasks = list(_tasks(source, settings.split))
         texts = islice(
-            _reader(settings)([source], settings.field, settings.split, whole=True),
+            reader_of(settings)([source], whole=True),
             None if settings.limit is None else max(0, settings.limit - len(found)),
         )
         found.extend(
@@ -316,7 +315,7 @@ def _tasks(source: str, split: str) -> Iterator[str]:
 
 def _info(pair: Pair, sources: Sequence[str], settings: TextSettings) -> dict[str, Any]:
     target = pair.models.target
-    found = survey(sources, settings.field, settings.limit, settings.split, _reader(settings))
+    found = survey(sources, reader_of(settings), settings.limit)
     info: dict[str, Any] = {
         "format": _FORMAT,
         "target": Path(target.id).name,
@@ -327,10 +326,6 @@ def _info(pair: Pair, sources: Sequence[str], settings: TextSettings) -> dict[st
         "settings": asdict(settings),
     }
     return info
-
-
-def _reader(settings: TextSettings) -> Callable[..., Iterator[Any]]:
-    return partial(read_examples, chat=settings.chat, system=settings.system)
 
 
 def _key(info: dict[str, Any], first: int, prompts: Sequence[_DraftPrompt]) -> str:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.decode.registry import did_you_mean
+from sprinter.decode.checks import one_of
 from sprinter.errors import UserError
 
 __all__ = ["LOSSES", "Loss", "TopLaws", "divergences", "on_kept", "parse_loss", "tempered"]
@@ -58,8 +58,7 @@ def parse_loss(text: str) -> Loss:
         if match is None:
             raise UserError(f"loss {text!r} is not a sum of losses: give one such as tv or 0.1*ce+0.9*tv")
         name = match["name"]
-        if name not in LOSSES:
-            raise did_you_mean("loss", name, list(LOSSES))
+        one_of("loss", name, LOSSES)
         try:
             weight = float(match["weight"] or 1.0)
         except ValueError:

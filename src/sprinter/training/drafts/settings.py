@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sprinter.decode.checks import at_least, between, positive, whole
-from sprinter.decode.registry import did_you_mean
+from sprinter.decode.checks import at_least, between, one_of, positive, whole
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.training.drafts.losses import parse_loss
@@ -123,8 +122,7 @@ class HeadSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in HEADS_THAT_DRAFT:
-            raise did_you_mean("kind of heads", str(self.kind), list(HEADS_THAT_DRAFT))
+        one_of("kind of heads", self.kind, HEADS_THAT_DRAFT)
         if self.heads is None:
             object.__setattr__(self, "heads", 1 if self.kind == "eagle" else 4)
         for name in ("heads", "blocks"):
@@ -204,8 +202,7 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", str(parse_loss(self.loss)))
-        if self.precision not in (known := ["float32", "bfloat16"]):
-            raise did_you_mean("precision", str(self.precision), known)
+        one_of("precision", self.precision, ("float32", "bfloat16"))
         whole("seed", self.seed)
         between("warm_up", self.warm_up, 0.0, 1.0)
         between("on_policy", self.on_policy, 0.0, 1.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
+from sprinter.decode.costs import PassCosts
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.training.drafts.data import Texts
@@ -30,20 +31,12 @@ from sprinter.training.drafts.student import size_of
 from sprinter.training.drafts.train import train
 
 __all__ = [
-    "DraftCosts",
-    "Measured",
-    "OverlapFit",
-    "best_speed",
-    "fit_overlap",
-    "parse_shape",
-    "table_of",
-    "try_shapes",
-]
+    "Measured", "OverlapFit", "check_plan", "fit_overlap", "parse_shape", "table_of", "try_shapes",
+]  # fmt: skip
 
 _SHAPE = re.compile(r"(\d+)(?:x(\d+))?(?:/(\d+))?")
 _SETTLED = 0.3
 """Share of a short training whose points are left out of the fit: they show the start, not the size."""
-_MOST_GAMMA = 12
 
 
 def parse_shape(text: str) -> StudentSettings:
@@ -62,14 +55,6 @@ def parse_shape(text: str) -> StudentSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftCosts:
-    """Seconds on this machine: of a draft step, and of a target pass over n tokens, by n from 1."""
-
-    draft_s: float
-    target_s: Mapping[int, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """One shape after its short training: parameters a step, points of the training, seconds of it, costs."""
 
@@ -77,7 +62,7 @@ class Measured:
     parameters: int
     history: tuple[LossPoint, ...]
     seconds: float
-    costs: DraftCosts
+    costs: PassCosts
 
     @property
     def beta(self) -> float:
@@ -135,19 +120,6 @@ def check_plan(shapes: Sequence[str], steps: int, positions: float) -> None:
         raise UserError(f"positions={positions} is not a number of positions: give one above 0")
 
 
-def best_speed(beta: float, costs: DraftCosts) -> tuple[int, float]:
-    """The draft length with the highest expected speed, and that speed relative to plain decoding.
-
-    Lengths go as far as target passes were measured. (0, 1.0): no length pays.
-    """
-    best = 0, 1.0
-    for gamma in range(1, min(_MOST_GAMMA, max(costs.target_s) - 1) + 1):
-        tokens = gamma + 1.0 if beta >= 1 else (1 - beta ** (gamma + 1)) / (1 - beta)
-        speed = tokens * costs.target_s[1] / (gamma * costs.draft_s + costs.target_s[gamma + 1])
-        best = max(best, (gamma, speed), key=lambda one: one[1])
-    return best
-
-
 def try_shapes(
     pair: Pair,
     weights: PreTrainedModel,
@@ -155,7 +127,7 @@ def try_shapes(
     shapes: Sequence[str],
     training: TrainingSettings,
     out: Path,
-    measure: Callable[[PreTrainedModel, str], DraftCosts],
+    measure: Callable[[PreTrainedModel, str], PassCosts],
     progress: Callable[[str, LossPoint, int], None] = lambda shape, point, steps: None,
 ) -> list[Measured]:
     """Train each shape for a short while and measure its costs; an interrupted run continues.
@@ -203,10 +175,10 @@ def table_of(found: Sequence[Measured], tokens: float) -> dict[str, Any]:
     rows = []
     for one in found:
         expected = fit.beta(one.parameters, tokens)
-        gamma, speed = best_speed(expected, one.costs)
+        speed, gamma = max((1.0, 0), one.costs.best_run(expected))  # no length: plain decoding
         rows.append(
             {
-                "shape": one.shape, "parameters": one.parameters, "draft_step_s": one.costs.draft_s,
+                "shape": one.shape, "parameters": one.parameters, "draft_step_s": one.costs.draft_s(1),
                 "beta": one.beta, "trained_on": one.history[-1].tokens, "expected_beta": expected,
                 "gamma": gamma, "expected_speed": speed,
                 "training_s": one.seconds * tokens / one.history[-1].tokens,
@@ -215,5 +187,5 @@ def table_of(found: Sequence[Measured], tokens: float) -> dict[str, Any]:
     best = max(rows, key=lambda row: float(str(row["expected_speed"])))
     return {
         "tokens": tokens, "fit": asdict(fit), "shapes": rows, "best": best["shape"] if best["gamma"] else None,
-        "target_pass_s": {str(n): seconds for n, seconds in found[0].costs.target_s.items()},
+        "target_pass_s": {str(n): seconds for n, seconds in found[0].costs.target},
     }  # fmt: skip
