@@ -17,10 +17,7 @@ def complaint():
         except ImportError:
             return (
                 "%s cannot make virtual environments, its module '%s' is missing. On Debian: apt install python3-venv"
-                % (
-                    sys.executable,
-                    module,
-                )
+                % (sys.executable, module)
             )
     return None
 

@@ -30,16 +30,9 @@ from sprinter.random import AddressedDraws
 Panel = Callable[[Axes], set[str] | None]
 """Draws into axes; returns the kinds of boxes that need a legend."""
 Drawing = Callable[[], Figure]
-BLUE, ORANGE, SKY, GREEN, RED, PURPLE, INK, PALE = (
-    COLOURS[name] for name in ("blue", "orange", "sky", "green", "red", "purple", "ink", "grid")
+BLUE, ORANGE, SKY, GREEN, RED, PURPLE, GREY, INK, PALE = (
+    COLOURS[name] for name in ("blue", "orange", "sky", "green", "red", "purple", "grey", "ink", "grid")
 )
-GREY = "#8A8A8A"
-STYLE = {
-    "font.size": 9, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.edgecolor": GREY, "axes.labelcolor": INK,
-    "xtick.color": INK, "ytick.color": INK, "legend.frameon": False, "legend.fontsize": 8,
-    "legend.handlelength": 1.2, "figure.facecolor": "white",
-}  # fmt: skip
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # The small example that the accept rules' left panels share
 P = torch.tensor([0.30, 0.22, 0.16, 0.12, 0.08, 0.06, 0.04, 0.02], dtype=torch.float64)
@@ -327,9 +320,8 @@ def kept_by_length(lines: Callable[[], list[ByLength]]) -> Panel:
         for label, color, line, mark, stays in lines():
             kept = [float(one.sum(-1).mean()) for one in stays]
             ax.plot(LENGTHS, kept, line, marker=mark, color=color, ms=4, label=label)
-        said(
-            ax, "200 drafts, random laws", "draft length", "draft tokens kept a round", "best", ylim=(0, None)
-        )
+        y = "draft tokens kept a round"
+        said(ax, "200 drafts, random laws", "draft length", y, "best", ylim=(0, None))
 
     return draw
 

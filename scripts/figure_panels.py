@@ -84,14 +84,8 @@ def spent(ax: Axes) -> None:
     for delta, color, mark in ((0.01, PURPLE, "^"), (0.1, GREEN, "o"), (0.5, BLUE, "s")):
         rule, laws = accept(f"cactus(delta={delta})"), zip(*pic.law_pairs(60), strict=True)
         shown = sorted(float(kl_divergence(position_law(rule, p, q), p)) / delta for p, q in laws)
-        ax.plot(
-            [i / len(shown) for i in range(len(shown))],
-            shown,
-            mark,
-            color=color,
-            ms=3,
-            label=f"δ = {delta:g}",
-        )
+        shares = [i / len(shown) for i in range(len(shown))]
+        ax.plot(shares, shown, mark, color=color, ms=3, label=f"δ = {delta:g}")
     ax.axhline(1, color=INK, lw=1)
     title, x = "The bound, and what π does", "share of 60 pairs of laws"
     pic.said(ax, title, x, "KL(π‖p) / δ", "upper left", ylim=(0, None))
@@ -99,10 +93,8 @@ def spent(ax: Axes) -> None:
 
 def by_delta() -> list[pic.ByLength]:
     looks = ((0.0, GREY, "--"), (0.1, GREEN, "-"), (0.5, BLUE, ":"))
-    rules = [(delta, color, line, accept(f"cactus(delta={delta})")) for delta, color, line in looks]
-    return [
-        (f"δ = {d:g}", c, ls, "o", [pic.staying(rule, n) for n in pic.LENGTHS]) for d, c, ls, rule in rules
-    ]
+    rules = {delta: accept(f"cactus(delta={delta})") for delta, *_ in looks}
+    return [(f"δ = {d:g}", c, ls, "o", [pic.staying(rules[d], n) for n in pic.LENGTHS]) for d, c, ls in looks]
 
 
 def deferrals(ax: Axes) -> None:
@@ -119,9 +111,8 @@ def cascaded(ax: Axes) -> None:
     (p, q), values = pic.law_pairs(), [i / 50 for i in range(51)]
     for name, color, line in (("opt", GREEN, "-"), ("diff", PURPLE, "--"), ("chow", BLUE, ":")):
         rules = [accept(f"cascade(deferral={name}, alpha={alpha})") for alpha in values]
-        ax.plot(
-            values, [float(rule.drift(p, q).mean()) for rule in rules], line, color=color, lw=2, label=name
-        )
+        drifts = [float(rule.drift(p, q).mean()) for rule in rules]
+        ax.plot(values, drifts, line, color=color, lw=2, label=name)
     ax.axhline(float(tv_distance(p, q).mean()), color=GREY, lw=1)
     title, y = "Drift; grey: of the draft alone", "TV(π, p), mean over 400 pairs of laws"
     pic.said(ax, title, "alpha", y, "lower right", xlim=(0, 1), ylim=(0, None))
@@ -280,9 +271,8 @@ def heuristic(ax: Axes) -> None:
         ax.text(round, drafted + 0.3, str(drafted), ha="center", fontsize=8)
         state = rule.end_round(state, drafted, drafted, kept)
     title, last = "γ over rounds: +2 where all is accepted (filled), else −1, at least 1", len(would)
-    pic.said(
-        ax, title, "round", "draft tokens", xticks=range(1, last + 1), xlim=(0.3, last + 0.7), ylim=(0, 16)
-    )
+    limits: dict[str, Any] = {"xticks": range(1, last + 1), "xlim": (0.3, last + 0.7), "ylim": (0, 16)}
+    pic.said(ax, title, "round", "draft tokens", **limits)
     handles = [Rectangle((0, 0), 1, 1, color=SKY), Rectangle((0, 0), 1, 1, fc="white", ec=RED)]
     ax.legend(handles, ["accepted", "drafted, not accepted"], loc="upper center", ncols=2)
     ax.set_yticks((0, 5, 10, 15))
@@ -411,9 +401,8 @@ def dials(*more: str) -> pic.Panel:
             spots = [pic.dialled(form.format(value))[1:] for value in values]
             ax.plot(*zip(*spots, strict=True), line, color=color, ms=4, label=label)
         limits: dict[str, Any] = {"xlim": (0, None), "ylim": (0, None)}
-        pic.said(
-            ax, "The dial, on random laws", "target calls a token", "mean drift", "upper right", **limits
-        )
+        title = "The dial, on random laws"
+        pic.said(ax, title, "target calls a token", "mean drift", "upper right", **limits)
 
     return draw
 
@@ -490,9 +479,8 @@ def lookup(ax: Axes) -> set[str]:
         spots.append((x + wide / 2, y))
         x += wide + 0.07
     style = {"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.15"}
-    ax.annotate(
-        "", spots[n], spots[start + size], arrowprops={"color": BLUE, "shrinkA": 13, "shrinkB": 13, **style}
-    )
+    arrow = {"color": BLUE, "shrinkA": 13, "shrinkB": 13, **style}
+    ax.annotate("", spots[n], spots[start + size], arrowprops=arrow)
     title = f"lookup(n=3, gamma=5): the ending of {size} words stood before; what followed it is the draft"
     pic.said(ax, title, bare=True, xlim=(-0.1, 9.3), ylim=(-1.6, 0.6))
     return {"trusted", "accepted", "dropped"}

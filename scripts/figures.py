@@ -34,6 +34,7 @@ from sprinter import decode
 from sprinter.decode.accept import Diversed, Harmless
 from sprinter.decode.draft import Control
 from sprinter.laws import tv_distance
+from sprinter.plots import STYLE
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
@@ -52,9 +53,7 @@ def strip(axes: Sequence[Axes], spec: str, signal: str, level: float, length: in
         xs, ys = zip(*scores, strict=True)
         top.vlines(xs, 0, ys, color=GREY, lw=1)
         for fine, color, fill in ((True, ORANGE, "full"), (False, RED, "none")):
-            those = [
-                one for one in scores if (one[1] >= level if signal == "gate" else one[1] < level) is fine
-            ]
+            those = [one for one in scores if ((one[1] >= level) == (signal == "gate")) is fine]
             top.plot(*zip(*those, strict=True), "o", color=color, ms=4, fillstyle=fill)
         top.axhline(level, color=INK, lw=1)
         high = 1.0 if signal in ("gate", "uniform") else max(ys)
@@ -286,13 +285,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", metavar="NAME", choices=sorted(FIGURES), help="one figure instead of all")
-    parser.add_argument(
-        "--out", type=Path, default=DOCS, help="folder with methods/ and studies/ (default: docs)"
-    )
+    parser.add_argument("--out", type=Path, default=DOCS, help="folder with methods/ and studies/")
     given = parser.parse_args()
     torch.set_num_threads(1)
     mpl.use("Agg")
-    mpl.rcParams.update(pic.STYLE)
+    mpl.rcParams.update(STYLE | {"legend.handlelength": 1.2})
     for name in [given.only] if given.only else FIGURES:
         path = given.out / ("studies" if name == "gate-signals" else "methods") / "figures" / f"{name}.png"
         save(FIGURES[name](), path)

@@ -29,14 +29,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
-from benchmarks.common import (
-    cells,
-    grid,
-    in_turn,
-    note_run,
-    option_parser,
-    write_results,
-)
+from benchmarks.common import cells, grid, in_turn, note_run, option_parser, write_results
 from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET
 from benchmarks.smoke import sized
 from sprinter.bench.statistics import ratio_of_ratios, ratio_of_sums
@@ -263,11 +256,7 @@ def main() -> None:
         if run["pair"] != chosen.pair or run["rows"] not in anew or run["draft"] not in drafts
     ]
     for draft, pair in drafts.items():
-        facts = {
-            "pair": chosen.pair,
-            "draft": draft,
-            "costs": asdict(pair.pass_costs),
-        }
+        facts = {"pair": chosen.pair, "draft": draft, "costs": asdict(pair.pass_costs)}
         if chosen.prompts:
             alone = timed(
                 lambda i, options, pair=pair: text_s(pair, texts[i % chosen.prompts], i, options),  # type: ignore[misc]

@@ -23,13 +23,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import httpx2
 
-from benchmarks.common import (
-    grid,
-    heldout_prompts,
-    note_run,
-    option_parser,
-    write_results,
-)
+from benchmarks.common import grid, heldout_prompts, note_run, option_parser, write_results
 from benchmarks.serve.clients import StreamTimes, stream
 from benchmarks.serve.servers import SMOLLM2, free_port, sprinter_server, started
 from benchmarks.smoke import scratch, sized
@@ -135,9 +129,7 @@ async def in_crowd(
 
 
 def compare(
-    asked: Sequence[dict[str, Any]],
-    first: Sequence[StreamTimes],
-    crowd: Sequence[StreamTimes],
+    asked: Sequence[dict[str, Any]], first: Sequence[StreamTimes], crowd: Sequence[StreamTimes]
 ) -> list[dict[str, Any]]:
     """One row a method."""
     rows = []
@@ -179,10 +171,7 @@ def table(results: dict[str, Any]) -> str:
                     f"| {row['same_in_crowd']} | {where}"
                 )
     return "\n".join(
-        grid(
-            "pair | dtype | method | texts | same in the crowd | first parting (median), tokens",
-            rows,
-        )
+        grid("pair | dtype | method | texts | same in the crowd | first parting (median), tokens", rows)
     )
 
 

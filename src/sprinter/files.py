@@ -6,10 +6,22 @@ import contextlib
 import errno
 import json
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_json_lines", "write_atomic"]
+from sprinter.errors import UserError
+
+__all__ = ["read_json_lines", "write_atomic", "writing"]
+
+
+@contextlib.contextmanager
+def writing(path: Path, fix: str = "free some space and run it again") -> Iterator[None]:
+    """Turn an OSError inside into a UserError that names the path and says what helps."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write '{path}' ({error.strerror}): {fix}") from None
 
 
 def read_json_lines(path: Path) -> list[Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "canvas", "check_plots", "mark", "no_plots", "page_style", "png", "svg"]
+__all__ = ["COLOURS", "STYLE", "canvas", "check_plots", "mark", "no_plots", "page_style", "png", "svg"]
 
 COLOURS = {
     "blue": "#0072b2", "sky": "#56b4e9", "orange": "#e69f00", "green": "#009e73", "red": "#d55e00",
@@ -26,13 +26,14 @@ COLOURS = {
 }  # fmt: skip
 """Okabe and Ito's palette, which is safe for colour-blind readers, and neutral tones. In a page each name is a custom
 property of CSS (``--blue``), so that a dark page has its own."""
-_STYLE: Any = {
+STYLE: Any = {
     "font.family": "DejaVu Sans", "font.size": 9, "text.color": COLOURS["ink"], "figure.facecolor": COLOURS["paper"],
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": COLOURS["grey"],
     "axes.labelcolor": COLOURS["ink"], "axes.titlesize": 9.5, "axes.titlelocation": "left",
     "xtick.color": COLOURS["ink"], "ytick.color": COLOURS["ink"], "legend.frameon": False, "legend.fontsize": 8,
 }  # fmt: skip
-_PAGE: Any = _STYLE | {
+"""matplotlib's parameters for pictures in PNG files."""
+_PAGE: Any = STYLE | {
     "font.size": 11, "legend.fontsize": 11, "axes.titlesize": 11, "axes.titlepad": 11,
     **dict.fromkeys(("axes.titlecolor", "axes.labelcolor", "xtick.color", "ytick.color"), COLOURS["grey"]),
     "axes.grid": True, "axes.axisbelow": True, "grid.color": COLOURS["grid"], "axes.spines.left": False,
@@ -77,7 +78,7 @@ def png(draw: Callable[[], Figure], dpi: int = 120) -> bytes:
     import matplotlib
 
     file = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         draw().savefig(file, format="png", dpi=dpi, metadata={"Software": None})
     return file.getvalue()
 

@@ -112,7 +112,7 @@ MISTAKES = [
     ("no price", ["--judge", "http://x", "--judge-model", "m", "--judge-price", "nan", "1"], ["--judge-price nan"]),
     ("price of nothing", ["--judge-price", "1", "1"], ["offline judge costs nothing"]),
     ("out is a file", ["-o", "file"], ["'file' is a file", "directory"]),
-    ("out in a file", ["-o", "file/x"], ["cannot write to 'file/x'"]),
+    ("out in a file", ["-o", "file/x"], ["cannot write 'file/x'"]),
 ]  # fmt: skip
 
 

@@ -464,9 +464,9 @@ def test_the_picture_and_the_plot_show_what_was_chosen(
     tuned: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     made = tuned[1]
-    text = plot_text(made, width=40, height=8)
-    assert "*" in text.splitlines()[0] and sum("*" in line for line in text.splitlines()[1:9]) >= 1
-    assert all(len(line) <= 48 for line in text.splitlines()[1:9])
+    text = plot_text(made)
+    assert "*" in text.splitlines()[0] and sum("*" in line for line in text.splitlines()[1:17]) >= 1
+    assert all(len(line) <= 72 for line in text.splitlines()[1:17])
     pytest.importorskip("matplotlib")
     assert png(lambda: draw_tuning(made)).startswith(b"\x89PNG")
 

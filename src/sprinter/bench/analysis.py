@@ -71,9 +71,8 @@ def analyse(
     if not prompts:
         raise UserError("an analysis needs at least one prompt")
     parts = []
-    for i, prompt in enumerate(prompts):
-        recording = probe(pair, [prompt], new_tokens=new_tokens, sampling=sampling, seed=seed + i)
-        parts.append(_read(recording))
+    for i, prompt in enumerate(prompts):  # one at a time: laws take memory
+        parts.append(_read(probe(pair, [prompt], new_tokens=new_tokens, sampling=sampling, seed=seed + i)))
         if progress is not None:
             progress(i + 1, len(prompts))
     columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -82,18 +81,14 @@ def analyse(
     survival, h, beta = torch.cat(runs), columns["entropy"], columns["overlap"]
     starts = torch.cat([part["entropy"][: len(run)] for part, run in zip(parts, runs, strict=True)])
     return {
-        "sampling": asdict(sampling),
-        "new_tokens": new_tokens,
-        "texts": len(parts),
-        "positions": len(h),
-        "overlap": _number(beta.mean()),
+        "sampling": asdict(sampling), "new_tokens": new_tokens, "texts": len(prompts), "positions": len(h),
+        "overlap": _number(beta.mean()), "cap": cap,
         "entropy_overlap_correlation": _correlation(h, beta),
-        "cap": cap,
         "entropy": _by_entropy(h, beta, starts, survival.sum(-1)),
         "ratio": _ratio(h, columns["kl"]),
         "bounds": _bounds(columns),
         "position": _positions(survival),
-    }
+    }  # fmt: skip
 
 
 def acceptance_by_position(histogram: Sequence[int]) -> dict[str, list[float]]:
@@ -113,7 +108,7 @@ def acceptance_by_position(histogram: Sequence[int]) -> dict[str, list[float]]:
 def _read(recording: Recording) -> dict[str, Tensor]:
     """Columns of the analysis, one entry per position, ``[N]`` float64 each."""
     p, q, raw_p, raw_q = (
-        law.double() for law in (recording.p, recording.q, recording.raw_p, recording.raw_q)
+        one.double() for one in (recording.p, recording.q, recording.raw_p, recording.raw_q)
     )
     own = recording.tokens.unsqueeze(-1)
     return {
@@ -137,12 +132,8 @@ def _survival(kept: Tensor, cap: int) -> Tensor:
 
 def _by_entropy(h: Tensor, beta: Tensor, starts: Tensor, lengths: Tensor) -> dict[str, Any]:
     """Acceptance by the draft's entropy h, and accepted lengths by the entropy at the draft's first position."""
-    bins = int(ENTROPY_MOST / ENTROPY_STEP)
-
-    def bin_of(values: Tensor) -> Tensor:
-        return (values / ENTROPY_STEP).long().clamp(0, bins - 1)
-
-    at, begun = bin_of(h), bin_of(starts)
+    most = int(ENTROPY_MOST / ENTROPY_STEP) - 1
+    at, begun = ((values / ENTROPY_STEP).long().clamp(0, most) for values in (h, starts))
     last = int(at.max()) + 1
     return {
         "edges": [ENTROPY_STEP * i for i in range(last + 1)],
@@ -160,9 +151,8 @@ def _spread(parts: Sequence[Tensor]) -> dict[str, list[float | None]]:
 
 def _quantiles(values: Tensor) -> dict[str, float | None]:
     """Quantiles by name, "p10" to "p90"; None of no values."""
-    return {
-        f"p{round(100 * level)}": _number(values.quantile(level)) if len(values) else None for level in LEVELS
-    }
+    found = values.quantile(values.new_tensor(LEVELS)) if len(values) else [None] * len(LEVELS)
+    return {f"p{round(100 * level)}": _number(value) for level, value in zip(LEVELS, found, strict=True)}
 
 
 def _ratio(h: Tensor, kl: Tensor) -> dict[str, Any]:
@@ -219,7 +209,6 @@ def _correlation(a: Tensor, b: Tensor) -> float | None:
     return _number((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt())
 
 
-def _number(value: Tensor) -> float | None:
-    """A JSON number; None if the value is not finite."""
-    found = float(value)
-    return found if math.isfinite(found) else None
+def _number(value: Tensor | None) -> float | None:
+    """A JSON number; None if there is no value, or if it is not finite."""
+    return float(value) if value is not None and math.isfinite(float(value)) else None

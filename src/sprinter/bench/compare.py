@@ -83,10 +83,7 @@ def compare(
     if not keys and not lost:
         raise UserError("the two runs have no arm, suite, temperature and prompt in common")
     reference = _base(before, keys, base)
-    changes = lost
-    for key in keys:
-        changes += _changes(key, old, new, reference, tolerance)
-    return changes
+    return [*lost, *(change for key in keys for change in _changes(key, old, new, reference, tolerance))]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -124,10 +121,8 @@ def _both(
 def _lost(rows: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> list[Change]:
     """Number of answers in both runs of the arms that failed in the later run."""
     failed = {arm["name"] for arm in after.get("arms", ()) if arm["status"] == "failed"}
-    then, now = (
-        Counter((row["model_id"], row["suite"], row["temperature"]) for row in those)
-        for those in (rows, after["rows"])
-    )
+    answered = (rows, after["rows"])
+    then, now = (Counter((r["model_id"], r["suite"], r["temperature"]) for r in those) for those in answered)
     return [
         Change(*key, "answers", count, now[key], (now[key] / count, None, None), "worse")
         for key, count in then.items()

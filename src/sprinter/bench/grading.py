@@ -119,9 +119,8 @@ class Grading:
     def _measure(self, rows: Sequence[dict[str, Any]], directory: Path, progress: OnBenchProgress) -> None:
         with replies(directory / QUALITY) as kept:
             keys = [hash_of([self.facts, row["suite"], row["question_id"], row["token_ids"]]) for row in rows]
-            new = [
-                (key, row) for key, row in dict(zip(keys, rows, strict=True)).items() if key not in kept.done
-            ]
+            new = [(key, row) for key, row in zip(keys, rows, strict=True) if key not in kept.done]
+            new = [*dict(new).items()]
             for at in range(0, len(new), _TOGETHER):
                 part = new[at : at + _TOGETHER]
                 values = measure(self._pair, [self._answered(row) for _, row in part], self._measures)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import compress
 from random import Random
 from typing import Any
 
@@ -176,13 +178,10 @@ class Harness:
         return limit if prompt >= 1 and limit >= 1 and prompt + limit <= context else None
 
     def _usable(self, suite: Suite) -> list[Sample]:
-        kept = []
-        for sample in suite.samples:
-            if self._limit(suite, len(turn_ids(self._pair, sample, 0, [], chat=suite.chat))) is None:
-                self._skip(suite.name, "prompt too long")
-            else:
-                kept.append(sample)
-        return kept
+        sizes = [len(turn_ids(self._pair, sample, 0, [], chat=suite.chat)) for sample in suite.samples]
+        fits = [self._limit(suite, size) is not None for size in sizes]
+        self._skip(suite.name, "prompt too long", fits.count(False))
+        return list(compress(suite.samples, fits))
 
     def _count_turns(self) -> None:
         """Count the turns missing in rows; counted from the rows, so that a resumed run gives the same number."""
@@ -193,12 +192,11 @@ class Harness:
         for row in self._journal.rows:
             if key_of(row) in asked:
                 missing = turns[row["suite"], row["question_id"]] - len(row["choices"][0]["turns"])
-                if missing:
-                    self._skip(row["suite"], "turn too long", missing)
+                self._skip(row["suite"], "turn too long", missing)
 
-    def _skip(self, suite: str, why: str, turns: int = 1) -> None:
-        counts = self.skipped[suite]
-        counts[why] = counts.get(why, 0) + turns
+    def _skip(self, suite: str, why: str, turns: int) -> None:
+        if turns:
+            self.skipped[suite][why] = self.skipped[suite].get(why, 0) + turns
 
     def _warm_up(self, place: _Slot, arms: Sequence[Arm]) -> None:
         samples = self._kept[place.suite.name][: self._settings.warmup]
@@ -225,11 +223,9 @@ class Harness:
         try:
             return work()
         except Exception as error:  # other engines may raise anything
-            lines = str(error).strip().splitlines()
-            message = lines[0] if lines else "no message"
-            self.failed[arm.name] = (
-                message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
-            )
+            message = (str(error).strip().splitlines() or ["no message"])[0]
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            self.failed[arm.name] = kind + message
             _close(arm)
             return None
 
@@ -243,40 +239,27 @@ def row_of(arm: Arm, place: _Slot, talk: Talk, lossless: bool | None) -> dict[st
     """Make a row; ``sprinter.bench.results`` describes its format."""
     answers = talk.answers
     drifts = [drift for answer in answers for drift in answer.drifts or ()]
-    origins: dict[str, int] = {}
-    for answer in answers:
-        for origin, count in answer.origins.items():
-            origins[origin] = origins.get(origin, 0) + count
+    origins = sum((Counter(answer.origins) for answer in answers), Counter[str]())
     choice = {
-        "index": 0,
-        "turns": talk.texts,
+        "index": 0, "turns": talk.texts, "new_tokens": [len(a.ids) for a in answers],
         "decoding_steps": [len(a.accept_lengths) or len(a.ids) for a in answers],
-        "new_tokens": [len(a.ids) for a in answers],
         "wall_time": [a.wall_s for a in answers],
         "accept_lengths": [n for a in answers for n in a.accept_lengths],
-    }
+    }  # fmt: skip
     return {
-        "question_id": place.sample.id,
-        "category": place.sample.category,
-        "model_id": arm.name,
-        "choices": [choice],
-        "tstamp": time.time(),
-        "load": load_average(),
-        "suite": place.suite.name,
-        "temperature": place.temperature,
-        "repeat": place.repeat,
-        "seed": place.seed,
-        "lossless": lossless,
+        "question_id": place.sample.id, "category": place.sample.category, "model_id": arm.name,
+        "choices": [choice], "tstamp": time.time(), "load": load_average(), "suite": place.suite.name,
+        "temperature": place.temperature, "repeat": place.repeat, "seed": place.seed, "lossless": lossless,
         "prompt_tokens": [len(ids) for ids in talk.prompts],
         "ttft_s": [a.arrivals_s[0] if a.arrivals_s else None for a in answers],
         "arrivals_ms": [[round(1000 * t, 3) for t in a.arrivals_s] for a in answers],
         "target_calls": [a.target_calls for a in answers],
         "draft_steps": [a.draft_steps for a in answers],
-        "origins": origins,
+        "origins": dict(origins),
         "drift_sum": sum(drifts) if any(a.drifts is not None for a in answers) else None,
         "drift_tokens": len(drifts),
         "token_ids": [list(a.ids) for a in answers],
-    }
+    }  # fmt: skip
 
 
 def _check(answer: ArmAnswer, limit: int) -> None:

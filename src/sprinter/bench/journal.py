@@ -12,22 +12,14 @@ from threading import Lock
 from typing import Any, Self
 
 from sprinter.errors import UserError
-from sprinter.files import read_json_lines, write_atomic
+from sprinter.files import read_json_lines, write_atomic, writing
 
 __all__ = [
-    "QUALITY",
-    "ROWS",
-    "RUN",
-    "Journal",
-    "KeptLines",
-    "Memory",
-    "hash_of",
-    "key_of",
-    "recorded_costs",
-    "replies",
-]
+    "QUALITY", "ROWS", "RUN", "Journal", "KeptLines", "Memory", "hash_of", "key_of", "recorded_costs", "replies",
+]  # fmt: skip
 
 RUN, ROWS, QUALITY = "run.json", "rows.jsonl", "quality.jsonl"
+_ELSEWHERE = "free it or give another directory"
 
 
 def key_of(row: Mapping[str, Any]) -> tuple[str, str, float, str, int]:
@@ -80,17 +72,14 @@ class KeptLines(Memory):
     def __init__(self, path: Path, key: Callable[[Mapping[str, Any]], Hashable], fix: str) -> None:
         super().__init__(key)
         self.path, self._lock = path, Lock()
-        try:
+        with writing(path, _ELSEWHERE):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._known = {key(row): row for row in read_json_lines(path)}
+            try:
+                self._known = {key(row): row for row in read_json_lines(path)}
+            except (ValueError, LookupError, TypeError):
+                raise UserError(f"'{path}' is damaged: {fix}") from None
             write_atomic(path, "".join(map(_line, self.rows)))
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise UserError(
-                f"cannot write to '{path}' ({error.strerror}): free it or give another directory"
-            ) from None
-        except (ValueError, LookupError, TypeError):
-            raise UserError(f"'{path}' is damaged: {fix}") from None
 
     def add(self, row: dict[str, Any]) -> None:
         """Store a row and flush it.
@@ -98,15 +87,10 @@ class KeptLines(Memory):
         Raises:
             UserError: the disk is full or cannot be written.
         """
-        with self._lock:
-            try:
-                self._file.write(_line(row))
-                self._file.flush()
-            except OSError as error:
-                raise UserError(
-                    f"cannot write to '{self.path}' ({error.strerror}): free some space and run the same command "
-                    f"again ({len(self._known)} lines are kept)"
-                ) from None
+        again = f"free some space and run the same command again ({len(self._known)} lines are kept)"
+        with self._lock, writing(self.path, again):
+            self._file.write(_line(row))
+            self._file.flush()
             super().add(row)
 
     def close(self) -> None:
@@ -154,14 +138,10 @@ class Journal(KeptLines):
         self.directory, names = directory, arms or {}
         if directory.exists() and not directory.is_dir():
             raise UserError(f"'{directory}' is a file: give a directory for the results")
-        try:
+        with writing(directory, _ELSEWHERE):
             directory.mkdir(parents=True, exist_ok=True)
             for name in (ROWS, RUN, QUALITY) if restart else ():  # a judge's replies cost money and stay
                 (directory / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"cannot write to '{directory}' ({error.strerror}): free it or give another directory"
-            ) from None
         there = self._check(run)
         known = dict(there.get("arms", {}))
         for name, spec in names.items():
@@ -185,13 +165,9 @@ class Journal(KeptLines):
         """
         if facts:
             self.sessions[-1].update(facts)
-        try:
+        with writing(self.directory / RUN):
             text = json.dumps({**self._facts, "sessions": self.sessions}, indent=1)
             write_atomic(self.directory / RUN, text + "\n")
-        except OSError as error:
-            raise UserError(
-                f"cannot write '{self.directory / RUN}' ({error.strerror}): free some space and run it again"
-            ) from None
 
     def _check(self, run: dict[str, Any]) -> dict[str, Any]:
         """Return ``run.json`` of the directory; raise a UserError if it is another run."""

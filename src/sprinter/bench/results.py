@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
+from sprinter.files import write_atomic, writing
 
 __all__ = ["RESULTS", "SCHEMA", "read_results", "write_results", "write_spec_bench"]
 
@@ -54,12 +54,8 @@ def write_results(directory: Path, results: Mapping[str, Any]) -> Path:
         UserError: the file cannot be written.
     """
     path = directory / RESULTS
-    try:
+    with writing(path):
         return write_atomic(path, json.dumps(results, ensure_ascii=False, allow_nan=False) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"cannot write '{path}' ({error.strerror}): free some space and run it again"
-        ) from None
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -68,15 +64,13 @@ def read_results(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, damaged, or has another schema.
     """
-    file = path / RESULTS if path.is_dir() else path
+    file, fix = path / RESULTS if path.is_dir() else path, "give a results.json of 'sprinter bench'"
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(
-            f"cannot read '{file}' ({error.strerror}): give a results.json of 'sprinter bench'"
-        ) from None
+        raise UserError(f"cannot read '{file}' ({error.strerror}): {fix}") from None
     except ValueError:
-        raise UserError(f"'{file}' is not JSON: give a results.json of 'sprinter bench'") from None
+        raise UserError(f"'{file}' is not JSON: {fix}") from None
     schema = results.get("schema") if isinstance(results, dict) else None
     if schema != SCHEMA:
         raise UserError(f"'{file}' has schema {schema!r}, this version reads {SCHEMA!r}: run it again")
@@ -91,26 +85,21 @@ def write_spec_bench(directory: Path, results: Mapping[str, Any]) -> list[Path]:
     Raises:
         UserError: the files cannot be written.
     """
-    lines: dict[tuple[str, str, float], list[str]] = {}
+    texts: dict[tuple[str, str, float], str] = {}
     for row in results["rows"]:
         record = {key: row[key] for key in _SPEC_BENCH if key in row}
         record["answer_id"] = "-".join(str(row[key]) for key in ("model_id", "question_id", "repeat"))
-        lines.setdefault((row["suite"], row["model_id"], row["temperature"]), []).append(
-            json.dumps(record, ensure_ascii=False) + "\n"
-        )
+        key = (row["suite"], row["model_id"], row["temperature"])
+        texts[key] = texts.get(key, "") + json.dumps(record, ensure_ascii=False) + "\n"
     files: dict[str, str] = {}
-    for (suite, arm, temperature), rows in lines.items():
-        files[_file_name(suite, arm, temperature, files)] = "".join(rows)
-    try:
+    for (suite, arm, temperature), text in texts.items():
+        files[_file_name(suite, arm, temperature, files)] = text
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("*.jsonl"):
             if old.name not in files:
                 old.unlink()
         return [write_atomic(directory / name, text) for name, text in files.items()]
-    except OSError as error:
-        raise UserError(
-            f"cannot write to '{directory}' ({error.strerror}): free some space and run it again"
-        ) from None
 
 
 def _file_name(suite: str, arm: str, temperature: float, taken: Iterable[str]) -> str:

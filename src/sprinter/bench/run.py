@@ -26,16 +26,13 @@ from sprinter.bench.suites import turn_ids
 from sprinter.bench.summary import summarise
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.files import writing
 
 __all__ = ["Extras", "run_bench"]
 
 _ANALYSED = 40  # number of prompts for the analysis of the laws
-_MAY_CHANGE = (
-    "bases",
-    "warmup",
-    "temperatures",
-    "repeats",
-)  # an answer does not depend on these settings, or its row records them
+_MAY_CHANGE = ("bases", "warmup", "temperatures", "repeats")
+"""Settings that an answer does not depend on, or that its row records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +80,7 @@ def run_bench(
     where = environment()
     machine = {key: where[key] for key in ("cpu", "isa", "gpu", "threads")}
     machine["device"] = pair.models.target.model.device.type
-    run = {
-        "pair": facts,
-        "suites": [suite.facts() for suite in suites],
-        "settings": asked,
-        "machine": machine,
-    }
+    run = {"pair": facts, "suites": [one.facts() for one in suites], "settings": asked, "machine": machine}
     if not restart:
         pair._runtime.use_measured(recorded_costs(out, run))
     for arm in arms:
@@ -105,14 +97,8 @@ def run_bench(
         finally:
             harness.close()
             journal.end_session({"ended": _now(), "load_at_end": load_average()})
-    names = [arm.name for arm in arms]
-    rows = [
-        row
-        for row in journal.rows
-        if row["model_id"] in names
-        and row["temperature"] in settings.temperatures
-        and row["repeat"] < settings.repeats
-    ]
+    rows = [row for row in journal.rows if row["model_id"] in specs]
+    rows = [r for r in rows if r["temperature"] in settings.temperatures and r["repeat"] < settings.repeats]
     if not rows:
         raise UserError("every arm failed: " + "; ".join(f"{n}: {e}" for n, e in harness.failed.items()))
     judged = grading.grade(rows, settings.bases, out, progress) if grading else None
@@ -126,8 +112,8 @@ def run_bench(
         "pair": facts,
         "settings": settings.facts() | {"quality": grading.facts if grading else None},
         "suites": [
-            suite.facts() | {"asked": harness.asked[suite.name], "left_out": harness.skipped[suite.name]}
-            for suite in suites
+            one.facts() | {"asked": harness.asked[one.name], "left_out": harness.skipped[one.name]}
+            for one in suites
         ],
         "arms": arm_facts,
         "summary": summarise(rows, {arm.name: arm.engine for arm in arms}, settings.bases),
@@ -142,12 +128,8 @@ def run_bench(
     results["seconds"] = round(time.perf_counter() - began, 1)
     write_results(out, results)
     write_spec_bench(out / "spec-bench", results)
-    try:
+    with writing(out / "report.html"):
         write_report(results, out / "report.html")
-    except OSError as error:
-        raise UserError(
-            f"cannot write '{out / 'report.html'}' ({error.strerror}): free some space and run it again"
-        ) from None
     return results
 
 

@@ -78,12 +78,7 @@ class Suite:
         """The suite's entry in a results file."""
         chosen = {} if self.system is None else {"system": self.system}
         return {
-            "name": self.name,
-            "samples": len(self.samples),
-            "new_tokens": self.new_tokens,
-            "sources": list(self.sources),
-            "skipped": dict(self.skipped),
-            "rule": self.rule,
-            "chat": self.chat,
+            "name": self.name, "samples": len(self.samples), "new_tokens": self.new_tokens,
+            "sources": list(self.sources), "skipped": dict(self.skipped), "rule": self.rule, "chat": self.chat,
             **chosen,
-        }
+        }  # fmt: skip

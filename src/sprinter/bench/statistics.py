@@ -8,14 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "BootstrapInterval",
-    "PromptSums",
-    "bootstrap",
-    "bounds",
-    "product_of_ratios",
-    "ratio_of_ratios",
-    "ratio_of_sums",
-]
+    "BootstrapInterval", "PromptSums", "bootstrap", "bounds", "product_of_ratios", "ratio_of_ratios", "ratio_of_sums",
+]  # fmt: skip
 
 BootstrapInterval = tuple[float, float | None, float | None]
 """(value, low, high) of a 95 % interval; low and high are None for a single prompt, which shows no variance."""

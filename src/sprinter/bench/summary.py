@@ -158,15 +158,10 @@ def _summary(group: Group) -> dict[str, Any]:
     ttft = [1000 * t for row in rows for t in row["ttft_s"] if t is not None]
     arrivals = [times for row in rows for times in row["arrivals_ms"] if len(times) > 1]
     gaps = np.concatenate([np.diff(times) for times in arrivals]) if arrivals else np.empty(0)
+    seconds = float(group.seconds.sum())
     return {
-        "lossless": rows[0]["lossless"],
-        "prompts": len(tokens),
-        "answers": len(rows),
-        "new_tokens": int(new),
-        "seconds": float(group.seconds.sum()),
-        "tokens_per_s": new / float(group.seconds.sum()),
-        "ttft_ms": _quantiles(ttft),
-        "gap_ms": _quantiles(gaps),
+        "lossless": rows[0]["lossless"], "prompts": len(tokens), "answers": len(rows), "new_tokens": int(new),
+        "seconds": seconds, "tokens_per_s": new / seconds, "ttft_ms": _quantiles(ttft), "gap_ms": _quantiles(gaps),
         "target_calls_per_token": ratio_of_sums(calls, tokens) if calls is not None and new else None,
         "draft_steps_per_token": float(steps.sum()) / new if steps is not None and new else None,
         "mean_drift": None if group.drifts is None else ratio_of_sums(group.drifts, group.scored),
@@ -177,7 +172,7 @@ def _summary(group: Group) -> dict[str, Any]:
         "round_histogram": np.bincount(lengths).tolist() if lengths else [],
         "accepted_of_checked": origins["accepted"] / judged if judged else None,
         "quality": intervals([[row.get("quality", {}) for row in of] for of in group.by_prompt]),
-    }
+    }  # fmt: skip
 
 
 def _quantiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float] | None:

@@ -36,20 +36,16 @@ def check_goals(suite: Suite, settings: TuneSettings) -> None:
     for check in checks if settings.quality else ():
         check_answer(check)
     kinds = {check.kind for check in checks}
-    has = {
-        "exact_match": bool(kinds - {"code"}),
-        "pass_at_1": "code" in kinds,
-        "rouge": any(sample.references for sample in suite.samples),
-    }
+    right = 'right answers (an "answer" that ends in "#### NUMBER", or "check": "text" beside it)'
     needs = {
-        "exact_match": 'right answers (an "answer" that ends in "#### NUMBER", or "check": "text" beside it)',
-        "pass_at_1": "tests of programs, as HumanEval has them",
-        "rouge": "reference answers",
+        "exact_match": (bool(kinds - {"code"}), right),
+        "pass_at_1": ("code" in kinds, "tests of programs, as HumanEval has them"),
+        "rouge": (any(sample.references for sample in suite.samples), "reference answers"),
     }
     for goal in settings.quality:
-        what = "rouge" if goal.metric.startswith("rouge") else goal.metric
-        if not has.get(what, True):
-            raise UserError(f"quality {goal} needs {needs[what]}, and no prompt of '{suite.name}' has them")
+        has, what = needs.get("rouge" if goal.metric.startswith("rouge") else goal.metric, (True, ""))
+        if not has:
+            raise UserError(f"quality {goal} needs {what}, and no prompt of '{suite.name}' has them")
 
 
 def graded(
@@ -83,13 +79,9 @@ def settings_of(
     """
     specs = list(dict.fromkeys([PLAIN, *(spec for specs in classes.values() for spec in specs)]))
     found = grouped(rows, specs)
-    entries = [
-        _entry(spec, found, predicted.get(spec), settings)
-        for spec in specs
-        if spec in found
-        and found[spec].answered
-        and (spec == PLAIN or found[spec].prompts & found[PLAIN].prompts)
-    ]
+    ran = [spec for spec in specs if spec in found and found[spec].answered]
+    ran = [spec for spec in ran if spec == PLAIN or found[spec].prompts & found[PLAIN].prompts]
+    entries = [_entry(spec, found, predicted.get(spec), settings) for spec in ran]
     return sorted(entries, key=lambda entry: -entry["speed_up"][0])
 
 
@@ -156,9 +148,7 @@ def choose(entries: Sequence[Mapping[str, Any]], settings: TuneSettings) -> list
 
 
 def _spent(entry: Mapping[str, Any], coin: str) -> float:
-    value = entry[coin]
-    if coin == "drift":
-        value = entry["drift"][0]
+    value = entry["drift"][0] if coin == "drift" else entry[coin]
     return float("inf") if value is None else float(value)
 
 

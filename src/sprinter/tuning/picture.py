@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sprinter.plots import COLOURS, canvas
 
 if TYPE_CHECKING:
@@ -20,11 +22,35 @@ _WIDTH, _HEIGHT = 64, 16  # characters of the text plot
 def draw_tuning(profile: Mapping[str, Any]) -> Figure:
     """Speed-up over mean drift: predictions, measured settings with intervals, the front, and what was chosen."""
     figure, (ax,) = canvas(8.3, 4.6)
-    _predictions(ax, profile["front"])
-    _eliminated(ax, profile)
-    _finalists(ax, profile["settings"])
-    _steps(ax, profile["settings"])
-    _names(ax, profile)
+    entries = {one["spec"]: one for one in profile["settings"]}
+    early = [one["measured"] for one in profile["front"] if one["measured"] and one["spec"] not in entries]
+    _dots(
+        ax,
+        [one["predicted"] for one in profile["front"]],
+        "expected by replay",
+        marker=".",
+        color=GREY,
+        alpha=0.5,
+    )
+    if early:
+        _dots(ax, early, "early rounds", marker="o", mfc="white", color=BLUE, ms=4)
+    x, y = (np.array([one[key] for one in entries.values()], dtype=float) for key in ("drift", "speed_up"))
+    across, up = (
+        np.nan_to_num(np.abs(of[:, 1:] - of[:, :1]).T) for of in (x, y)
+    )  # no interval: of one prompt
+    ax.errorbar(x[:, 0], y[:, 0], yerr=up, xerr=across, fmt="o", color=BLUE, ms=4.5, lw=1, capsize=2,
+                label="finalists, 95 %")  # fmt: skip
+    allowed = sorted((one["drift"][0], one["speed_up"][0]) for one in entries.values() if one["allowed"])
+    best = np.maximum.accumulate([speed for _, speed in allowed])
+    right = max(*x[:, 0], 0.01) * 1.05
+    ax.step([*(drift for drift, _ in allowed), right], [*best, best[-1]], where="post", color=INK, lw=1.1,
+            label="front of the finalists")  # fmt: skip
+    for i, spec in enumerate(dict.fromkeys(one["spec"] for one in profile["chosen"])):
+        at = entries[spec]["drift"][0], entries[spec]["speed_up"][0]
+        ax.plot(*at, "*", color=RED, ms=11, zorder=4, label=None if i else "chosen")
+        left = at[0] > right / 2  # the label is left of a point on the right
+        ax.annotate(spec, at, xytext=(-6 if left else 6, 16 if left else 8), textcoords="offset points", fontsize=7.5,
+                    color=INK, ha="right" if left else "left")  # fmt: skip
     for budget in profile["goal"]["budgets"] if profile["goal"]["coin"] == "drift" else ():
         ax.axvline(budget, color=GREY, lw=0.9, ls=":")
         ax.annotate(f"budget {budget:g}", (budget, 0.01), xycoords=("data", "axes fraction"), fontsize=7.5,
@@ -37,77 +63,19 @@ def draw_tuning(profile: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _predictions(ax: Axes, front: Sequence[Mapping[str, Any]]) -> None:
-    points = [one["predicted"] for one in front]
-    ax.plot([one["drift"] for one in points], [one["speed_up"] for one in points], ".", color=GREY, alpha=0.5, ms=5,
-            label="expected by replay")  # fmt: skip
+def _dots(ax: Axes, points: Sequence[Mapping[str, float]], label: str, **look: Any) -> None:
+    ax.plot([one["drift"] for one in points], [one["speed_up"] for one in points], ls="", label=label, **look)
 
 
-def _eliminated(ax: Axes, profile: Mapping[str, Any]) -> None:
-    finals = {one["spec"] for one in profile["settings"]}
-    points = [one["measured"] for one in profile["front"] if one["measured"] and one["spec"] not in finals]
-    if points:
-        ax.plot([one["drift"] for one in points], [one["speed_up"] for one in points], "o", mfc="white", color=BLUE,
-                ms=4, lw=0, label="early rounds")  # fmt: skip
-
-
-def _finalists(ax: Axes, settings: Sequence[Mapping[str, Any]]) -> None:
-    x, y = [one["drift"][0] for one in settings], [one["speed_up"][0] for one in settings]
-    errors = [_error(one["speed_up"]) for one in settings]
-    across = [_error(one["drift"]) for one in settings]
-    ax.errorbar(x, y, yerr=list(zip(*errors, strict=True)), xerr=list(zip(*across, strict=True)), fmt="o", color=BLUE,
-                ms=4.5, lw=1, capsize=2, label="finalists, 95 %")  # fmt: skip
-
-
-def _error(interval: Sequence[float | None]) -> tuple[float, float]:
-    value, low, high = interval
-    if value is None or low is None or high is None:
-        return 0.0, 0.0
-    return max(0.0, value - low), max(0.0, high - value)
-
-
-def _steps(ax: Axes, settings: Sequence[Mapping[str, Any]]) -> None:
-    """The best measured speed within each drift, as a staircase."""
-    best, xs, ys = 0.0, [], []
-    for drift, speed in sorted((one["drift"][0], one["speed_up"][0]) for one in settings if one["allowed"]):
-        if speed > best:
-            best = speed
-            xs.append(drift)
-            ys.append(speed)
-    right = max([*(one["drift"][0] for one in settings), *xs, 0.01]) * 1.05
-    ax.step([*xs, right], [*ys, best], where="post", color=INK, lw=1.1, label="front of the finalists")
-
-
-def _names(ax: Axes, profile: Mapping[str, Any]) -> None:
-    found = {one["spec"]: one for one in profile["settings"]}
-    right = max(one["drift"][0] for one in profile["settings"])
-    for i, spec in enumerate(dict.fromkeys(one["spec"] for one in profile["chosen"])):
-        entry = found[spec]
-        at = entry["drift"][0], entry["speed_up"][0]
-        label = "chosen" if i == 0 else None
-        ax.plot(*at, "*", color=RED, ms=11, zorder=4, label=label)
-        left = at[0] > right / 2  # the label is left of a point on the right
-        ax.annotate(spec, at, xytext=(-6 if left else 6, 16 if left else 8), textcoords="offset points", fontsize=7.5,
-                    color=INK, ha="right" if left else "left")  # fmt: skip
-
-
-def plot_text(profile: Mapping[str, Any], width: int = _WIDTH, height: int = _HEIGHT) -> str:
-    """The same as lines of text: · expected, o measured, # a finalist, * chosen.
-
-    Args:
-        width, height: of the plot without its axes, in characters.
-    """
-    chosen = {one["spec"] for one in profile["chosen"]}
+def plot_text(profile: Mapping[str, Any]) -> str:
+    """The same as lines of text: · expected, o measured, # a finalist, * chosen."""
+    width, height = _WIDTH, _HEIGHT
+    chosen, finals = {one["spec"] for one in profile["chosen"]}, profile["settings"]
     points = [(one["predicted"]["drift"], one["predicted"]["speed_up"], "·") for one in profile["front"]]
-    points += [
-        (one["measured"]["drift"], one["measured"]["speed_up"], "o")
-        for one in profile["front"]
-        if one["measured"]
-    ]
-    points += [(one["drift"][0], one["speed_up"][0], "#") for one in profile["settings"]]
-    points += [
-        (one["drift"][0], one["speed_up"][0], "*") for one in profile["settings"] if one["spec"] in chosen
-    ]
+    measured = [one["measured"] for one in profile["front"] if one["measured"]]
+    points += [(one["drift"], one["speed_up"], "o") for one in measured]
+    points += [(one["drift"][0], one["speed_up"][0], "#") for one in finals]
+    points += [(one["drift"][0], one["speed_up"][0], "*") for one in finals if one["spec"] in chosen]
     right = max([x for x, _, _ in points] + [1e-3])
     low, high = min(y for _, y, _ in points), max(y for _, y, _ in points)
     span = max(1e-6, high - low)

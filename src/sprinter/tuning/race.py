@@ -96,9 +96,8 @@ class Race:
                 prompts = min(total, 2 * prompts)
         except _TimeIsUp:
             if not any(row["model_id"] == PLAIN for row in self.journal.rows):
-                raise UserError(
-                    "time was up before the first prompt was answered: give --time more, or run it again to continue"
-                ) from None
+                why = "time was up before the first prompt was answered"
+                raise UserError(f"{why}: give --time more, or run it again to continue") from None
         self._rank()
         self.classes = {name: specs[: self.settings.finalists] for name, specs in self.classes.items()}
 
@@ -138,9 +137,8 @@ class Race:
                 raise _TimeIsUp
 
         arms = [parse_arm(spec) for spec in specs]
-        asked = product(
-            (arm.name for arm in arms), (sample.id for sample in suite.samples), range(settings.repeats)
-        )
+        ids = [sample.id for sample in suite.samples]
+        asked = product((arm.name for arm in arms), ids, range(settings.repeats))
         left = len(set(asked) - {(row["model_id"], row["question_id"], row["repeat"]) for row in rows.rows})
         harness = Harness(self.pair, arms, [suite], settings, rows, step)
         try:
@@ -153,11 +151,10 @@ class Race:
     def _drop_failed(self) -> None:
         if PLAIN in self.failed:
             raise UserError(f"plain decoding fails on this pair: {self.failed[PLAIN]}")
-        self.classes = {
-            name: kept
-            for name, specs in self.classes.items()
-            if (kept := [spec for spec in specs if spec not in self.failed])
+        left = {
+            name: [spec for spec in specs if spec not in self.failed] for name, specs in self.classes.items()
         }
+        self.classes = {name: specs for name, specs in left.items() if specs}
 
     def _rank(self) -> None:
         """Sort each class by speed relative to plain decoding, fastest first."""

@@ -17,7 +17,7 @@ from sprinter.bench.sample import Suite
 from sprinter.engine.pair import Pair
 from sprinter.engine.profile import SCHEMA, machine_facts, pair_identity
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
+from sprinter.files import write_atomic, writing
 from sprinter.theory.recording import Recording
 from sprinter.tuning.candidates import Candidate, candidates
 from sprinter.tuning.judge import check_goals, choose, front_of, graded, settings_of
@@ -148,37 +148,29 @@ def _probe(
     """Probe the pair and replay candidates; kept on disk for a later call."""
     assert settings.new_tokens is not None
 
-    def step(stage: str, done: int, wanted: int) -> None:
-        progress(done, wanted, stage)
-
     prompts = prompts[: settings.probe_texts]
     time_s = math.inf if settings.time_s is None else settings.time_s
     probe = run_probe(
-        pair, prompts, settings.sampling, settings.new_tokens, settings.seed, step, began + _TEXTS * time_s
-    )
-    levels, times = settings.levels(probe.mean_tokens), probe.times
-    tried = candidates(probe.recording, times.optimal, levels, times.auto)
-    until = began + _REPLAYS * time_s
+        pair, prompts, settings.sampling, settings.new_tokens, settings.seed,
+        lambda stage, done, wanted: progress(done, wanted, stage), began + _TEXTS * time_s,
+    )  # fmt: skip
+    times = probe.times
+    tried = candidates(probe.recording, times.optimal, settings.levels(probe.mean_tokens), times.auto)
 
     def replayed(recording: Recording, some: Sequence[Candidate], stage: str) -> list[Predicted]:
         return replay_all(
-            recording, probe.times, some, seed=settings.seed, until=until,
-            progress=lambda done, wanted: step(stage, done, wanted),
+            recording, times, some, seed=settings.seed, until=began + _REPLAYS * time_s,
+            progress=lambda done, wanted: progress(done, wanted, stage),
         )  # fmt: skip
 
     first = replayed(probe.some, tried, "replaying methods")
-    again = {
-        one.spec: one for one in replayed(probe.recording, faster_half(first), "replaying the faster half")
-    }
-    predicted = [again.get(one.spec, one) for one in first]
+    again = replayed(probe.recording, faster_half(first), "replaying the faster half")
+    better = {one.spec: one for one in again}
     known = {
-        "predicted": [one.to_dict() for one in predicted],
+        "predicted": [better.get(one.spec, one).to_dict() for one in first],
         "candidates": len(tried),
         "prompts": prompt_facts(probe.recording, prompts),
-        "costs": {
-            "target_s": {str(n): seconds for n, seconds in probe.times.target_s.items()},
-            "draft_s": probe.times.draft_s,
-        },
+        "costs": {"target_s": {str(n): s for n, s in times.target_s.items()}, "draft_s": times.draft_s},
     }
     return _write(folder / _REPLAYED, known)
 
@@ -194,8 +186,6 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, value: dict[str, Any]) -> dict[str, Any]:
-    try:
+    with writing(path, "free it or give another --out"):
         write_atomic(path, json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write '{path}' ({error.strerror}): free it or give another --out") from None
     return value

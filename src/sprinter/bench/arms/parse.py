@@ -32,12 +32,9 @@ for _name, _make_arm in (
     ARMS.add(_name, _make_arm)
 
 _PEERS = (
-    "transformers:plain",
-    "transformers:assisted",
-    "transformers:assisted(schedule=heuristic)",
-    "transformers:assisted(tokens=20, schedule=dynamic)",
-    "transformers:lookup",
-)
+    "transformers:plain", "transformers:assisted", "transformers:assisted(schedule=heuristic)",
+    "transformers:assisted(tokens=20, schedule=dynamic)", "transformers:lookup",
+)  # fmt: skip
 _VLLM = ("vllm:plain", "vllm:draft_model", "vllm:draft_model(draft_sampling=probabilistic)", "vllm:ngram")
 
 
@@ -78,7 +75,7 @@ def parse_arm(text: str) -> Arm:
     arm.name = name
     if not isinstance(arm, Arm):
         raise SprinterError(
-            f"what the plug-in of '{spec}' makes is not an arm: it lacks methods of sprinter.bench.arm.Arm"
+            f"what the plug-in of '{spec}' makes is not an arm: it lacks methods of bench.arm.Arm"
         )
     return arm
 

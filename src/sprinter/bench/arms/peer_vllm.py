@@ -102,10 +102,8 @@ class VllmPlain:
         """As ``answer``, for requests submitted together; each ``wall_s`` ends with the request's own last token."""
         if self._worker is None:
             raise SprinterError(f"arm {self.name} was not started")
-        reply = self._worker.ask(
-            {"asks": [{"ids": list(ask.ids), "params": self._params(ask)} for ask in asks]}
-        )
-        return [self._read(**one) for one in reply["answers"]]
+        asked = [{"ids": list(ask.ids), "params": self._params(ask)} for ask in asks]
+        return [self._read(**one) for one in self._worker.ask({"asks": asked})["answers"]]
 
     def _params(self, ask: Ask) -> dict[str, Any]:
         """vLLM's sampling parameters."""
@@ -117,12 +115,11 @@ class VllmPlain:
         }  # fmt: skip
 
     def _read(self, speculation: dict[str, Any] | None, **reply: Any) -> ArmAnswer:
-        return ArmAnswer(
-            **reply,
-            target_calls=len(reply["accept_lengths"]),
-            draft_steps=self._draft_steps(speculation),
-            extra={} if speculation is None else {"speculation": speculation},
+        steps, extra = (
+            self._draft_steps(speculation),
+            {} if speculation is None else {"speculation": speculation},
         )
+        return ArmAnswer(**reply, target_calls=len(reply["accept_lengths"]), draft_steps=steps, extra=extra)
 
     def close(self) -> None:
         """End the worker."""

@@ -37,17 +37,14 @@ class VllmEngine:
             settings = settings | {"per_request_spec_decode_metrics": "summary"}
         self._engine = self._vllm.LLMEngine.from_engine_args(self._vllm.EngineArgs(**settings))
         self._device = str(importlib.import_module("vllm.platforms").current_platform.device_type)
-        self._fixed = (
-            _fix_draft_sampling() if "speculative_config" in settings and self._device == "cpu" else {}
-        )
+        broken = "speculative_config" in settings and self._device == "cpu"
+        self._fixed = _fix_draft_sampling() if broken else {}
         self._asked = 0
 
     def facts(self) -> dict[str, Any]:
         """Versions and device."""
-        names = ("vllm", "torch", "transformers")
-        versions = {
-            name: str(getattr(importlib.import_module(name), "__version__", "unknown")) for name in names
-        }
+        modules = {name: importlib.import_module(name) for name in ("vllm", "torch", "transformers")}
+        versions = {name: str(getattr(module, "__version__", "unknown")) for name, module in modules.items()}
         return {"versions": versions | self._fixed, "device": self._device}
 
     def answer(self, asks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -56,10 +53,8 @@ class VllmEngine:
         Args:
             asks: ``ids`` and ``params`` of requests that are submitted together.
         """
-        chosen = [
-            self._vllm.SamplingParams(**ask["params"], detokenize=False, output_kind=self._kind)
-            for ask in asks
-        ]
+        kind = {"detokenize": False, "output_kind": self._kind}
+        chosen = [self._vllm.SamplingParams(**ask["params"], **kind) for ask in asks]
         names = [str(self._asked + i) for i in range(len(asks))]
         self._asked += len(asks)
         gc.collect()

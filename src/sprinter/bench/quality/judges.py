@@ -147,18 +147,12 @@ class LlmJudge:
         """As JSON values: tokens, cost (of this run, and of all replies used), how often the orders disagreed."""
         counts = self._counts
         return {
-            "judge": "llm",
-            "model": self.endpoint.model,
-            "url": self.endpoint.url,
-            **{name: counts[name] for name in ("asked", "reused", "refused", "unreadable")},
+            "judge": "llm", "model": self.endpoint.model, "url": self.endpoint.url, "replies": self.replies.path.name,
+            **{name: counts[name] for name in ("asked", "reused", "refused", "unreadable", "uncounted")},
             "order_swayed": counts["swayed"] / counts["decided"] if counts["decided"] else None,
-            "prompt_tokens": counts["new_prompt_tokens"],
-            "completion_tokens": counts["new_completion_tokens"],
-            "uncounted": counts["uncounted"],
-            "cost": self._cost("new_"),
-            "cost_with_reused": self._cost("new_", "old_"),
-            "replies": self.replies.path.name,
-        }
+            **{name: counts[f"new_{name}"] for name in ("prompt_tokens", "completion_tokens")},
+            "cost": self._cost("new_"), "cost_with_reused": self._cost("new_", "old_"),
+        }  # fmt: skip
 
     def close(self) -> None:
         """Close the replies' file."""
@@ -258,9 +252,8 @@ def judge_rows(
     verdicts: list[DuelVerdict | None] = []
     pool = ThreadPoolExecutor(judge.workers)
     try:
-        for verdict in pool.map(
-            lambda item: "tie" if item[1].mine == item[1].base else judge.decide(item[1]), wanted
-        ):
+        decide = lambda item: "tie" if item[1].mine == item[1].base else judge.decide(item[1])  # noqa: E731
+        for verdict in pool.map(decide, wanted):
             verdicts.append(verdict)
             progress(len(verdicts), len(wanted))
     except JudgeError as error:

@@ -42,7 +42,7 @@ def log_likelihoods(pair: Pair, texts: Sequence[GivenText], *, batch: int = 8) -
     results = [torch.zeros(0, dtype=torch.float64)] * len(texts)
     # Batch prompts of similar length: no logits are needed before the end of the shortest prompt.
     order = sorted(
-        (i for i, text in enumerate(texts) if len(text[1])), key=lambda i: tuple(map(len, texts[i]))
+        (i for i, (_, new) in enumerate(texts) if len(new)), key=lambda i: tuple(map(len, texts[i]))
     )
     for at in range(0, len(order), rows):
         part = [texts[i] for i in order[at : at + rows]]

@@ -90,14 +90,8 @@ def run_code(program: str, limits: SandboxLimits) -> Outcome:
         source.write(program.encode("utf-8", "replace"))
         source.seek(0)
         child = subprocess.Popen(
-            command,
-            cwd=home,
-            env={},
-            stdin=source,
-            stdout=said,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+            command, cwd=home, env={}, stdin=source, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True
+        )  # fmt: skip
         late = not _ends(child, limits.seconds)
         return _outcome(_read(said), child.returncode, late)
 

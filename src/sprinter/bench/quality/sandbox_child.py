@@ -106,13 +106,10 @@ def _limit(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
     import resource
 
     wanted = {
-        resource.RLIMIT_CPU: cpu_s,
-        resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_FSIZE: file_bytes,
-        resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CPU: cpu_s, resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_FSIZE: file_bytes,
+        resource.RLIMIT_NOFILE: _OPEN_FILES, resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NPROC: 0,  # no other process or thread
-    }
+    }  # fmt: skip
     for what, most in wanted.items():
         hard = resource.getrlimit(what)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)

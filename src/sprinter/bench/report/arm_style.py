@@ -32,17 +32,13 @@ MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "X": "✖
 
 _KNOWN = {
     "autoregressive": "target",
-    **dict.fromkeys(("sprinter",), "gate"),
-    **dict.fromkeys(
-        ("batch", "specinfer", "spectr", "tree", "static-tree", "cape", "traversal", "lookup", "hybrid"),
-        "several",
-    ),
+    "sprinter": "gate",
+    **dict.fromkeys(("batch", "specinfer", "spectr", "lookup", "hybrid"), "several"),
+    **dict.fromkeys(("tree", "static-tree", "cape", "traversal"), "several"),
     **dict.fromkeys(("opt", "uno", "mentored", "lenient", "cactus"), "slack"),
-    **dict.fromkeys(
-        ("fuzzy", "typical", "bild", "cascade", "relaxed", "margin", "threshold", "fly"), "position"
-    ),
+    **dict.fromkeys(("fuzzy", "typical", "bild", "cascade", "relaxed", "margin", "threshold", "fly"), "position"),
     **dict.fromkeys(("draft-only", "allocation", "coin", "random"), "baseline"),
-}
+}  # fmt: skip
 _LABEL_LENGTH = 26
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,8 @@ from sprinter.bench.statistics import Array, BootstrapInterval, ratio_of_ratios
 from sprinter.bench.summary import Group, groups
 
 __all__ = [
-    "LONG",
-    "Dial",
-    "LongForm",
-    "allocation_line",
-    "categories",
-    "dials",
-    "ends",
-    "longforms",
-    "quality_of",
-]
+    "LONG", "Dial", "LongForm", "allocation_line", "categories", "dials", "ends", "longforms", "quality_of",
+]  # fmt: skip
 
 LONG = 64
 """Minimum number of new tokens for a curve along a text."""
@@ -53,11 +46,8 @@ class LongForm:
 def longforms(run: Digest) -> dict[SuiteView, LongForm]:
     """A curve for each suite and temperature with texts of at least ``LONG`` new tokens and known arrival times."""
     rows = run.results.get("rows") or []
-    long = {
-        (row["suite"], row["temperature"])
-        for row in rows
-        if any(len(times) >= LONG for times in row.get("arrivals_ms") or [])
-    }
+    whole = [row for row in rows if any(len(times) >= LONG for times in row.get("arrivals_ms") or [])]
+    long = {(row["suite"], row["temperature"]) for row in whole}
     found = groups([row for row in rows if (row["suite"], row["temperature"]) in long])
     views: dict[SuiteView, dict[str, Group]] = {}
     for (arm, suite, temperature), group in found.items():
@@ -67,15 +57,8 @@ def longforms(run: Digest) -> dict[SuiteView, LongForm]:
 
 
 def _longform(parts: Mapping[str, Group], base: str | None) -> LongForm:
-    most = max(
-        (
-            first + len(times)
-            for group in parts.values()
-            for row in group.rows
-            for first, times in _turns(row)
-        ),
-        default=0,
-    )
+    rows = [row for group in parts.values() for row in group.rows]
+    most = max((first + len(times) for row in rows for first, times in _turns(row)), default=0)
     width = next((width for width in _WIDTHS if width * _BINS >= most), _WIDTHS[-1])
     edges = list(range(0, most + width, width))
     binned = {arm: _binned(group, edges) for arm, group in parts.items()}
@@ -187,7 +170,7 @@ def _dials(run: Digest, method: str, summaries: Sequence[Summary]) -> list[Dial]
             name,
             dial,
             run.styles[next(iter(points.values()))["arm"]],
-            sorted(points.items(), key=lambda item: item[0]),
+            sorted(points.items(), key=itemgetter(0)),
         )
         for name, points in curves.items()
         if len(points) > 1
@@ -225,8 +208,7 @@ def ends(run: Digest, summaries: Sequence[Summary]) -> tuple[Summary, Summary] |
 
 def quality_of(summaries: Sequence[Summary]) -> tuple[str, str] | None:
     """(name, axis label) of the quality measure in a dial's figure, preferably the share of right answers."""
-    measured = {
-        name for s in summaries for name, of in (s.get("quality") or {}).items() if value(of) is not None
-    }
+    found = (item for s in summaries for item in (s.get("quality") or {}).items())
+    measured = {name for name, of in found if value(of) is not None}
     name = next((name for name in _QUALITIES if name in measured), None)
     return None if name is None else (name, f"{name.replace('_', ' ')}: {METRICS[name].meaning}")

@@ -82,9 +82,15 @@ class Panel:
         for one, other in (((left, y), (right, y)), ((x, low), (x, high))):
             if one != other:
                 self.line([one, other], style, color=faint, lw=1)
-        self.line(
-            [at], style, tip=tip, marker=style.marker, ms=8, ls="", mec=COLOURS["paper"], mew=0.8, zorder=4
-        )
+        look: dict[str, Any] = {
+            "marker": style.marker,
+            "ms": 8,
+            "ls": "",
+            "mec": COLOURS["paper"],
+            "mew": 0.8,
+            "zorder": 4,
+        }
+        self.line([at], style, tip=tip, **look)
         if label:
             self._labels.append(((left, y), (right, y), label, style))
 
@@ -151,9 +157,8 @@ class Picture:
 
         height = sum(heights) + _TOP + _BOTTOM
         self._figure = Figure(figsize=(width / 72, height / 72))
-        self._figure.subplots_adjust(
-            left / width, _BOTTOM / height, 1 - _RIGHT / width, 1 - _TOP / height, hspace=0
-        )
+        edges = left / width, _BOTTOM / height, 1 - _RIGHT / width, 1 - _TOP / height
+        self._figure.subplots_adjust(*edges, hspace=0)
         axes = self._figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         axes[0].set_title(f"↑ {y}", x=-(left - 6) / (width - left - _RIGHT))
         axes[-1].set_xlabel(f"{x} →")

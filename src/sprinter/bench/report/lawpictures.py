@@ -33,9 +33,8 @@ def _entropy(analysis: Analysis) -> PagePart:
         f"c = {c:g}. Correlation of H and β: {number(analysis.get('entropy_overlap_correlation'))}. Runs are "
         f"followed for up to {analysis.get('cap')} tokens."
     ]
-    pictures = left.html("Acceptance rate against the draft's entropy") + right.html(
-        "Accepted length against the draft's entropy"
-    )
+    pictures = left.html("Acceptance rate against the draft's entropy")
+    pictures += right.html("Accepted length against the draft's entropy")
     return _titled("Entropy of the draft against acceptance", pictures, notes)
 
 

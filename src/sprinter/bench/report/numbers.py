@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sprinter.bench.statistics import BootstrapInterval
 
 __all__ = [
-    "NONE",
-    "count",
-    "drift",
-    "duration",
-    "interval",
-    "multiple",
-    "number",
-    "percentage",
-    "text_of",
-    "value",
-]
+    "NONE", "count", "drift", "duration", "interval", "multiple", "number", "percentage", "text_of", "value",
+]  # fmt: skip
 
 NONE = "–"
 
@@ -43,51 +34,37 @@ def interval(of: Any) -> BootstrapInterval | None:
     return middle, low, high
 
 
-def number(of: Any, digits: int = 3) -> str:
-    """A number with about ``digits`` significant digits: 1,234 · 56.1 · 1.62 · 0.0312."""
-    middle = value(of)
-    if middle is None:
-        return NONE
+def _number(middle: float) -> str:
     if middle == 0:
         return "0"
-    places = max(0, min(4, digits - 1 - math.floor(math.log10(abs(middle)))))
+    places = max(0, min(4, 2 - math.floor(math.log10(abs(middle)))))
     return f"{middle:,.{places}f}".replace("-", "−")
 
 
-def count(of: Any) -> str:
-    """A whole number: 1,234."""
-    middle = value(of)
-    return NONE if middle is None else f"{middle:,.0f}"
-
-
-def multiple(of: Any) -> str:
-    """A speed-up: 1.62×."""
-    middle = value(of)
-    return NONE if middle is None else f"{middle:.2f}×"
-
-
-def drift(of: Any) -> str:
-    """A drift with four decimals, so that columns can be compared."""
-    middle = value(of)
-    return NONE if middle is None else f"{middle:.4f}" if middle else "0"
-
-
-def percentage(of: Any) -> str:
-    """A share in per cent."""
-    middle = value(of)
-    return NONE if middle is None else f"{100 * middle:.{1 if middle < 0.9995 else 0}f} %"
-
-
-def duration(seconds: Any) -> str:
-    """A duration: 90 → 1 min 30 s."""
-    whole = value(seconds)
-    if whole is None:
-        return NONE
-    if whole < 60:
-        return f"{whole:.1f} s"
-    minutes, rest = divmod(round(whole), 60)
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _shown(form: Callable[[float], str]) -> Callable[[Any], str]:
+    return lambda of: NONE if (middle := value(of)) is None else form(middle)
+
+
+number = _shown(_number)
+"""A number with about three significant digits: 1,234 · 56.1 · 1.62 · 0.0312."""
+count = _shown("{:,.0f}".format)
+"""A whole number: 1,234."""
+multiple = _shown("{:.2f}×".format)
+"""A speed-up: 1.62×."""
+drift = _shown(lambda middle: f"{middle:.4f}" if middle else "0")
+"""A drift with four decimals, so that columns can be compared."""
+percentage = _shown(lambda share: f"{100 * share:.{1 if share < 0.9995 else 0}f} %")
+"""A share in per cent."""
+duration = _shown(_duration)
+"""A duration: 90 → 1 min 30 s."""
 
 
 def text_of(of: Any) -> str:

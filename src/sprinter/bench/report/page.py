@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -41,8 +40,7 @@ _DRIFTS = (0.0, 0.02, 0.1)
 """Drift limits for which the page's first lines name the fastest arm."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageBlock:
+class PageBlock(NamedTuple):
     """Tables and figures for a suite and a temperature (indices; None: all), in order."""
 
     parts: PageParts
@@ -50,8 +48,7 @@ class PageBlock:
     temperature: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A heading, one line of explanation, and blocks."""
 
     id: str
@@ -81,28 +78,19 @@ def write_report(results: Mapping[str, Any], path: Path) -> Path:
 
 def _page(results: Mapping[str, Any]) -> str:
     run = digest(results)
-    loader = FileSystemLoader(_FOLDER)
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
     style, script = (Markup((_FOLDER / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     return environment.get_template("page.html.jinja").render(
-        run=run,
-        style=style,
-        script=script,
-        pair=_pair(results),
-        facts=_facts(run),
-        details=_details(results),
-        suites=_suites(run),
+        run=run, style=style, script=script, pair=_pair(results), facts=_facts(run), details=_details(results),
         temperatures=[f"{temperature:g}" for temperature in run.temperatures],
         highlights=[(i, _highlights(run, t)) for i, t in enumerate(run.temperatures)],
-        legend=_legend(run),
-        sections=[_merged(section) for section in _sections(run)],
-        is_table=lambda part: isinstance(part, Table),
-        breakable=_breakable,
-        multiple=multiple,
-        drift=drift,
-    )
+        legend=_legend(run), sections=[_merged(section) for section in _sections(run)],
+        is_table=lambda part: isinstance(part, Table), breakable=_breakable, multiple=multiple, drift=drift,
+        text_of=text_of,
+    )  # fmt: skip
 
 
 def _breakable(name: str) -> Markup:
@@ -126,7 +114,7 @@ def _facts(run: Digest) -> list[tuple[str, str]]:
         ("took", duration(results.get("seconds"))),
         (
             "commit",
-            f"{environment.get('commit')}{' with uncommitted changes' if environment.get('dirty') else ''}",
+            f"{environment.get('commit')}{' with uncommitted changes' * bool(environment.get('dirty'))}",
         ),
         ("machine", environment.get("gpu") or environment.get("cpu")),
         ("temperatures", ", ".join(f"{t:g}" for t in run.temperatures)),
@@ -147,35 +135,15 @@ def _details(results: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         ("judge", results.get("judge") or {}),
         (
             "versions of arms",
-            {arm["name"]: arm["versions"] for arm in results.get("arms") or [] if arm.get("versions")},
+            {arm["name"]: of for arm in results.get("arms") or [] if (of := arm.get("versions"))},
         ),
     ]
     return [(title, [(str(k), text_of(v)) for k, v in facts.items()]) for title, facts in parts if facts]
 
 
-def _suites(run: Digest) -> list[dict[str, str]]:
-    shown = []
-    for suite in run.results.get("suites") or []:
-        sources = [f"{s.get('name')} ({str(s.get('sha256'))[:12]})" for s in suite.get("sources") or []]
-        shown.append(
-            {
-                "name": str(suite.get("name")),
-                "samples": text_of(suite.get("samples")),
-                "new_tokens": text_of(suite.get("new_tokens")),
-                "asked": text_of(suite.get("asked")),
-                "skipped": text_of({**(suite.get("skipped") or {}), **(suite.get("left_out") or {})}),
-                "rule": text_of(suite.get("rule")),
-                "sources": ", ".join(sources) or "–",
-            }
-        )
-    return shown
-
-
 def _highlights(run: Digest, temperature: float) -> list[dict[str, Any]]:
     """The fastest arm for each limit of drift, each arm only once."""
-    rows = next(
-        (run.views[suite, temperature] for suite in run.suites if (suite, temperature) in run.views), ()
-    )
+    rows = next((view for suite in run.suites if (view := run.views.get((suite, temperature)))), ())
     known = [(s, speed_of(s, run.base), drift_of(s)) for s in rows if run.base]
     found: dict[str, dict[str, Any]] = {}
     for most in _DRIFTS:
@@ -201,22 +169,13 @@ def _legend(run: Digest) -> list[tuple[str, list[ArmStyle]]]:
 
 # --- sections --------------------------------------------------------------------------------------------------------
 _SECTIONS = {
-    "plane": (
-        "Speed and drift",
-        "Right is faster, down is nearer to the target. Bars through marks are 95 % intervals.",
-    ),
-    "speed": (
-        "Speed-up",
-        "Bars with 95 % bootstrap intervals over prompts; speed over other arms is under All numbers.",
-    ),
+    "plane": ("Speed and drift", "Right is faster, down is nearer to the target. Bars are 95 % intervals."),
+    "speed": ("Speed-up", "Bars with 95 % bootstrap intervals over prompts; speed over others: All numbers."),
     "dials": ("Dials", "What a method gains as its dial is turned, and what it loses."),
     "rounds": ("Tokens a round", "How many tokens one target call yields."),
     "acceptance": ("Acceptance by place in the draft", ""),
     "long": ("Long texts", "Speed as the context grows."),
-    "latency": (
-        "Latency",
-        "Time to the first token and between tokens; bars go from the median to the 95th percentile.",
-    ),
+    "latency": ("Latency", "Times to the first token and between tokens; bars: median to 95th percentile."),
     "quality": ("Quality", ""),
     "categories": ("By category", ""),
     "numbers": ("All numbers", "Every arm, by suite and temperature."),

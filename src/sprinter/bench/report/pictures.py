@@ -162,9 +162,7 @@ def _dial_picture(
 # --- rounds ----------------------------------------------------------------------------------------------------------
 def rounds(run: Digest, summaries: Sequence[Summary], view: SuiteView) -> PagePart:
     """A histogram of tokens per round for each arm, all over one horizontal axis."""
-    shown = [
-        s for s in summaries if sum((s.get("round_histogram") or [])[1:]) and len(s["round_histogram"]) > 2
-    ]
+    shown = [s for s in summaries if len(counts := s.get("round_histogram") or []) > 2 and sum(counts[1:])]
     if not shown:
         return PagePart(None, ["no arm reported how many tokens its rounds added"])
     most = min(_MOST, max(len(s["round_histogram"]) for s in shown) - 1)
@@ -215,9 +213,7 @@ def acceptance(
     for summary, kept in best.values():
         style, points = run.styles[summary["arm"]], [*enumerate(kept, 1)]
         panel.line(points, style, label=style.label, lw=1.3)
-        panel.dots(
-            [((i, share), f"{style.label}\nplace {i}: {percentage(share)}") for i, share in points], style
-        )
+        panel.dots([(at, f"{style.label}\nplace {at[0]}: {percentage(at[1])}") for at in points], style)
     longest = max(map(len, [law, *(kept for _, kept in best.values())]))
     least = min([*law, *(share for _, kept in best.values() for share in kept)])
     bottom = min(0.8, int(10 * least) / 10)
@@ -245,10 +241,8 @@ def longform_picture(run: Digest, found: LongForm, view: SuiteView) -> PagePart:
     shown: Mapping[str, Sequence[Any]] = found.speed_up if over else found.tokens_per_s
     centres = [(low + high) / 2 for low, high in zip(found.edges, found.edges[1:], strict=False)]
     bins = {
-        arm: [
-            (at, of) for at, each in zip(centres, of_arm, strict=True) if (of := interval(each)) is not None
-        ]
-        for arm, of_arm in shown.items()
+        arm: [(at, of) for at, each in zip(centres, found, strict=True) if (of := interval(each)) is not None]
+        for arm, found in shown.items()
     }
     best: dict[str, str] = {}
     for arm in sorted(bins, key=lambda arm: np.mean([of[0] for _, of in bins[arm]] or [0.0])):

@@ -127,11 +127,8 @@ _FULL: Sequence[tuple[str, str, str, Callable[[Any], str]]] = (
 
 def headline_table(run: Digest, temperature: float) -> Table:
     """Every arm at one temperature, fastest first: speed over all and each suite, target calls, drift."""
-    views = {
-        suite: {s["arm"]: s for s in found}
-        for suite in run.suites
-        if (found := run.views.get((suite, temperature)))
-    }
+    found = {suite: run.views.get((suite, temperature)) for suite in run.suites}
+    views = {suite: {s["arm"]: s for s in summaries} for suite, summaries in found.items() if summaries}
     what, show = _measure(run)
     first = next(iter(views.values()))
 
@@ -208,11 +205,8 @@ def full_table(run: Digest, summaries: Sequence[Summary]) -> Table:
     """Every number of a summary except latency and quality."""
 
     def over(base: str) -> Column:
-        return (
-            f"over {base}",
-            f"speed over {base}; 95 % interval",
-            lambda s: _with_interval(speed_of(s, base), multiple),
-        )
+        hint = f"speed over {base}; 95 % interval"
+        return f"over {base}", hint, lambda s: _with_interval(speed_of(s, base), multiple)
 
     columns = [_LAW, *map(over, run.bases), _DRIFT, *(_column(*each) for each in _FULL)]
     return _table(run, "every arm", summaries, columns)

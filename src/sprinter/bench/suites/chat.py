@@ -34,9 +34,8 @@ def turns_of(messages: Sequence[Any], where: str) -> tuple[str, tuple[str, ...],
     """
     said: list[tuple[str, str]] = []
     for number, message in enumerate(messages):
-        role, content = (
-            (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-        )
+        fields = message if isinstance(message, dict) else {}
+        role, content = fields.get("role"), fields.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
             raise UserError(
                 f'message {number} of {where} is not {{"role": ..., "content": TEXT}}: fix the record'

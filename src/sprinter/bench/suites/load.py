@@ -140,9 +140,8 @@ def check_suite(
 
 def _with_system(name: str, sample: Sample, system: str) -> Sample:
     if sample.system:
-        raise UserError(
-            f"sample '{sample.id}' of the suite '{name}' has a system message of its own: leave --system away"
-        )
+        own = f"sample '{sample.id}' of the suite '{name}' has a system message of its own"
+        raise UserError(f"{own}: leave --system away")
     return replace(sample, system=system)
 
 
@@ -190,9 +189,8 @@ def _of_records(source: SuiteSource, name: str, field: str | None, running: bool
     first = next((record for _, record in read_records(name)), {})
     fields = first if isinstance(first, dict) else {}
     if field is None and fields.keys() >= _CODE:
-        return Entry(
-            f"functions of {name}", (source,), makers.code, 256, "prompts as they are", chat_rule=CODE_RULE
-        )
+        about = f"functions of {name}"
+        return Entry(about, (source,), makers.code, 256, "prompts as they are", chat_rule=CODE_RULE)
     known = field or next((field for field in (MESSAGES, *FIELDS) if field in fields), "")
     grouped = "category" in fields
     about = f"records of {name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -66,13 +67,8 @@ def talk(record: SourceRecord, where: str, id: str, category: str) -> Sample:
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
         raise UserError(f"the prompt of {where} must be a text, or a list of texts: fix the record")
     references = _references(record.get("reference", record.get("answer")), len(turns))
-    return Sample(
-        id=id,
-        category=str(record.get("category") or category),
-        turns=tuple(turns),
-        references=references,
-        check=_check(record, references, where),
-    )
+    category = str(record.get("category") or category)
+    return Sample(id, category, tuple(turns), references, _check(record, references, where))
 
 
 def _check(record: SourceRecord, references: Sequence[str], where: str) -> SampleCheck | None:
@@ -112,10 +108,8 @@ def maths(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
 def code(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
     """HumanEval: the prompt, its test, and the function that the test calls."""
     for where, record in sources[0]:
-        prompt, test, entry, solution, id = (
-            text_of(record, name, where)
-            for name in ("prompt", "test", "entry_point", "canonical_solution", "task_id")
-        )
+        names = ("prompt", "test", "entry_point", "canonical_solution", "task_id")
+        prompt, test, entry, solution, id = (text_of(record, name, where) for name in names)
         check = SampleCheck("code", test, entry, prompt if making.chat else "")
         yield Sample(id, making.name, (ask_for_code(prompt) if making.chat else prompt,), (solution,), check)
 
@@ -125,12 +119,8 @@ def multiple_choice(sources: list[SuiteRows], making: Making) -> Iterator[Sample
     for where, record in sources[0]:
         question, choices = _stem_and_choices(record, where)
         letter = text_of(record, "answerKey", where)
-        yield Sample(
-            text_of(record, "id", where),
-            making.name,
-            (f"Question: {_asked(question, choices)}",),
-            check=SampleCheck("choice", letter),
-        )
+        prompt, check = f"Question: {_asked(question, choices)}", SampleCheck("choice", letter)
+        yield Sample(text_of(record, "id", where), making.name, (prompt,), check=check)
 
 
 def shots(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
@@ -140,13 +130,12 @@ def shots(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
     for where, record in examples:
         subject, letter = text_of(record, "subject", where), _letter(record, where)
         solved.setdefault(subject, []).append(f"{_mmlu(record, where)} {letter}")
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for where, record in questions:
         subject = text_of(record, "subject", where)
-        number = counts[subject] = counts.get(subject, -1) + 1
-        title = (
-            f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
-        )
+        number, about = counts[subject], subject.replace("_", " ")
+        counts[subject] += 1
+        title = f"The following are multiple choice questions (with answers) about {about}."
         parts = [title, *solved.get(subject, [])[:_SHOTS], _mmlu(record, where)]
         check = SampleCheck("choice", _letter(record, where))
         yield Sample(f"{subject}/{number}", subject, ("\n\n".join(parts),), check=check)
