@@ -61,6 +61,14 @@ class TargetCall(NamedTuple):
         raw_p = None if self.raw_p is None else self.raw_p[n:]
         return TargetCall(tree, self.p[n:], raw_p, self.draws, self.round, self.position + n, heads)
 
+    def draw(self, stay: Sequence[float], law_after: Callable[[int], Tensor]) -> tuple[int, int, Tensor]:
+        """Number of tokens of a chain that stay, each with its chance if all before it do; the token that follows them,
+        and the law ``[V]`` that it was drawn from."""
+        kept = self.draws.keep(stay, self.round, self.position)
+        accepted = kept.index(False) if False in kept else len(stay)
+        law = law_after(accepted)
+        return accepted, self.draws.token(law, self.round, self.position + accepted, Purpose.TARGET), law
+
     def plain(self) -> Verdict:
         """The verdict where nothing was drafted: a token from p."""
         token = self.draws.token(self.p[0], self.round, self.position, Purpose.TARGET)
@@ -150,8 +158,7 @@ class AcceptRule(Judge):
 
         If all tokens are kept, a bonus token is drawn from p at the last position.
         """
-        tree, p, _, draws, round, position, _ = call
-        n = len(tree.tokens)
+        tree, p, n = call.tree, call.p, len(call.tree.tokens)
         if n == 0:
             return call.plain()
         if tree.parents is not None:
@@ -163,11 +170,10 @@ class AcceptRule(Judge):
             pi = emitted(q, b, r)
             return decide(call, b, r, pi, tv_distance(pi, p[:n]).tolist())
         # No drift to report, so that the laws are not needed as a whole.
-        chances = self.keep_tokens(tree.tokens, p[:n], tree.laws, control)
-        kept = draws.keep(chances.tolist(), round, position)
-        accepted = kept.index(False) if False in kept else n
-        law = p[n] if accepted == n else self._replacement_at(accepted, p, tree.laws, control)
-        token = draws.token(law, round, position + accepted, Purpose.TARGET)
+        stay = self.keep_tokens(tree.tokens, p[:n], tree.laws, control).tolist()
+        accepted, token, _ = call.draw(
+            stay, lambda k: p[n] if k == n else self._replacement_at(k, p, tree.laws, control)
+        )
         return Verdict(range(accepted), token, [0.0] * (n + 1))
 
     def keep_tokens(
@@ -217,8 +223,7 @@ class ChainRule(Judge):
 
     def judge(self, call: TargetCall) -> Verdict:
         """Draw the number of tokens that stay, then the token that follows them."""
-        tree, p, _, draws, round, position, _ = call
-        n = len(tree.tokens)
+        tree, p, n = call.tree, call.p, len(call.tree.tokens)
         if n == 0:
             return call.plain()
         control = control_of(call, n + 1)
@@ -227,10 +232,7 @@ class ChainRule(Judge):
         if not abs(reached[0] - 1.0) < _SLACK:  # NaN too
             raise SprinterError(f"{self}: the chances of all outcomes sum to {reached[0]}, not 1")
         stay = [min(1.0, after / here) if here > 0 else 0.0 for here, after in pairwise(reached)]
-        kept = draws.keep(stay, round, position)
-        accepted = kept.index(False) if False in kept else n
-        law = law_after(accepted)
-        token = draws.token(law, round, position + accepted, Purpose.TARGET)
+        accepted, token, law = call.draw(stay, law_after)
         if self.lossless:
             return Verdict(range(accepted), token, [0.0] * (accepted + 1))
         own, exact = float(ending[accepted]) * float(law[token]), _exactly(tree, p, accepted, token)
@@ -278,12 +280,9 @@ def longest_path(rule: AcceptRule, call: TargetCall) -> Verdict:
 
 def decide(call: TargetCall, b: Tensor, r: Tensor, pi: Tensor, drifts: Sequence[float]) -> Verdict:
     """Judge the n tokens of a chain in order, given b, r and π of each position ``[n, V]`` and the drifts of π."""
-    tree, p, _, draws, round, position, _ = call
-    n = len(tree.tokens)
-    kept = draws.keep(at_tokens(b, tree.tokens).tolist(), round, position)
-    accepted = kept.index(False) if False in kept else n
-    law = p[n] if accepted == n else r[accepted]
-    token = draws.token(law, round, position + accepted, Purpose.TARGET)
+    tree, p, n = call.tree, call.p, len(call.tree.tokens)
+    stay = at_tokens(b, tree.tokens).tolist()
+    accepted, token, _ = call.draw(stay, lambda k: p[n] if k == n else r[k])
     ratios = [*ratios_at([*tree.tokens[:accepted], token][:n], p, pi), 1.0]
     return Verdict(range(accepted), token, [*drifts, 0.0], ratios)
 
