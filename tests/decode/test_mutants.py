@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -153,7 +154,8 @@ class CutDriver(ChainDriver):
         if not isinstance(request, AskDraft):
             return super().answer(request)
         pair = self._pair
-        self._pair = TablePair(pair.p, lambda text: self.cut(pair.q(text)), pair.gate)  # type: ignore[assignment]
+        gate = partial(pair.score, "gate")
+        self._pair = TablePair(pair.p, lambda text: self.cut(pair.q(text)), gate)  # type: ignore[assignment]
         draft = super().answer(request)
         self._pair = pair
         if self.reported == "processed":
