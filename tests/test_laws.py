@@ -55,16 +55,37 @@ def laws(draw: st.DrawFn, count: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"temperature": -1.0}, "temperature=-1.0 is out of range: give 0 (greedy) or more"),
-        ({"temperature": math.nan}, "temperature=nan is out of range: give 0 (greedy) or more"),
-        ({"temperature": math.inf}, "temperature=inf is out of range: give 0 (greedy) or more"),
+        (
+            {"temperature": -1.0},
+            "temperature=-1.0 is out of range: give a number in [0, 1e+30] (0 is greedy)",
+        ),
+        (
+            {"temperature": math.nan},
+            "temperature=nan is out of range: give a number in [0, 1e+30] (0 is greedy)",
+        ),
+        (
+            {"temperature": math.inf},
+            "temperature=inf is out of range: give a number in [0, 1e+30] (0 is greedy)",
+        ),
         ({"temperature": 1e-40}, "temperature=1e-40 is too small to divide by: give 0 (greedy)"),
-        ({"temperature": 1e40}, "temperature=1e+40 is too large to divide by: give 1e30 or less"),
-        ({"top_k": -1}, "top_k=-1 is out of range: give a whole number >= 0 (0 keeps all tokens)"),
-        ({"top_k": 2.5}, "top_k=2.5 is out of range: give a whole number >= 0 (0 keeps all tokens)"),
-        ({"top_k": 2.0}, "top_k=2.0 is out of range: give a whole number >= 0 (0 keeps all tokens)"),
-        ({"top_k": True}, "top_k=True is out of range: give a whole number >= 0 (0 keeps all tokens)"),
-        ({"top_k": math.inf}, "top_k=inf is out of range: give a whole number >= 0 (0 keeps all tokens)"),
+        (
+            {"temperature": 1e40},
+            "temperature=1e+40 is out of range: give a number in [0, 1e+30] (0 is greedy)",
+        ),
+        (
+            {"top_k": -1},
+            "top_k=-1 is out of range: give a whole number in [0, 2147483647] (0 keeps all tokens)",
+        ),
+        ({"top_k": 2.5}, "top_k=2.5 is not a whole number: give one in [0, 2147483647] (0 keeps all tokens)"),
+        ({"top_k": 2.0}, "top_k=2.0 is not a whole number: give one in [0, 2147483647] (0 keeps all tokens)"),
+        (
+            {"top_k": True},
+            "top_k=True is not a whole number: give one in [0, 2147483647] (0 keeps all tokens)",
+        ),
+        (
+            {"top_k": math.inf},
+            "top_k=inf is not a whole number: give one in [0, 2147483647] (0 keeps all tokens)",
+        ),
         ({"top_p": 0.0}, "top_p=0.0 is out of range: give a number in (0, 1] (1 keeps all tokens)"),
         ({"top_p": 1.1}, "top_p=1.1 is out of range: give a number in (0, 1] (1 keeps all tokens)"),
         ({"top_p": math.nan}, "top_p=nan is out of range: give a number in (0, 1] (1 keeps all tokens)"),

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sprinter.engine.pair import Pair, Stream, load_pair
     from sprinter.engine.policy import Policy
     from sprinter.engine.scheduler import Event
-    from sprinter.laws import Sampling
     from sprinter.models.pair import builtin_paths
+    from sprinter.parameters import Sampling
 
 __all__ = [
     "AsyncEngine",
@@ -71,8 +71,8 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.engine.options": ("GenerationKeywords", "GenerationOptions"),
         "sprinter.engine.pair": ("Pair", "Stream", "load_pair"),
         "sprinter.engine.policy": ("Policy",),
-        "sprinter.laws": ("Sampling",),
         "sprinter.models.pair": ("builtin_paths",),
+        "sprinter.parameters": ("Sampling",),
     },
 )
 

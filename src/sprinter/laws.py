@@ -7,14 +7,12 @@ last axis, on tensors of shape ``[..., V]``, and keeps the dtype of its input (t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from numbers import Integral, Real
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sprinter.errors import UserError, refuse_long
+from sprinter.parameters import Sampling
 
 __all__ = [
     "Sampling",
@@ -31,70 +29,6 @@ __all__ = [
     "tv_distance",
     "wide",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling parameters: how logits become the law that tokens are drawn from, for target and draft alike.
-
-    Order, as in transformers: temperature, top-k, top-p, min-p, then renormalise. What depends on the text (penalties,
-    forbidden tokens) comes before: ``sprinter.decode.adjust``.
-
-    Ties: tokens are ranked by falling logit, equal logits (+0 and −0 are equal) by rising id, and top-k and top-p keep
-    the first tokens of this ranking. A set reaches ``top_p`` if its probability does up to a rounding error of 1e-6
-    (1e-9 in float64): a top_p of 0.6 keeps six of ten equal tokens. Sums are exact, so the result depends neither on
-    their order nor on whether a step is eager or captured.
-
-    Attributes:
-        temperature: divides the logits; 0 means greedy (a one-hot law at the first largest logit).
-        top_k: keep the k largest; 0 keeps all.
-        top_p: keep the smallest set whose probability reaches top_p; 1 keeps all.
-        min_p: keep tokens with at least min_p times the largest probability; 0 keeps all.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
-            value: object = getattr(self, name)
-            refuse_long(name, value)
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise UserError(f"{name}={value!r} is not a number: give a number such as 1.0")
-            kind: type = type(value)
-            if kind not in (int, float):  # torch does not accept a fraction
-                object.__setattr__(self, name, float(value))
-        if not 0.0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
-        if 0.0 < self.temperature < 1e-30:
-            raise UserError(f"temperature={self.temperature} is too small to divide by: give 0 (greedy)")
-        if self.temperature > 1e30:
-            raise UserError(f"temperature={self.temperature} is too large to divide by: give 1e30 or less")
-        top_k: object = self.top_k
-        if isinstance(top_k, bool) or not isinstance(top_k, Integral) or int(top_k) < 0:
-            raise UserError(
-                f"top_k={self.top_k} is out of range: give a whole number >= 0 (0 keeps all tokens)"
-            )
-        if self.top_k >= 1 << 31:
-            raise UserError(
-                f"top_k={self.top_k} is out of range: give less than 2**31, or 0 to keep all tokens"
-            )
-        object.__setattr__(self, "top_k", int(top_k))
-        if not 0.0 < self.top_p <= 1.0:
-            raise UserError(
-                f"top_p={self.top_p} is out of range: give a number in (0, 1] (1 keeps all tokens)"
-            )
-        if not 0.0 <= self.min_p <= 1.0:
-            raise UserError(
-                f"min_p={self.min_p} is out of range: give a number in [0, 1] (0 keeps all tokens)"
-            )
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the processed laws are one-hot."""
-        return self.temperature == 0.0
 
 
 def raw_law(logits: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ def test_turns_are_removed_from_either_end(pair: Pair) -> None:
 @pytest.mark.parametrize(("options", "said"), [
     ({"method": "sprinter"}, "needs a gate"),
     ({"method": "sprintr"}, "did you mean 'sprinter'"),
-    ({"temperature": -1}, "give 0 .greedy. or more"),
+    ({"temperature": -1}, "0 is greedy"),
     ({"stop_token_ids": [10**6]}, "out of range"),
     ({"tempo": 1}, "unknown option 'tempo'"),
     ({"chat_template_kwargs": {"nonsense": 1}}, "does not read"),

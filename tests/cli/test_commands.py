@@ -162,6 +162,12 @@ def test_help_fits_into_80_columns_and_names_every_option(
     assert len(pages) == 2 or len(options) < 16
 
 
+def test_the_list_of_commands_says_what_each_says_itself() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert commands.abouts == {name: one.get_short_help_str(500) for name, one in commands.items()}
+    assert "nothing" not in commands
+
+
 def test_one_option_has_one_name_in_all_commands() -> None:
     names = {name for command in COMMANDS.values() for one in command.params for name in one.opts}
     assert "--max-new-tokens" in names and "--new-tokens" not in names

@@ -30,6 +30,9 @@ def test_a_start_imports_no_more_than_it_needs(
     loaded = set(ended.stderr.split())
     assert "sprinter.cli.app" in loaded
     assert [name for name in HEAVY if name in loaded and name not in allowed] == []
+    assert args not in (("--help",), ("--version",)) or "pydantic" not in loaded, (
+        "it takes longer than the rest"
+    )
 
 
 def test_the_shell_completes_commands_options_and_methods(environment: dict[str, str]) -> None:

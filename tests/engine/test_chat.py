@@ -283,7 +283,7 @@ def test_templates_that_fail_or_leave_out(builtin_pair: sprinter.Pair, template:
         (ASK, {"slow": True}, "'slow', which this chat template does not read"),
         (ASK, {"tools": [{}]}, "'tools', which this chat template does not read"),
         (ASK, {"tokenize": True}, "'tokenize', which is not the caller's"),
-        (ASK, "quick", "chat_template_kwargs='quick' is not a mapping"),
+        (ASK, "quick", "chat_template_kwargs='quick' is not a mapping of names"),
         ("Hi", {"quick": True}, "chat_template_kwargs goes with messages"),
         ([1, 2], {"quick": True}, "chat_template_kwargs goes with messages"),
     ],

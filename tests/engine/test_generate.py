@@ -224,7 +224,7 @@ def test_stop_may_be_one_string_and_must_not_be_empty(builtin_pair: sprinter.Pai
         "stop",
         "eos",
     )
-    with pytest.raises(UserError, match="stop string is empty"):
+    with pytest.raises(UserError, match="is not text or a list of texts, none of them empty"):
         builtin_pair.generate("One", stop=["a", ""])
 
 

@@ -173,7 +173,7 @@ def test_a_bad_prompt_of_a_batch_is_named(
         ([PROMPT], {"policy": None}, "policy=None is not a policy"),
         ([PROMPT], {"memory_bytes": -5}, "memory_bytes=-5 is out of range"),
         ([PROMPT], {"memory_bytes": "1 GB"}, "memory_bytes=1 GB is out of range"),
-        ([PROMPT], {"stop": 5}, "stop=5 is neither text nor a list"),
+        ([PROMPT], {"stop": 5}, "stop=5 is not text or a list of texts"),
         ([PROMPT], {"top_k": 2**70}, f"top_k={2**70} is out of range"),
     ],
 )

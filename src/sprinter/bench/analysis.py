@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ def analyse(
     survival, h, beta = torch.cat(runs), columns["entropy"], columns["overlap"]
     starts = torch.cat([part["entropy"][: len(run)] for part, run in zip(parts, runs, strict=True)])
     return {
-        "sampling": asdict(sampling), "new_tokens": new_tokens, "texts": len(prompts), "positions": len(h),
+        "sampling": sampling.model_dump(), "new_tokens": new_tokens, "texts": len(prompts), "positions": len(h),
         "overlap": _number(beta.mean()), "cap": cap,
         "entropy_overlap_correlation": _correlation(h, beta),
         "entropy": _by_entropy(h, beta, starts, survival.sum(-1)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ def _analysis(
     def shown(done: int, wanted: int) -> None:
         progress(done, wanted, "laws along texts")
 
-    key = hash_of(["laws along texts", prompts, asdict(sampling), new])
+    key = hash_of(["laws along texts", prompts, sampling.model_dump(), new])
     with replies(out / QUALITY) as kept:
         if (record := kept.get(key)) is None:
             record = {"key": key, "analysis": analyse(pair, prompts, sampling, new, shown)}

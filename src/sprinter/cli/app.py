@@ -2,73 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 from sprinter import __version__
-from sprinter.cli import (
-    bench,
-    bench_results,
-    convert,
-    draft_distill,
-    draft_sizes,
-    draft_train,
-    draft_vocabulary,
-    gate_label,
-    gate_mine,
-    gate_roc,
-    gate_train,
-    theory_flops,
-    theory_pareto,
-    theory_predict,
-    theory_simulate,
-)
-from sprinter.cli.chat import chat
-from sprinter.cli.demo import demo
-from sprinter.cli.doctor import doctor
-from sprinter.cli.generate import generate
-from sprinter.cli.methods import methods
-from sprinter.cli.serve import serve
-from sprinter.cli.signature import CommandGroup, ListedCommand, group, listed, option, show_help
-from sprinter.cli.tune import tune
+from sprinter.cli.signature import CommandGroup, LaterCommands, group, option, show_help
 
 __all__ = ["app"]
 
+_ALONE = {
+    "generate": "Generate a text; show the origin of each token and the statistics.",
+    "chat": "Talk to a chat model; show the origin of each token, and what each answer cost.",
+    "serve": "Serve the pair over HTTP, with OpenAI's interface: completions, chat completions, models.",
+    "methods": "List the decoding methods: their rules, and whether they keep the target's law.",
+    "doctor": (
+        "Check the installation: versions, devices, models, runners, and a short generation; or probe your own texts."
+    ),
+    "demo": "Compare plain decoding, an exact method and a lossy one with drift of at most 0.1 (well under a minute).",
+    "tune": "Find the fastest method within a budget on drift, on your prompts and this machine; write a profile.",
+}
+_GROUPS: dict[str, tuple[str, dict[str, str]]] = {
+    "gate": (
+        "Make a gate for your pair and your texts: label, train, evaluate.",
+        {name: f"gate_{name}:command" for name in ("label", "mine", "train", "roc")},
+    ),
+    "draft": (
+        "Make a draft for your target: distil a model, find the size that pays, train heads, cut the vocabulary.",
+        {name: f"draft_{name}:command" for name in ("distill", "sizes", "train", "vocabulary")},
+    ),
+    "theory": (
+        "The papers' theorems: simulate, draw, count, and predict your pair with them.",
+        {name: f"theory_{name}:command" for name in ("simulate", "pareto", "flops", "predict")},
+    ),
+    "bench": (
+        "Measure methods and other engines on suites of prompts: speed, drift, quality; one report.",
+        {
+            "": "bench:run", "compare": "bench_results:compare", "report": "bench_results:report",
+            "list": "bench_results:names",
+        },
+    ),
+    "convert": ("Write a model in another format.", {"gguf": "convert:gguf"}),
+}  # fmt: skip
+
+
+def _made(name: str) -> Any:
+    """The function of a command, or the group of this name."""
+
+    def found(place: str) -> Any:
+        module, _, function = place.partition(":")
+        return getattr(import_module(f"sprinter.cli.{module}"), function)
+
+    if name in _ALONE:
+        return found(f"{name}:{name}")
+    about, places = _GROUPS[name]
+    functions = {one: found(place) for one, place in places.items()}
+    return group(name, about, functions.pop("", None), **functions)
+
+
+class _AllCommands(CommandGroup):
+    """All commands, each imported when it is needed: --help needs none."""
+
+    def __init__(self, **given: Any) -> None:
+        abouts = _ALONE | {name: about for name, (about, _) in _GROUPS.items()}
+        super().__init__(**{**given, "commands": LaterCommands(abouts, _made)})
+
+
 app = typer.Typer(
     name="sprinter",
-    cls=CommandGroup,
+    cls=_AllCommands,
     help="Speculative decoding with a dial: faster tokens, and a measure of how far they drift from the target model.",
     epilog="Exit status: 0 done, 2 your mistake, 1 anything else. SPRINTER_DEBUG=1 shows tracebacks.",
     rich_markup_mode=None,  # its columns cut names of options off at 80 characters
     pretty_exceptions_enable=False,  # errors are shown by sprinter.cli.running
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, methods, doctor, demo, tune):
-    app.command(cls=ListedCommand)(listed(command))
-for each in (
-    group(
-        "gate", "Make a gate for your pair and your texts: label, train, evaluate.",
-        label=gate_label.command, mine=gate_mine.command, train=gate_train.command, roc=gate_roc.command,
-    ),
-    group(
-        "draft",
-        "Make a draft for your target: distil a model, find the size that pays, train heads, cut the vocabulary.",
-        distill=draft_distill.command, sizes=draft_sizes.command, train=draft_train.command,
-        vocabulary=draft_vocabulary.command,
-    ),
-    group(
-        "theory", "The papers' theorems: simulate, draw, count, and predict your pair with them.",
-        simulate=theory_simulate.command, pareto=theory_pareto.command, flops=theory_flops.command,
-        predict=theory_predict.command,
-    ),
-    group(
-        "bench", "Measure methods and other engines on suites of prompts: speed, drift, quality; one report.",
-        bench.run, compare=bench_results.compare, report=bench_results.report, list=bench_results.names,
-    ),
-    group("convert", "Write a model in another format.", gguf=convert.gguf),
-):  # fmt: skip
-    app.add_typer(each)
 
 
 def _version(asked: bool) -> None:

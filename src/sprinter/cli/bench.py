@@ -21,7 +21,7 @@ from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option
 from sprinter.decode.registry import did_you_mean
-from sprinter.engine.options import GenerationKeywords
+from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
 
 __all__ = ["run"]
@@ -112,7 +112,7 @@ def run(
     ] = None,
     repeats: Annotated[int, option("Number of runs of each prompt.")] = 1,
     seed: Annotated[int, option("Random seed.")] = 0,
-    options: GenerationKeywords = AT_DEFAULTS,
+    options: GenerationOptions = AT_DEFAULTS,
     warmup: Annotated[int, option("Prompts that each arm runs first, not measured.")] = 1,
     base: Annotated[
         Words, option("Arm that speeds are relative to; may be repeated.", default="the plain ones")
@@ -165,7 +165,8 @@ def run(
             "no suite was given: give --suite, for example --suite wiki-summary:100 (see 'bench list')"
         )
     asked: dict[str, Any] = {"temperatures": tuple(temperature or (1.0,)), "new_tokens": new_tokens}
-    asked |= {"repeats": repeats, "seed": seed, "warmup": warmup, **options}
+    asked |= {"repeats": repeats, "seed": seed, "warmup": warmup}
+    asked |= {"top_k": options.top_k, "top_p": options.top_p}
     asked |= {"bases": tuple(base)} if base else {}
     settings = BenchSettings(**asked)
     with_llama = loading.runner == "llamacpp"

@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 
 from sprinter.cli.chat_commands import COMMANDS, Commands
 from sprinter.cli.chat_session import Session
-from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
+from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, check_models, load, loads
 from sprinter.cli.options import JsonOption, complete_method
 from sprinter.cli.pages import print_json
 from sprinter.cli.prompts import read_text
 from sprinter.cli.signature import option
-from sprinter.engine.options import GenerationKeywords
+from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
 
 __all__ = ["candidates", "chat", "converse", "history_file", "read_entry", "typed_entries"]
@@ -28,7 +28,7 @@ _QUOTES = '"""'
 @loads()
 @generates(max_new_tokens=512)
 def chat(
-    options: GenerationKeywords = AT_DEFAULTS,
+    options: GenerationOptions = AT_DEFAULTS,
     loading: Loading = Loading(),
     system: Annotated[str | None, option("System prompt.", default="the template's own")] = None,
     template: Annotated[
@@ -52,17 +52,17 @@ def chat(
             "the built-in models are no chat models: give --target (and --draft) with a chat template, "
             "or --template FILE"
         )
-    request, spelled = checked_options(options), None
+    spelled = None
     if template is not None:
         spelled = read_text(template.expanduser(), f"--template {template}", "a file with a Jinja template")
-    check_models(request, loading)
+    check_models(options, loading)
     typed = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
     if typed:
         print("loading the models ...", file=sys.stderr)
     pair = load(loading, prefix_reuse=prefix_reuse)
     if spelled is not None and pair.tokenizer is not None:
         pair.tokenizer.chat_template = spelled
-    commands = Commands(Session(pair, request, system), json=json)
+    commands = Commands(Session(pair, options, system), json=json)
     read = typed_entries(commands.note) if typed else piped_entries()
     if typed:
         commands.welcome()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sprinter.cli.pages import Page, TerminalPage, harmless, legend
 from sprinter.cli.prompts import read_json
-from sprinter.engine.options import default_of
+from sprinter.engine.options import check_name
 from sprinter.errors import SprinterError, UserError, first_line
 from sprinter.files import write_atomic
 
@@ -162,7 +162,7 @@ class Commands:
             keyword = rest.partition("=")[0].isidentifier()  # name=value, not name value
             name, _, text = (rest.replace("=", " ", 1) if keyword else rest).partition(" ")
             if name not in values:
-                default_of(name)  # raises, with the nearest name
+                check_name(name)  # raises, with the nearest name
                 raise UserError(f"/set takes one of {', '.join(values)}: give /set temperature 0.7")
             if text.strip():
                 self.chat.change(**{name: option_value(text.strip())})

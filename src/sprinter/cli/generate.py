@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from sprinter.cli.generate_many import ROWS, ResultsFile, generate_many, read_prompts, settings_of
-from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
+from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, check_models, load, loads
 from sprinter.cli.options import FieldOption, JsonOption, RestartOption, SystemOption
 from sprinter.cli.pages import JsonPage, Page, TerminalPage
 from sprinter.cli.prompts import read_messages, read_prompt
 from sprinter.cli.signature import option
-from sprinter.engine.options import GenerationKeywords
+from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
 
 __all__ = ["generate"]
@@ -30,7 +30,7 @@ def generate(
             metavar="PROMPT|-", help="Text to continue; - reads standard input.", show_default=False
         ),
     ] = None,
-    options: GenerationKeywords = AT_DEFAULTS,
+    options: GenerationOptions = AT_DEFAULTS,
     loading: Loading = Loading(),
     chat: Annotated[
         bool,
@@ -88,7 +88,7 @@ def generate(
         )
     if prompts is not None and out is None and (json or restart):
         raise UserError("--json and --restart go with --out: without it the lines of --prompts are printed")
-    if options["logprobs"] is not None and prompts is None and not json:
+    if options.logprobs is not None and prompts is None and not json:
         raise UserError("--logprobs goes with --json or --prompts, whose objects hold them: give one of them")
     given: str | list[Any] = ""
     if messages is not None:
@@ -96,8 +96,7 @@ def generate(
     elif prompt is not None:
         given = read_prompt(prompt)
     wanted = read_prompts(prompts, field, chat=chat, system=system) if prompts is not None else []
-    request = checked_options(options)
-    check_models(request, loading)
+    check_models(options, loading)
     results = None
     if prompts is not None and out is not None:
         shape = {"field": field, "chat": chat or None, "system": system}
@@ -105,13 +104,13 @@ def generate(
         results = ResultsFile(out, asked, restart=restart)
     pair = load(loading)
     if prompts is not None:
-        return generate_many(pair, wanted, request, rows=rows or ROWS, results=results, json=json)
+        return generate_many(pair, wanted, options, rows=rows or ROWS, results=results, json=json)
     last = given if isinstance(given, str) else given[-1].get("content")
     if chat or messages is not None:
         from sprinter.engine.chat import conversation
 
         given = [*conversation(given, system)]
-    stream = pair.stream(given, request)
+    stream = pair.stream(given, options)
     page = JsonPage() if json else TerminalPage() if sys.stdout.isatty() else Page()
     status = 0
     try:

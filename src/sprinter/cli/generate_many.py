@@ -17,7 +17,7 @@ from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.files import read_json_lines, write_atomic
 
 if TYPE_CHECKING:
-    from sprinter.engine.options import GenerationKeywords, GenerationOptions
+    from sprinter.engine.options import GenerationOptions
     from sprinter.engine.pair import Pair
 
 __all__ = ["ROWS", "PromptLine", "ResultsFile", "generate_many", "read_prompts", "settings_of"]
@@ -265,9 +265,9 @@ def _generate(
 
 
 def settings_of(
-    file: Path, options: GenerationKeywords, models: Mapping[str, Any], **more: Any
+    file: Path, options: GenerationOptions, models: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
     """The settings that results depend on, as JSON values; ``more``: options that shape the prompts."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    found = {"prompts": digest, **more, **options, "models": dict(models)}
+    found = {"prompts": digest, **more, **options.to_dict(), "models": dict(models)}
     return dict(json_module.loads(json_module.dumps(found)))

@@ -1,44 +1,41 @@
-"""Command-line options of generation, derived from ``GenerationOptions``: names, defaults, help, choices.
+"""Command-line options of generation, derived from ``GenerationOptions``: names, types, defaults and help.
 
-A field with a ``help`` is an option; the tables below hold what typer needs besides its default and help.
+The tables below hold what typer needs besides.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import Field, fields
-from typing import Annotated, Any, Literal, cast
+from dataclasses import fields
+from typing import Annotated, Any, Literal, get_origin
+
+from pydantic.fields import FieldInfo
 
 from sprinter.cli.loading import Loading
 from sprinter.cli.options import complete_method
 from sprinter.cli.prompts import check_utf8
 from sprinter.cli.signature import Decorator, in_place_of, option, parameter
-from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.engine.options import OPTIONS, GenerationOptions
 from sprinter.errors import UserError
+from sprinter.parameters import types_in
 
-__all__ = ["AT_DEFAULTS", "checked_options", "generates", "in_options"]
+__all__ = ["AT_DEFAULTS", "generates", "in_options"]
 
-AT_DEFAULTS = GenerationKeywords()
+AT_DEFAULTS: Any = None
 """Default of a command's parameter ``options``, which ``generates`` replaces by options."""
 
-_OFFERED = [one for one in fields(GenerationOptions) if one.metadata["help"] is not None]
+_OFFERED = [name for name in OPTIONS if name not in ("switches", "copy_switches", "ahead", "rules")]
+_FLAGGED = {
+    "method": ("--method", "-m"), "max_new_tokens": ("--max-new-tokens", "-n"), "temperature": ("--temperature", "-t"),
+    "stop_token_ids": ("--stop-token-id",), "bad_words": ("--bad-word",), "require_lossless": ("--require-lossless",),
+}  # fmt: skip
 _MORE: dict[str, dict[str, Any]] = {
-    "method": {
-        "kind": str | None, "flags": ("--method", "-m"), "autocompletion": complete_method,
-        "default": "exact: auto, or autoregressive without a draft",
-    },
-    "max_new_tokens": {"flags": ("--max-new-tokens", "-n")},
-    "temperature": {"flags": ("--temperature", "-t")},
-    "stop": {"kind": list[str] | None, "default": False},
-    "stop_token_ids": {"kind": list[int] | None, "flags": ("--stop-token-id",), "default": False},
-    "logit_bias": {"kind": list[str] | None, "default": False, "metavar": "ID=NUMBER"},
-    "bad_words": {"kind": list[str] | None, "flags": ("--bad-word",), "default": False},
-    "logprobs": {"kind": int | None},
-    "require_lossless": {"flags": ("--require-lossless",)},
-    "budget": {"kind": float | None, "default": "what the method says"},
-    "never_slower": {"kind": bool | None, "default": "without a method, and with auto"},
-    "chat_template_kwargs": {"kind": str | None, "default": False, "metavar": "JSON"},
+    "method": {"autocompletion": complete_method, "default": "exact: auto, or autoregressive without a draft"},
+    "logit_bias": {"metavar": "ID=NUMBER"},
+    "budget": {"default": "what the method says"},
+    "never_slower": {"default": "without a method, and with auto"},
+    "chat_template_kwargs": {"default": False, "metavar": "JSON"},
 }  # fmt: skip
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -47,46 +44,30 @@ _SAMPLING = (
 
 
 def generates(*only: str, **defaults: Any) -> Decorator:
-    """Decorator of a command: its parameter ``options: GenerationKeywords`` becomes the options of generation.
+    """Decorator of a command: its parameter ``options: GenerationOptions`` becomes the options of generation.
+
+    They are checked before the command begins, and so before any model is loaded.
 
     Args:
         only: names of the options that the command offers; none: all.
         defaults: the command's own defaults, by name.
     """
-    offered = [one for one in _OFFERED if not only or one.name in only]
-    lists = {one.name for one in offered if isinstance(one.default, tuple)}
-
-    def keywords(given: dict[str, Any]) -> GenerationKeywords:
-        values = {name: tuple(value or ()) if name in lists else value for name, value in given.items()}
-        if values.get("logit_bias"):
-            values["logit_bias"] = tuple(_bias(one) for one in values["logit_bias"])
-        if values.get("chat_template_kwargs") is not None:
-            values["chat_template_kwargs"] = _template_arguments(str(values["chat_template_kwargs"]))
-        return cast(GenerationKeywords, values)
-
-    shown = [
-        parameter(
-            one.name, _annotation(one), None if one.name in lists else defaults.get(one.name, one.default)
-        )
-        for one in offered
-    ]
-    return in_place_of("options", shown, keywords)
+    usual = {
+        name: None if OPTIONS[name].default == () else OPTIONS[name].default for name in only or _OFFERED
+    } | defaults
+    shown = [parameter(name, _annotation(name, OPTIONS[name]), default) for name, default in usual.items()]
+    return in_place_of("options", shown, _options)
 
 
-def checked_options(options: GenerationKeywords) -> GenerationOptions:
-    """The options of a command, checked before any model is loaded.
-
-    Raises:
-        UserError: an invalid value; a stop string or a bad word that is empty or not UTF-8.
-    """
-    for what, flag, words in (
-        ("a stop string", "--stop", options["stop"]), ("a bad word", "--bad-word", options["bad_words"]),
-    ):  # fmt: skip
+def _options(given: dict[str, Any]) -> GenerationOptions:
+    for what, words in (("a stop string", given.get("stop")), ("a bad word", given.get("bad_words"))):
         for word in words or ():
-            if not word:
-                raise UserError(f"{what} is empty: give {flag} some text, or leave it out")
-            check_utf8(str(word), what)
-    return GenerationOptions(**options)
+            check_utf8(word, what)
+    if given.get("logit_bias"):
+        given["logit_bias"] = [_bias(one) for one in given["logit_bias"]]
+    if given.get("chat_template_kwargs") is not None:
+        given["chat_template_kwargs"] = _template_arguments(given["chat_template_kwargs"])
+    return GenerationOptions(**given)
 
 
 def _bias(given: str) -> tuple[int, float]:
@@ -112,14 +93,20 @@ def _template_arguments(given: str) -> dict[str, Any]:
     return found
 
 
-def _annotation(one: Field[Any]) -> Any:
+def _annotation(name: str, field: FieldInfo) -> Any:
     """The annotation of an option for typer: type, flags and help."""
-    more = dict(_MORE.get(one.name, {}))
-    kind, flags = more.pop("kind", type(one.default)), more.pop("flags", ())
-    if choices := one.metadata["choices"]:
-        kind = Literal[choices]
-    panel = "Sampling" if one.name in _SAMPLING else "Generation"
-    return Annotated[kind, option(one.metadata["help"], *flags, panel=panel, **more)]
+    kind: Any = field.annotation
+    about, more = (field.description or "").partition(". ")[0].rstrip(".") + ".", dict(_MORE.get(name, {}))
+    if get_origin(kind) is not Literal:
+        kind = next(
+            (one for one in (str, bool, int, float) if one in types_in(kind) and name != "logit_bias"), str
+        )
+        if isinstance(field.default, tuple):
+            kind, about = list[kind], f"{about[:-1]}; may be repeated."
+            more["default"] = False
+        kind = kind | None if field.default in (None, ()) else kind
+    panel = "Sampling" if name in _SAMPLING else "Generation"
+    return Annotated[kind, option(about, *_FLAGGED.get(name, ()), panel=panel, **more)]
 
 
 # --- messages of the library ------------------------------------------------------------------------------------------
@@ -137,10 +124,7 @@ _OTHERS = (
 _FLAGS = (
     {name: f"--{name.replace('_', '-')}" for name in (*(one.name for one in fields(Loading)), *_OTHERS)}
     | {"new_tokens": "--max-new-tokens"}
-    | {
-        one.name: _MORE.get(one.name, {}).get("flags", (f"--{one.name.replace('_', '-')}",))[0]
-        for one in _OFFERED
-    }
+    | {name: _FLAGGED.get(name, (f"--{name.replace('_', '-')}",))[0] for name in _OFFERED}
 )
 _KEYWORD = re.compile(rf"(?<![\w(.=-])({'|'.join(_FLAGS)})=(?=\S)")
 

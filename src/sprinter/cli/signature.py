@@ -6,17 +6,18 @@ The help of a command with many options lists ten of them, and all by group with
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 __all__ = [
-    "CommandGroup", "Decorator", "ListedCommand", "group", "in_place_of", "listed", "option", "parameter", "show_help",
-    "takes",
+    "CommandGroup", "Decorator", "LaterCommands", "ListedCommand", "group", "in_place_of", "listed", "option",
+    "parameter", "show_help", "takes",
 ]  # fmt: skip
 
 _FEW = 14  # options that are always listed
@@ -161,13 +162,48 @@ class ListedCommand(TyperCommand):
         _write_options(self, ctx, formatter)
 
 
+class LaterCommands(Mapping[str, Any]):
+    """Commands by name, each made when it is first looked up.
+
+    Args:
+        abouts: the help of each in the list of commands. make: function or group of a name.
+    """
+
+    def __init__(self, abouts: Mapping[str, str], make: Callable[[str], Any]) -> None:
+        self.abouts, self._make, self._made = abouts, make, dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.abouts:
+            raise KeyError(name)
+        if name not in self._made:
+            self._made[name] = _command(name, self._make(name))
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.abouts)
+
+    def __len__(self) -> int:
+        return len(self.abouts)
+
+
+def _command(name: str, made: Any) -> Any:
+    """A function or a group as typer runs it."""
+    if not isinstance(made, typer.Typer):
+        function, made = made, typer.Typer(add_completion=False, rich_markup_mode=None)
+        made.command(name, cls=ListedCommand)(listed(function))
+    return get_command(made)
+
+
 class CommandGroup(TyperGroup):
     """A group of commands, which may do something itself."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of arguments, options and commands."""
         _write_options(self, ctx, formatter)
-        rows = [(name, one.get_short_help_str(500)) for name, one in self.commands.items() if not one.hidden]
+        if isinstance(self.commands, LaterCommands):
+            rows = [*self.commands.abouts.items()]
+        else:
+            rows = [(name, one.get_short_help_str(500)) for name, one in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -182,7 +218,7 @@ def group(
         alone: what it does without a command; None: it shows its help.
         commands: by name.
     """
-    found = typer.Typer(name=title, help=about, cls=CommandGroup)
+    found = typer.Typer(name=title, help=about, cls=CommandGroup, add_completion=False, rich_markup_mode=None)
     for name, command in commands.items():
         found.command(name, cls=ListedCommand)(listed(command))
     found.callback(invoke_without_command=True)(show_help if alone is None else listed(alone))

@@ -13,7 +13,7 @@ from sprinter.cli.pages import console, print_json, print_table
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option, takes
 from sprinter.cli.theory_common import read_prompts, record
-from sprinter.engine.options import GenerationKeywords
+from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(
         Path | None, option("Labels made by 'sprinter gate label' instead of a probe.", default=False)
     ] = None,
     probing: ProbingOptions = ProbingOptions(),
-    options: GenerationKeywords = AT_DEFAULTS,
+    options: GenerationOptions = AT_DEFAULTS,
     json: JsonOption = False,
 ) -> None:
     """Predict methods on your pair: a short probe records both models' laws, and the decode loop replays them."""
@@ -66,7 +66,7 @@ def command(
         refuse_unused(command, {"max_drift": max_drift}, "with --no-best: leave one of them out")
     methods = [parse_method(spec) for spec in method or _METHODS]
     given = None if cost_ratio is None else theory.CostRatio(cost_ratio)
-    sampling = Sampling(probing.temperature, options["top_k"], options["top_p"])
+    sampling = Sampling(probing.temperature, options.top_k, options.top_p)
     lines, seed = read_prompts(probing.prompts, probing.texts), probing.seed
     pair = load(loading)
     if not method:

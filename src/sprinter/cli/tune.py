@@ -13,7 +13,7 @@ from sprinter.cli.options import FieldOption, FiguresOption, JsonOption, Restart
 from sprinter.cli.pages import console, print_json, print_table, write_file
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option
-from sprinter.engine.options import GenerationKeywords
+from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
 
 __all__ = ["tune"]
@@ -23,7 +23,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @loads("profile")
-@generates("top_k", "top_p", "min_p")
+@generates("temperature", "top_k", "top_p", "min_p")
 def tune(
     data: Annotated[
         str,
@@ -61,8 +61,7 @@ def tune(
     new_tokens: Annotated[
         int | None, option("Tokens per text.", "--max-new-tokens", "-n", default="by data", min=1)
     ] = None,
-    temperature: Annotated[float, option("0 is greedy.", "--temperature", "-t")] = 1.0,
-    options: GenerationKeywords = AT_DEFAULTS,
+    options: GenerationOptions = AT_DEFAULTS,
     seed: Annotated[int, option("Random seed.")] = 0,
     rule: Annotated[
         str | None,
@@ -88,7 +87,7 @@ def tune(
     from sprinter.tuning import tune as run
     from sprinter.tuning.picture import draw_tuning, plot_text
 
-    asked: dict[str, Any] = {"coin": coin, "time_s": _seconds(time), "temperature": temperature, **options}
+    asked: dict[str, Any] = {"coin": coin, "time_s": _seconds(time), **options.sampling.model_dump()}
     asked |= {"new_tokens": new_tokens, "seed": seed, "run_code": run_code}
     budgets = tuple(budget) if budget else () if quality else (0.05,)
     goals = tuple(Goal.parse(text) for text in quality or ())

@@ -1,33 +1,33 @@
 """Options of generation, which every public call accepts as one object or as keywords.
 
-A new option is one line in ``GenerationKeywords`` (its type) and one line in ``GenerationOptions`` (its default, check
-and description). The public calls, the JSON record and the command line are derived from these.
+A new option is one field of ``GenerationOptions`` (its type, bounds, default and description) and its type in
+``GenerationKeywords``. The public calls, the JSON record, the command line and the server's requests are derived from
+these. The first sentence of a description is the help on the command line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
 from itertools import pairwise
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
-from sprinter.decode.checks import at_least, between, whole
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.fields import FieldInfo
+
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.lookahead import AUTO
-from sprinter.errors import OptionError, UserError, refuse_long
+from sprinter.errors import OptionError, UserError
+from sprinter.parameters import Checked, Expected, RealNumber, Sampling, WholeNumber
 
 if TYPE_CHECKING:  # the command line reads this list before it imports torch
     from sprinter.decode.method import Method
     from sprinter.decode.state import RuleState
-    from sprinter.laws import Sampling
+else:
+    Method = RuleState = Any
 
-__all__ = ["GenerationKeywords", "GenerationOptions", "default_of", "item_of"]
-
-_BYTES = (bytes, bytearray, memoryview)
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+__all__ = ["OPTIONS", "GenerationKeywords", "GenerationOptions", "check_name", "item_of"]
 
 
 class GenerationKeywords(TypedDict, total=False):
@@ -64,90 +64,50 @@ class GenerationKeywords(TypedDict, total=False):
     sampling: Sampling | None
 
 
-def _method(name: str, value: Any) -> Method | None:
+def _method(value: Any) -> Method | None:
+    if value is None:
+        return None
     from sprinter.decode.spec import parse_method
 
-    return None if value is None else parse_method(value)
+    return parse_method(value)
 
 
-def _budget(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise UserError(f"{name}={value!r} is not a mean drift: give a number from 0 to 1")
-    return float(value)
+def _several(value: Any) -> Any:
+    """A list of any kind as a tuple, a single value as a tuple of it; None is none."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
+        return () if value is None else (value,)
+    return tuple(value)
 
 
-def _limit(name: str, value: Any) -> int | None:
-    return None if value is None else _positive(name, value)
+def _words(value: Any) -> Any:
+    words = _several(value)
+    return tuple(
+        word if isinstance(word, str) or not isinstance(word, Iterable) else _several(word) for word in words
+    )
 
 
-def _positive(name: str, value: Any) -> int:
-    number = whole(name, value)
-    at_least(name, number, 1)
-    return number
+def _biases(value: Any) -> Any:
+    """Pairs in the order of their ids. JSON's keys are texts, so an id may be one."""
+    try:
+        pairs = dict(() if value is None else value)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    short = {
+        id for id in pairs if isinstance(id, str) and id.isdecimal() and len(id) < 20
+    }  # Python reads no long ones
+    return tuple({int(id) if id in short else id: bias for id, bias in pairs.items()}.items())
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, str | None) and (isinstance(value, _BYTES) or not _is_several(value)):
-        raise UserError(f"{name}={value!r} is neither text nor a list of texts: give {name}=['...']")
-    texts = (value,) if isinstance(value, str) else () if value is None else tuple(value)
-    if any(not isinstance(text, str) or not text for text in texts):
-        raise UserError(f"a {name} string is empty or not text: give non-empty strings")
-    return texts
-
-
-def _ids(name: str, value: Any) -> tuple[int, ...]:
-    if isinstance(value, _BYTES):
-        raise UserError(f"{name}={value!r} is bytes: give token ids, {name}=[...]")
-    ids = () if value is None else value
-    return tuple(_id(name, id) for id in (ids if _is_several(ids) else (ids,)))
-
-
-def _id(name: str, value: Any) -> int:
-    number = whole(name, value.item() if getattr(value, "ndim", None) == 0 else value)  # torch's numbers too
-    at_least(name, number, 0)
-    return number
-
-
-def _is_several(value: Any) -> bool:
-    """Whether the value is a list of some kind: no mapping, and no array without dimensions."""
-    return isinstance(value, Iterable) and not isinstance(value, Mapping) and getattr(value, "ndim", 1) > 0
-
-
-def _one_of(choices: tuple[str, ...], name: str, value: Any) -> str:
-    if value not in choices:
-        raise UserError(f"{name}='{value}' is unknown: give {' or '.join(map(repr, choices))}")
-    return str(value)
-
-
-def _steps(name: str, value: Any) -> int | str:
-    if isinstance(value, str) and value != AUTO:
-        raise UserError(f"{name}={value!r} is unknown: give a whole number >= 1, or {AUTO!r}")
-    return AUTO if isinstance(value, str) else _positive(name, value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UserError(f"{name}={value!r} is neither True nor False: give one of them")
-    return value
-
-
-def _maybe(name: str, value: Any) -> bool | None:
-    return None if value is None else _flag(name, value)
-
-
-def _rounds(name: str, value: Any) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    rounds = _ids(name, value)
-    if any(a >= b for a, b in pairwise((0, *rounds))):
-        raise UserError(f"{name}={value!r} is not a list of rounds: give ascending numbers from 1 on")
+def _ascending(rounds: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if rounds is not None and any(a >= b for a, b in pairwise((0, *rounds))):
+        raise ValueError("not ascending")
     return rounds
 
 
-def _rules(name: str, value: Any) -> RuleState | Mapping[str, Any] | None:
-    """Check the type, and copy a mapping; ``RuleState.begin`` checks whether the method can have this state."""
+def _rules(value: Any) -> RuleState | Mapping[str, Any] | None:
+    """A state, or a copy of a mapping; ``RuleState.begin`` checks whether the method can have it."""
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -155,120 +115,30 @@ def _rules(name: str, value: Any) -> RuleState | Mapping[str, Any] | None:
     from sprinter.decode.state import RuleState
 
     if not isinstance(value, RuleState):
-        raise UserError(f"{name}={value!r} is not a state of rules: give the .rules of an earlier generation")
+        raise ValueError("not a state")
     return value
 
 
-def _mapping(name: str, value: Any) -> dict[str, Any] | None:
+def _named(value: Any) -> dict[str, Any] | None:
     """A copy of a mapping with text keys; an empty one is None."""
     if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
-        raise UserError(f"{name}={value!r} is not a mapping of names: give {name}={{'name': value}}")
+        raise ValueError("not a mapping")
     return deepcopy(dict(value)) if value else None
 
 
-def _penalty(name: str, value: Any) -> float:
-    between(name, value, -2.0, 2.0)
-    return float(value)
+NonEmpty = Annotated[str, Field(min_length=1)]
+Id = Annotated[WholeNumber, Field(ge=0)]
+Penalty = Annotated[RealNumber, Field(ge=-2, le=2)]
+Bias = Annotated[RealNumber, Field(ge=-100, le=100)]
+Ids = Annotated[tuple[Id, ...], BeforeValidator(_several)]
+Rounds = Annotated[
+    tuple[WholeNumber, ...] | None, AfterValidator(_ascending),
+    BeforeValidator(lambda value: None if value is None else _several(value)),
+    Expected("is not a list of rounds", "ascending numbers from 1 on"),
+]  # fmt: skip
 
 
-def _factor(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.01 <= float(value) <= 100.0:
-        raise UserError(
-            f"{name}={value!r} is out of range: give a number from 0.01 to 100 (1 changes nothing)"
-        )
-    return float(value)
-
-
-def _natural(name: str, value: Any) -> int:
-    number = whole(name, value)
-    at_least(name, number, 0)
-    return number
-
-
-def _count(name: str, value: Any) -> int | None:
-    return None if value is None else _natural(name, value)
-
-
-def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs in the order of their ids. JSON's keys are texts, so an id may be one."""
-    try:
-        pairs = dict(() if value is None else value)
-    except (TypeError, ValueError):
-        raise UserError(f"{name}={value!r} is not a mapping: give {name}={{token id: bias}}") from None
-    found: dict[int, float] = {}
-    for id, bias in pairs.items():
-        short = isinstance(id, str) and id.isdecimal() and len(id) < 20  # Python refuses to read long numbers
-        number = _id(f"a token id of {name}", int(id) if short else id)
-        between(f"{name} of token {number}", bias, -100.0, 100.0)
-        found[number] = float(bias)
-    return tuple(sorted(found.items()))
-
-
-def _words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
-    """Texts, and sequences of token ids."""
-    words = (value,) if isinstance(value, str) else () if value is None else value
-    if isinstance(words, _BYTES) or not _is_several(words):
-        raise UserError(
-            f"{name}={value!r} is not a list: give texts and lists of token ids, {name}=['...', [5, 6]]"
-        )
-    found = tuple(word if isinstance(word, str) else _word(name, word) for word in words)
-    if not all(found):
-        raise UserError(f"one of {name} is empty: give texts and lists of token ids that are not")
-    return found
-
-
-def _word(name: str, value: Any) -> tuple[int, ...]:
-    if isinstance(value, _BYTES) or not _is_several(value):
-        raise UserError(
-            f"{value!r} in {name} is neither text nor a list of token ids: give {name}=['...', [5, 6]]"
-        )
-    return _ids(name, value)
-
-
-def _as_given(name: str, value: Any) -> Any:
-    """No check here: ``Sampling`` checks the sampling options."""
-    return value
-
-
-def _option(
-    default: Any, check: Callable[[str, Any], Any], about: str, *, help: str | None = None,
-    choices: tuple[str, ...] = (), hash: bool | None = None, item: Callable[[Any], bool] | None = None,
-) -> Any:  # fmt: skip
-    """A field of ``GenerationOptions``.
-
-    Args:
-        check: (name, given value) -> stored value; raises UserError.
-        about: description for the docstring.
-        help: short description for the command line; None: not an option of the command line.
-        choices: the valid values, if there are few.
-        hash: False: the value may be unhashable, and is left out of the options' hash.
-        item: for an option that is a list, whether a value can be an item of it; see ``item_of``.
-    """
-    metadata = {"check": check, "about": about, "help": help, "choices": choices, "item": item}
-    return field(default=default, hash=hash, metadata=metadata)
-
-
-def _is_single(value: Any) -> bool:
-    return not isinstance(value, list | tuple | None)
-
-
-def _is_word(value: Any) -> bool:
-    return _is_single(value) or (value is not None and all(isinstance(id, Integral) for id in value))
-
-
-def _is_bias(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, str | Real)
-
-
-_METERS = ("running", "complete")
-
-
-@dataclass(frozen=True, init=False)
-class GenerationOptions:
+class GenerationOptions(Checked):
     """How to generate a text; immutable, and checked on creation.
 
     Every call that generates accepts it as an object, ``generate(prompt, options)``, as keywords, ``generate(prompt,
@@ -286,128 +156,131 @@ class GenerationOptions:
         UserError: an invalid value, or ``sampling`` together with one of the four options that it replaces.
     """
 
-    method: Method | None = _option(
-        None, _method, "a spec such as \"sprinter(tau=0.6)\" or a Method; None: the pair's ``default_method``, exact "
-        "and never slower than plain decoding, or what its profile has within ``budget``.",
-        help="For example auto or sprinter(tau=0.6): see 'methods'.",
-    )  # fmt: skip
-    max_new_tokens: int | None = _option(
-        64, _limit, "exact limit of new tokens; None: to the end of the models' context, or of the engine's row.",
-        help="Exact limit.",
-    )  # fmt: skip
-    temperature: float = _option(
-        1.0, _as_given, "divides the logits of target and draft; 0 is greedy.", help="0 is greedy."
+    method: Annotated[Method | None, BeforeValidator(_method)] = Field(None, description=(
+        "For example auto or sprinter(tau=0.6): see 'methods'. A spec or a Method; None: the pair's "
+        "``default_method``, exact and never slower than plain decoding, or what its profile has within ``budget``."
+    ))  # fmt: skip
+    max_new_tokens: Annotated[WholeNumber, Field(ge=1)] | None = Field(64, description=(
+        "Exact limit of new tokens. None: to the end of the models' context, or of the engine's row."
+    ))  # fmt: skip
+    sampling: Annotated[
+        Sampling, Expected("is not a sprinter.Sampling", "sampling=sprinter.Sampling(...)")
+    ] = Field(default_factory=Sampling)
+    repetition_penalty: RealNumber = Field(1.0, ge=0.01, le=100, description=(
+        "Above 1: tokens in prompt and text are less likely; 1 changes nothing. It divides their positive logits, and "
+        "multiplies the negative ones."
+    ))  # fmt: skip
+    presence_penalty: Penalty = Field(0.0, description=(
+        "Above 0: tokens in the text (not the prompt) are less likely. Subtracted from their logits."
+    ))  # fmt: skip
+    frequency_penalty: Penalty = Field(0.0, description=(
+        "Above 0: tokens are less likely with each occurrence in the text (not the prompt). Subtracted from logits "
+        "once per occurrence."
+    ))  # fmt: skip
+    logit_bias: Annotated[
+        tuple[tuple[Id, Bias], ...], BeforeValidator(_biases), AfterValidator(lambda pairs: tuple(sorted(pairs))),
+        Expected("is not a mapping of token ids to numbers in [-100, 100]", "{token id: bias}"),
+    ] = Field((), description=(
+        "ID=NUMBER: add the number, -100 to 100, to the logit of this token. {token id: number}; kept as pairs."
+    ))  # fmt: skip
+    bad_words: Annotated[
+        tuple[NonEmpty | Annotated[tuple[Id, ...], Field(min_length=1)], ...], BeforeValidator(_words),
+        Expected("is not a list of texts and lists of token ids, none of them empty", "bad_words=['...', [5, 6]]"),
+    ] = Field((), description=(
+        "A text that is not written, in the tokenizer's spelling. Texts, or sequences of token ids; see "
+        "docs/sampling.md."
+    ))  # fmt: skip
+    min_new_tokens: WholeNumber = Field(
+        0, ge=0, description="No EOS or stop token before this number of new tokens."
     )
-    top_k: int = _option(
-        0,
-        whole,
-        "keep the k likeliest tokens; 0 keeps all.",
-        help="Keep the k likeliest tokens; 0 keeps all.",
-    )
-    top_p: float = _option(
-        1.0, _as_given, "keep the likeliest tokens up to this probability; 1 keeps all.",
-        help="Keep the likeliest tokens up to this share; 1 keeps all.",
-    )  # fmt: skip
-    min_p: float = _option(
-        0.0, _as_given, "drop tokens below this share of the largest probability; 0 keeps all.",
-        help="Drop tokens below this share of the likeliest; 0 keeps all.",
-    )  # fmt: skip
-    repetition_penalty: float = _option(
-        1.0, _factor, "divides the positive logits of tokens in prompt and text, and multiplies the negative ones; 1 "
-        "changes nothing.", help="Above 1: tokens in prompt and text are less likely; 1 changes nothing.",
-    )  # fmt: skip
-    presence_penalty: float = _option(
-        0.0, _penalty, "subtracted from the logits of tokens in the text (not the prompt); -2 to 2.",
-        help="Above 0: tokens in the text are less likely; -2 to 2.",
-    )  # fmt: skip
-    frequency_penalty: float = _option(
-        0.0, _penalty, "subtracted from logits once per occurrence of the token in the text (not the prompt); -2 to 2.",
-        help="Above 0: tokens are less likely with each occurrence in the text; -2 to 2.",
-    )  # fmt: skip
-    logit_bias: tuple[tuple[int, float], ...] = _option(
-        (), _biases, "added to logits: {token id: number in [-100, 100]}; kept as pairs.",
-        help="ID=NUMBER: add the number, -100 to 100, to the logit of this token; may be repeated.", item=_is_bias,
-    )  # fmt: skip
-    bad_words: tuple[str | tuple[int, ...], ...] = _option(
-        (), _words, "texts, or sequences of token ids, that are not written; see docs/sampling.md for texts.",
-        help="A text that is not written, in the tokenizer's spelling; may be repeated.", item=_is_word,
-    )  # fmt: skip
-    min_new_tokens: int = _option(
-        0, _natural, "EOS and stop tokens are forbidden before this number of new tokens.",
-        help="No EOS or stop token before this number of tokens.",
-    )  # fmt: skip
-    seed: int = _option(
-        0, whole, "the same seed gives the same text; -1: another one each time, which the record holds.",
-        help="The same seed gives the same text; -1: another one each time.",
-    )  # fmt: skip
-    stop: tuple[str, ...] = _option(
-        (), _texts, 'stop strings: the text ends before the first; also written special tokens ("<|im_end|>").',
-        help="End the text before this string; may be repeated.", item=_is_single,
-    )  # fmt: skip
-    stop_token_ids: tuple[int, ...] = _option(
-        (), _ids, "stop tokens, which end the text like EOS: they are among the tokens, without text.",
-        help="End the text at this token, as at EOS; may be repeated.", item=_is_single,
-    )  # fmt: skip
-    logprobs: int | None = _option(
-        None, _count, "number of most probable tokens to name for each token, with the log-probabilities of it and "
-        "them under the models' raw laws; 0: of it alone; None: no log-probabilities.",
-        help="With --json: log-probabilities of each token, and of this number of likeliest ones.",
-    )  # fmt: skip
-    meter: Literal["running", "complete"] = _option(
-        "running", partial(_one_of, _METERS), '"complete": closing forward passes score every trusted token.',
-        help="complete scores every trusted token, in some extra forward passes.", choices=_METERS,
-    )  # fmt: skip
-    require_lossless: bool = _option(
-        False, _flag, "refuse a method whose text does not have the target's own law.",
-        help="Refuse a lossy method.",
-    )  # fmt: skip
-    budget: float | None = _option(
-        None, _budget, "the drifts of the first n tokens sum to at most the budget times n, for every n, as with the "
-        "method's part ``budget=``; 0: the text is decoded exactly; None: the method's. Needs a method or a profile.",
-        help="With a method or a profile: maximum mean drift a token, of the text and of each beginning of it.",
-    )  # fmt: skip
-    never_slower: bool | None = _option(
-        None, _maybe, "stop drafting while the method costs more time than plain decoding would; "
-        'None: only where the method is "auto" or none is named. Which rounds draft, and how long the drafts of "auto" '
-        "are, then depends on what passes cost on this machine, and on how many rows share them.",
-        help="Stop drafting while the method is slower than plain decoding.",
-    )  # fmt: skip
-    switches: tuple[int, ...] | None = _option(
-        None, _rounds, "the rounds from which on the text is written without drafting, with it again, and so on: "
-        "``stats.switches`` of an earlier generation, in place of ``never_slower``; None: not given.", item=_is_single,
-    )  # fmt: skip
-    copy_switches: tuple[int, ...] | None = _option(
-        None, _rounds, "with ``switches``, the rounds from which on tokens are copied from the text where none are "
-        "drafted, no longer are, and so on: ``stats.copy_switches``; None: they never are.", item=_is_single,
-    )  # fmt: skip
-    ahead: int | Literal["auto"] = _option(
-        1, _steps, 'draft steps per host synchronisation; "auto": by measured times. The text does not depend on it.',
-    )  # fmt: skip
-    rules: RuleState | Mapping[str, Any] | None = _option(
-        None, _rules, "state of the rules (AdaEDL's λ, the heuristic's γ) to continue from: ``rules`` of an earlier "
-        "generation by the same method, or its ``to_dict()``; None: a fresh state.", hash=False,
-    )  # fmt: skip
-    chat_template_kwargs: Mapping[str, Any] | None = _option(
-        None, _mapping, "further arguments of the chat template, for a prompt of messages: what it reads, such as "
-        '``{"enable_thinking": False}``, ``tools`` or ``documents``.',
-        help="Further arguments of the chat template, a JSON object.", hash=False,
-    )  # fmt: skip
+    seed: WholeNumber = Field(0, description=(
+        "The same seed gives the same text; -1: another one each time. The record holds that one."
+    ))  # fmt: skip
+    stop: Annotated[
+        tuple[NonEmpty, ...], BeforeValidator(_several),
+        Expected("is not text or a list of texts, none of them empty", "some text"),
+    ] = Field((), description=(
+        'End the text before this string. Of several the first one counts; also written special tokens ("<|im_end|>").'
+    ))  # fmt: skip
+    stop_token_ids: Ids = Field((), description=(
+        "End the text at this token, as at EOS. They are among the tokens, without text."
+    ))  # fmt: skip
+    logprobs: Annotated[WholeNumber, Field(ge=0)] | None = Field(None, description=(
+        "Log-probabilities of each token, and of this number of likeliest ones. Under the models' raw laws; 0: of the "
+        "token alone; None: no log-probabilities."
+    ))  # fmt: skip
+    meter: Literal["running", "complete"] = Field("running", description=(
+        "complete scores every trusted token, in some extra forward passes."
+    ))  # fmt: skip
+    require_lossless: bool = Field(False, description=(
+        "Refuse a method whose text does not have the target's own law."
+    ))  # fmt: skip
+    budget: Annotated[RealNumber, Field(ge=0, le=1)] | None = Field(None, description=(
+        "With a method or a profile: maximum mean drift a token, of the text and of each beginning of it. As the "
+        "method's part ``budget=``; 0: the text is decoded exactly; None: the method's."
+    ))  # fmt: skip
+    never_slower: bool | None = Field(None, description=(
+        "Stop drafting while the method costs more time than plain decoding. None: only where the method is \"auto\" "
+        "or none is named. Which rounds draft, and how long the drafts of \"auto\" are, then depends on what passes "
+        "cost on this machine, and on how many rows share them."
+    ))  # fmt: skip
+    switches: Rounds = Field(None, description=(
+        "The rounds from which on the text is written without drafting, with it again, and so on. ``stats.switches`` "
+        "of an earlier generation, in place of ``never_slower``; None: not given."
+    ))  # fmt: skip
+    copy_switches: Rounds = Field(None, description=(
+        "With ``switches``, the rounds from which on tokens are copied from the text where none are drafted, no longer "
+        "are, and so on. ``stats.copy_switches``; None: they never are."
+    ))  # fmt: skip
+    ahead: Annotated[
+        Annotated[WholeNumber, Field(ge=1)] | Literal["auto"],
+        Expected("is unknown", f"a whole number >= 1, or {AUTO!r}"),
+    ] = Field(1, description=(
+        'Draft steps per host synchronisation; "auto": by measured times. The text does not depend on it.'
+    ))  # fmt: skip
+    rules: Annotated[
+        RuleState | Mapping[str, Any] | None, BeforeValidator(_rules),
+        Expected("is not a state of rules", "the .rules of an earlier generation"),
+    ] = Field(None, description=(
+        "State of the rules (AdaEDL's λ, the heuristic's γ) to continue from. ``rules`` of an earlier generation by "
+        "the same method, or its ``to_dict()``; None: a fresh state."
+    ))  # fmt: skip
+    chat_template_kwargs: Annotated[
+        Mapping[str, Any] | None, BeforeValidator(_named), Expected("is not a mapping of names", "{'name': value}")
+    ] = Field(None, description=(
+        "Further arguments of the chat template, a JSON object. For a prompt of messages: what the template reads, "
+        "such as ``{\"enable_thinking\": False}``, ``tools`` or ``documents``."
+    ))  # fmt: skip
 
     def __init__(self, **options: Unpack[GenerationKeywords]) -> None:
-        given = _expanded(options)
-        for one in fields(self):
-            refuse_long(one.name, value := given.get(one.name, one.default))
-            object.__setattr__(self, one.name, one.metadata["check"](one.name, value))
-        for name in _SAMPLING:
-            value = getattr(self.sampling, name)
-            object.__setattr__(self, name, value if name == "top_k" else float(value))
+        super().__init__(**_gathered(options, None))
 
-    @cached_property
-    def sampling(self) -> Sampling:
-        """Temperature and truncation, which both models' laws are processed with, as one object."""
-        from sprinter.laws import Sampling
+    def __hash__(self) -> int:
+        return hash(
+            tuple(
+                value for name, value in vars(self).items() if name not in ("rules", "chat_template_kwargs")
+            )
+        )
 
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+    @property
+    def temperature(self) -> float:
+        """That of ``sampling``."""
+        return self.sampling.temperature
+
+    @property
+    def top_k(self) -> int:
+        """That of ``sampling``."""
+        return self.sampling.top_k
+
+    @property
+    def top_p(self) -> float:
+        """That of ``sampling``."""
+        return self.sampling.top_p
+
+    @property
+    def min_p(self) -> float:
+        """That of ``sampling``."""
+        return self.sampling.min_p
 
     @classmethod
     def of(
@@ -427,7 +300,7 @@ class GenerationOptions:
         return self._replaced(keywords)
 
     def _replaced(self, keywords: Mapping[str, Any] | GenerationKeywords) -> GenerationOptions:
-        given, own = _expanded(keywords), {one.name: getattr(self, one.name) for one in fields(self)}
+        given, own = _gathered(keywords, self.sampling), vars(self)
         return self if all(own[name] is given[name] for name in given) else type(self)(**{**own, **given})
 
     def to_dict(self) -> dict[str, Any]:
@@ -435,57 +308,75 @@ class GenerationOptions:
 
         The method is written as a spec, so its rules must be registered where it is read.
         """
-        return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+        return {name: _json(getattr(self, name)) for name in OPTIONS}
 
 
-_DEFAULTS = {one.name: one.default for one in fields(GenerationOptions)} | {"sampling": None}
-_ABOUT = "".join(f"\n        {one.name}: {one.metadata['about']}" for one in fields(GenerationOptions))
+OPTIONS: Mapping[str, FieldInfo] = {
+    name: field
+    for one, whole in GenerationOptions.model_fields.items()
+    for name, field in (Sampling.model_fields.items() if one == "sampling" else [(one, whole)])
+}
+"""Every option by its name: type, bounds, default and description."""
+
 if GenerationOptions.__doc__:  # python -OO drops docstrings
-    GenerationOptions.__doc__ += f"\n    Attributes:{_ABOUT}\n    "
+    _about = "".join(f"\n        {name}: {field.description}" for name, field in OPTIONS.items())
+    GenerationOptions.__doc__ += f"\n    Attributes:{_about}\n    "
 
 
-def default_of(name: str) -> Any:
-    """The default value of a keyword.
+def check_name(name: str) -> None:
+    """Raise an OptionError if no option has this name; the message suggests the nearest one."""
+    if name not in OPTIONS and name != "sampling":
+        raise OptionError(str(did_you_mean("option", name, [*OPTIONS, "sampling"])))
 
-    Raises:
-        OptionError: no option has this name; the message suggests the nearest one.
-    """
-    if name not in _DEFAULTS:
-        raise OptionError(str(did_you_mean("option", name, list(_DEFAULTS))))
-    return _DEFAULTS[name]
+
+def _is_single(value: Any) -> bool:
+    return not isinstance(value, list | tuple | None)
+
+
+def _is_word(value: Any) -> bool:
+    return _is_single(value) or (value is not None and all(isinstance(id, Integral) for id in value))
+
+
+def _is_bias(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(isinstance(one, str | Real) for one in value)
+    )
+
+
+_ITEMS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("stop", "stop_token_ids", "switches", "copy_switches"), _is_single),
+    "bad_words": _is_word, "logit_bias": _is_bias,
+}  # fmt: skip
 
 
 def item_of(name: str) -> Callable[[Any], bool] | None:
     """Whether a value can be an item of an option that is a list; None for other options.
 
     Raises:
-        OptionError: as ``default_of``.
+        OptionError: as ``check_name``.
     """
-    default_of(name)
-    found: dict[str, Any] = {one.name: one.metadata["item"] for one in fields(GenerationOptions)}
-    return found.get(name)
+    check_name(name)
+    return _ITEMS.get(name)
 
 
-def _expanded(keywords: Mapping[str, Any] | GenerationKeywords) -> dict[str, Any]:
-    """Check the names, and expand ``sampling`` into the four options that it replaces."""
+def _gathered(keywords: Mapping[str, Any] | GenerationKeywords, own: Sampling | None) -> dict[str, Any]:
+    """Check the names, and put the sampling options together; ``own``: those that are not given."""
     given: dict[str, Any] = dict(keywords)
-    sampling = given.pop("sampling", None)
     for name in given:
-        default_of(name)
-    if sampling is None:
-        return given
-    from sprinter.laws import Sampling
-
-    if not isinstance(sampling, Sampling):
-        raise UserError(
-            f"sampling={sampling!r} is not a sprinter.Sampling: give sampling=sprinter.Sampling(...)"
-        )
-    if both := next((name for name in _SAMPLING if name in given), None):
-        raise UserError(f"sampling= and {both}= say the same thing: give one of them")
-    return {**given, **{name: getattr(sampling, name) for name in _SAMPLING}}
+        check_name(name)
+    alone = {name: given.pop(name) for name in Sampling.model_fields if name in given}
+    sampling = given.pop("sampling", None)
+    if sampling is not None and alone:
+        raise UserError(f"sampling= and {next(iter(alone))}= say the same thing: give one of them")
+    if alone:
+        sampling = Sampling(**(alone if own is None else {**vars(own), **alone}))
+        sampling = own if sampling == own else sampling
+    return given if sampling is None else {**given, "sampling": sampling}
 
 
-def _plain(value: Any) -> Any:
+def _json(value: Any) -> Any:
     """Convert the value of an option to a JSON value."""
     from sprinter.decode.method import Method
     from sprinter.decode.spec import full_spec
@@ -497,4 +388,4 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, Mapping):
         return deepcopy(dict(value))
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return [_json(one) for one in value] if isinstance(value, tuple) else value
