@@ -9,7 +9,6 @@ from sprinter.cli.gate_train import print_areas
 from sprinter.cli.options import JsonOption, LabelsOption, MoreLabelsOption, RepeatsOption
 from sprinter.cli.pages import print_files, print_json, refuse_file, write_json
 from sprinter.cli.signature import option
-from sprinter.errors import UserError
 
 __all__ = ["command"]
 
@@ -26,6 +25,7 @@ def command(
     json: JsonOption = False,
 ) -> None:
     """Evaluate a head: ROC, precision-recall, calibration, rates over tau. Its training prompts are left out."""
+    from sprinter.files import writing
     from sprinter.heads.artifact import load_head
     from sprinter.plots import check_plots
     from sprinter.training.plots import draw
@@ -37,12 +37,8 @@ def command(
     report = judge_directory(load_head(gate), [*labels, *(more or ())], repeats, seed)
     files: list[Path] = []
     if out is not None:
-        try:
+        with writing(out, "give another directory"):
             files = draw(report, out)
-        except OSError as error:
-            raise UserError(
-                f"cannot write in --out '{out}' ({error.strerror}): give another directory"
-            ) from None
         files.append(write_json(out / "report.json", report.to_dict()))
     if json:
         print_json({"gate": gate, "files": [str(file) for file in files], **report.to_dict()})

@@ -21,7 +21,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from sprinter.errors import UserError, first_line
-from sprinter.files import write_atomic
+from sprinter.files import write_atomic, writing
 
 __all__ = ["CHECKSUM", "WEIGHTS", "HeadFiles", "fill", "fitting", "read_files", "write_files"]
 
@@ -124,16 +124,11 @@ def write_files(
         "README.md": card,
         "config.json": json.dumps(fields, indent=2) + "\n",
     }
-    try:
+    with writing(directory, "free some space or give another folder, and run the same command again"):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.json").unlink(missing_ok=True)  # it must never describe other weights
         for path, text in files.items():
             write_atomic(directory / path, text)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the heads into '{directory}' ({error.strerror}): free some space or give another folder, "
-            "and run the same command again"
-        ) from None
 
 
 def _checksum(config: Mapping[str, Any], weights: bytes) -> str:

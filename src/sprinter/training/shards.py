@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
+from sprinter.files import write_atomic, writing
 from sprinter.training.records import (
     INFO,
     LabelInfo,
@@ -62,17 +62,13 @@ class ShardStore:
         self._directory, self._hash = directory, info.settings_hash
         if directory.exists() and not directory.is_dir():
             raise UserError(f"'{directory}' is a file: give a directory for the labels")
-        try:
+        with writing(directory, "give another directory"):
             directory.mkdir(parents=True, exist_ok=True)
             if restart:
                 self.clear()
             self._check(info)
             for part in directory.glob(f"*{_PART}"):  # left by a run that was killed
                 part.unlink(missing_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"cannot write to '{directory}' ({error.strerror}): give another directory"
-            ) from None
         self._there = {step: self._metadata(path) for step, path in shard_paths(directory).items()}
         if not (directory / INFO).is_file():
             self.write_info(info)

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from sprinter.errors import UserError
+from sprinter.files import writing
 from sprinter.models.reduced_vocab import CutLlamaConfig, CutLlamaForCausalLM, check_map
 from sprinter.training.drafts.settings import StudentSettings
 from sprinter.training.shards import save_bytes
@@ -85,13 +86,9 @@ def save_student(
     Raises:
         UserError: the disk is full, or the folder cannot be written.
     """
-    try:
+    with writing(out, "fix that and run the command again"):
         out.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(out)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to '{out}' ({error.strerror}): fix that and run the command again"
-        ) from None
     tied = student.config.tie_word_embeddings
     state = {
         name: value.detach().bfloat16().contiguous() if value.is_floating_point() else value

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
+from sprinter.files import write_atomic, writing
 from sprinter.models.pair import LoadedPair
 from sprinter.models.reduced_vocab import VOCABULARY_FORMAT, frequent_tokens
 from sprinter.training.examples import Example, read_examples
@@ -72,10 +72,8 @@ def choose_vocabulary(
         "tokens": sum(map(len, texts)), "covered": covered,
     }  # fmt: skip
     ids = frequent_tokens(texts, size, words, ends).tolist()
-    try:
+    with writing(out, "give another --out"):
         write_atomic(out, json.dumps({**facts, "ids": ids}) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write '{out}' ({error.strerror}): give another --out") from error
     return facts
 
 
