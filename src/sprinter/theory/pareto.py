@@ -20,21 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import (
-    AcceptRule,
-    Bild,
-    Cascade,
-    Fuzzy,
-    Lenient,
-    Margin,
-    Mentored,
-    Opt,
-    RandomAccept,
-    Relaxed,
-    Threshold,
-    Typical,
-    Uno,
-)
+from sprinter.decode.accept import AcceptRule
 from sprinter.decode.draft import Control
 from sprinter.decode.spec import parse_method
 from sprinter.decode.threshold import reaches
@@ -48,60 +34,39 @@ __all__ = ["LOOP", "RULES", "gate_curve", "oracle_curve", "pareto", "rule_point"
 
 _CHUNK = 256  # positions per chunk
 
-RULES: Mapping[str, tuple[Callable[[float], AcceptRule], str, tuple[float, ...]]] = {
-    "opt": (Opt, "epsilon", (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)),
-    "mentored": (Mentored, "kl", (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)),
-    "lenient": (Lenient, "w", (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)),
-    "uno": (Uno, "epsilon", (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)),
-    "fuzzy": (
-        lambda T: Fuzzy("js_reference", T),
-        "threshold",
-        (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0),
-    ),
-    "random": (RandomAccept, "rate", (0.0, 0.25, 0.5, 0.75, 1.0)),
-    "typical": (lambda e: Typical(epsilon=e), "epsilon", (0.001, 0.003, 0.01, 0.03, 0.09)),
-    "bild": (Bild, "rollback", (2.0, 3.0, 5.0, 7.0)),
-    "cascade": (lambda a: Cascade("opt", a), "alpha", (0.0, 0.25, 0.5, 0.75, 1.0)),
-    "threshold": (lambda t: Threshold(total=t), "total", (1.0, 0.8, 0.6, 0.4, 0.2)),
-    "relaxed": (lambda d: Relaxed(delta=d), "delta", (0.0, 0.05, 0.2, 0.6)),
-    "margin": (Margin, "theta", (1.0, 0.95, 0.9, 0.8)),
-}
-"""Accept rules: factory, name of the dial, values shown. At T = 1 or a tiny ε a curve ends where all is kept."""
+_SLACKS = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)
+RULES: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "opt": ("opt(epsilon={:g})", _SLACKS), "mentored": ("mentored(kl={:g})", (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)),
+    "lenient": ("lenient(w={:g})", (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)), "uno": ("uno(epsilon={:g})", _SLACKS),
+    "fuzzy": ("fuzzy(threshold={:g})", (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0)),
+    "random": ("random(rate={:g})", (0.0, 0.25, 0.5, 0.75, 1.0)),
+    "typical": ("typical(epsilon={:g})", (0.001, 0.003, 0.01, 0.03, 0.09)),
+    "bild": ("bild(rollback={:g})", (2.0, 3.0, 5.0, 7.0)),
+    "cascade": ("cascade(alpha={:g})", (0.0, 0.25, 0.5, 0.75, 1.0)),
+    "threshold": ("threshold(total={:g})", (1.0, 0.8, 0.6, 0.4, 0.2)),
+    "relaxed": ("relaxed(delta={:g})", (0.0, 0.05, 0.2, 0.6)), "margin": ("margin(theta={:g})", (1.0, 0.95, 0.9, 0.8)),
+}  # fmt: skip
+"""Accept rules: spec with a place for the dial, values shown. At T = 1 or a tiny ε a curve ends where all is kept."""
 
+_TAUS = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
 LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "speculative": ("speculative(gamma={:.0f})", (1, 2, 3, 5, 8, 12)),
-    "block": ("block(gamma={:.0f})", (2, 5, 8)),
-    "svip": ("svip(h={:g})", (0.3, 0.6, 0.9)),
-    "heuristic": ("heuristic(start={:.0f})", (5,)),
-    "confidence": ("confidence(c={:g})", (0.1, 0.4)),
-    "adaedl": ("stop=adaedl(threshold={:g})", (0.1, 0.5)),
-    "calibrated": ("calibrated(rate={:g})", (0.3, 0.6)),
-    "optimal": ("optimal(step={:g})", (0.1, 0.4)),
-    "specdec++": ("specdec++(h={:g})", (0.7,)),
-    "disco": ("disco(threshold={:g})", (0.5,)),
-    "batch": ("batch(drafts={:.0f})", (2, 4)),
-    "specinfer": ("specinfer(drafts={:.0f})", (2, 4)),
-    "spectr": ("spectr(drafts={:.0f})", (2, 4)),
-    "lookup": ("lookup(gamma={:.0f})", (5,)),
-    "opt": ("opt(epsilon={:g})", (0.001, 0.005, 0.02)),
-    "mentored": ("mentored(kl={:g})", (0.05, 0.2)),
-    "lenient": ("lenient(w={:g})", (0.8, 0.5)),
-    "uno": ("uno(epsilon={:g})", (0.001, 0.005, 0.02)),
-    "fuzzy": ("fuzzy(threshold={:g})", (0.1, 0.2, 0.3)),
-    "random": ("random(rate={:g})", (0.25, 0.5, 0.75)),
-    "typical": ("typical(epsilon={:g})", (0.09,)),
-    "bild": ("bild(rollback={:g})", (5.0,)),
-    "cascade": ("cascade(alpha={:g})", (0.2, 0.5, 0.8)),
-    "threshold": ("threshold(total={:g})", (0.9, 0.6, 0.3)),
-    "relaxed": ("relaxed(delta={:g})", (0.05, 0.6)),
-    "margin": ("margin(theta={:g})", (0.95, 0.9)),
-    "autoregressive": ("autoregressive", (0,)),
-    "draft-only": ("draft-only", (0,)),
-    "allocation": ("allocation(share={:g})", (0.5,)),
-    "coin": ("coin(rate={:g})", (0.3, 0.6, 0.8, 0.9)),
-    "sprinter": ("sprinter(tau={:g})", (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)),
-    "sprinter, tail 4": ("sprinter(tau={:g}, tail=4)", (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)),
-}
+    "speculative": ("speculative(gamma={:.0f})", (1, 2, 3, 5, 8, 12)), "block": ("block(gamma={:.0f})", (2, 5, 8)),
+    "svip": ("svip(h={:g})", (0.3, 0.6, 0.9)), "heuristic": ("heuristic(start={:.0f})", (5,)),
+    "confidence": ("confidence(c={:g})", (0.1, 0.4)), "adaedl": ("stop=adaedl(threshold={:g})", (0.1, 0.5)),
+    "calibrated": ("calibrated(rate={:g})", (0.3, 0.6)), "optimal": ("optimal(step={:g})", (0.1, 0.4)),
+    "specdec++": ("specdec++(h={:g})", (0.7,)), "disco": ("disco(threshold={:g})", (0.5,)),
+    "batch": ("batch(drafts={:.0f})", (2, 4)), "specinfer": ("specinfer(drafts={:.0f})", (2, 4)),
+    "spectr": ("spectr(drafts={:.0f})", (2, 4)), "lookup": ("lookup(gamma={:.0f})", (5,)),
+    "opt": ("opt(epsilon={:g})", (0.001, 0.005, 0.02)), "mentored": ("mentored(kl={:g})", (0.05, 0.2)),
+    "lenient": ("lenient(w={:g})", (0.8, 0.5)), "uno": ("uno(epsilon={:g})", (0.001, 0.005, 0.02)),
+    "fuzzy": ("fuzzy(threshold={:g})", (0.1, 0.2, 0.3)), "random": ("random(rate={:g})", (0.25, 0.5, 0.75)),
+    "typical": ("typical(epsilon={:g})", (0.09,)), "bild": ("bild(rollback={:g})", (5.0,)),
+    "cascade": ("cascade(alpha={:g})", (0.2, 0.5, 0.8)), "threshold": ("threshold(total={:g})", (0.9, 0.6, 0.3)),
+    "relaxed": ("relaxed(delta={:g})", (0.05, 0.6)), "margin": ("margin(theta={:g})", (0.95, 0.9)),
+    "autoregressive": ("autoregressive", (0,)), "draft-only": ("draft-only", (0,)),
+    "allocation": ("allocation(share={:g})", (0.5,)), "coin": ("coin(rate={:g})", (0.3, 0.6, 0.8, 0.9)),
+    "sprinter": ("sprinter(tau={:g})", _TAUS), "sprinter, tail 4": ("sprinter(tau={:g}, tail=4)", _TAUS),
+}  # fmt: skip
 """Methods of the registry in the loop: spec with a place for the value, and the values shown."""
 
 
@@ -125,9 +90,9 @@ def rule_point(recording: Recording, rule: AcceptRule, value: float) -> Point:
     reject = drift = 0.0
     for rows in _rows(recording):
         p, q = _exact(recording.p[rows]), _exact(recording.q[rows])
-        raw = (
-            Control(_exact(recording.raw_p[rows]), _exact(recording.raw_q[rows])) if rule.needs_raw else None
-        )
+        raw = None
+        if rule.needs_raw:
+            raw = Control(_exact(recording.raw_p[rows]), _exact(recording.raw_q[rows]))
         reject += float(rejection(q, rule.keep(p, q, raw)).sum())
         drift += float(rule.drift(p, q, raw).sum())
     return Point(value, reject / len(recording.tokens), drift / len(recording.tokens))
@@ -168,27 +133,22 @@ def pareto(
     tv = _distances(target)
     mean = float(tv.mean())
     rules = []
-    for name, (make, dial, values) in RULES.items():
-        points = [rule_point(target, make(value), value).to_dict(mean) for value in values]
-        rules.append({"name": name, "dial": dial, "points": points})
+    for name, (spec, values) in RULES.items():
+        accepts = [(value, parse_method(f"accept={spec.format(value)}").accept) for value in values]
+        points = [rule_point(target, accept, value).to_dict(mean) for value, accept in accepts]
+        rules.append({"name": name, "dial": spec.partition("(")[2].partition("=")[0], "points": points})
         say(name)
-    gates = [
-        {
-            "name": "coin",
-            "dial": "rate",
-            "points": [Point(r, 1 - r, r * mean).to_dict(mean) for r in (0.0, 0.5, 1.0)],
-        },
-        {
-            "name": "best prefix-only gate",
-            "dial": "share",
-            "points": [p.to_dict(mean) for p in oracle_curve(tv)],
-        },
-    ]
+    curves = {
+        ("coin", "rate"): [Point(rate, 1 - rate, rate * mean) for rate in (0.0, 0.5, 1.0)],
+        ("best prefix-only gate", "share"): oracle_curve(tv),
+    }
     if "gate" in target.signals:
         taus = torch.quantile(target.signals["gate"], torch.linspace(0, 1, 21, dtype=torch.float64)).tolist()
-        taus = [0.0, *taus, 1.0]
-        gates.append({"name": "sprinter", "dial": "tau", "points": [
-            p.to_dict(mean) for p in gate_curve(target.signals["gate"], tv, taus)]})  # fmt: skip
+        curves["sprinter", "tau"] = gate_curve(target.signals["gate"], tv, [0.0, *taus, 1.0])
+    gates = [
+        {"name": name, "dial": dial, "points": [point.to_dict(mean) for point in points]}
+        for (name, dial), points in curves.items()
+    ]
     return {
         "front": {"tv": mean, "points": [[0.0, mean], [mean, 0.0]]},
         "positions": len(target.tokens),
@@ -206,9 +166,8 @@ def _rows(recording: Recording) -> list[slice]:
 
 def _distances(recording: Recording) -> Tensor:
     """TV(p, q) of every position, ``[N]``."""
-    return torch.cat(
-        [tv_distance(_exact(recording.p[at]), _exact(recording.q[at])) for at in _rows(recording)]
-    )
+    rows = _rows(recording)
+    return torch.cat([tv_distance(_exact(recording.p[at]), _exact(recording.q[at])) for at in rows])
 
 
 def _exact(law: Tensor) -> Tensor:

@@ -303,15 +303,12 @@ class ReplayDriver:
         }
         if drafted == 0 and any("hidden_x" in head.features for head in self._heads.values()):
             self._stats.draft_steps += 1  # a run's last token is read by the draft, too
-        return {
-            kind: head(
-                {
-                    name: made[name] if name in made else self._recording.features[name][places]
-                    for name in head.features
-                }
-            ).double()
+        kept = self._recording.features
+        read = {
+            kind: {name: made[name] if name in made else kept[name][places] for name in head.features}
             for kind, head in self._heads.items()
         }
+        return {kind: head(read[kind]).double() for kind, head in self._heads.items()}
 
     def _ask_proposer(self, proposals: Proposals, position: int, request: AskDraft) -> Draft | None:
         """What a drafter proposes after the recorded text; None: the draft model drafts.
@@ -366,9 +363,7 @@ def _refuse(method: Method, missing: frozenset[str]) -> None:
     if not missing:
         return
     what = "a gate" if "gate" in missing else f"the signal {', '.join(sorted(missing))}"
-    mend = (
-        "give the pair that head" if missing <= HEADS else "a replay knows laws and the scores of heads alone"
-    )
+    mend = "give the pair that head" if missing <= HEADS else "a replay knows laws and scores of heads alone"
     raise UserError(f"method {method.name} needs {what}, which is not recorded: {mend}")
 
 
@@ -444,9 +439,7 @@ def _replay_text(
 def _divergence(recording: Recording, method: Method, first: int, tokens: Sequence[Token]) -> float:
     """Sum of KL(p‖π) over a replayed text: π is q where a token was trusted, the accept rule's law where it drifts."""
     trusted = [first + i for i, token in enumerate(tokens) if token.origin is Origin.TRUSTED]
-    judged = [
-        first + i for i, token in enumerate(tokens) if token.drift and token.origin is not Origin.TRUSTED
-    ]
+    judged = [first + i for i, token in enumerate(tokens) if token.drift and first + i not in {*trusted}]
     total, rule = 0.0, method.accept.per_position
     if (trusted or judged) and method.drafter.proposer is not None:
         return math.nan  # the laws of its proposals are not recorded
