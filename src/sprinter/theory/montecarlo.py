@@ -219,13 +219,11 @@ def simulate(
     runs: int,
     *,
     seed: int = 0,
-    length: int | None = None,
     progress: OnProgress | None = None,
 ) -> ChainRun:
-    """Decode ``runs`` texts of the chain with the real loop.
+    """Decode ``runs`` texts of the chain, as long as its horizon, with the real loop.
 
     Args:
-        length: tokens of a text; None: the chain's horizon.
         progress: called after each run.
 
     Raises:
@@ -233,7 +231,7 @@ def simulate(
     """
     at_least("runs", runs, 1)
     check_drift(method)
-    length = chain.horizon if length is None else length
+    length = chain.horizon
     signals = _tables(chain, method.needs)
     if missing := method.needs - signals.keys() - given_by("draws"):
         raise UserError(

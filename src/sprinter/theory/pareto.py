@@ -134,7 +134,9 @@ def pareto(
     mean = float(tv.mean())
     rules = []
     for name, (spec, values) in RULES.items():
-        accepts = [(value, parse_method(f"accept={spec.format(value)}").accept) for value in values]
+        accepts: list[tuple[float, Any]] = [
+            (value, parse_method(f"accept={spec.format(value)}").accept) for value in values
+        ]
         points = [rule_point(target, accept, value).to_dict(mean) for value, accept in accepts]
         rules.append({"name": name, "dial": spec.partition("(")[2].partition("=")[0], "points": points})
         say(name)

@@ -93,14 +93,12 @@ def predict(
     method: str | Method,
     *,
     cost: CostRatio | None = None,
-    repeats: int = 1,
     seed: int = 0,
 ) -> Prediction:
     """Replay a method along texts of the target and, if recorded, of the draft, and mix the results.
 
     Args:
         recordings: one per writer, along texts after the same prompts; or the target's alone.
-        repeats: number of replays of each text.
         seed: seed of the replays.
 
     Raises:
@@ -114,7 +112,7 @@ def predict(
             "a prediction needs one recording along texts of the target, and at most one of the draft"
         )
     method = method.settle(by_writer["target"].taus)
-    along = {writer: replay(one, method, repeats=repeats, seed=seed) for writer, one in by_writer.items()}
+    along = {writer: replay(one, method, seed=seed) for writer, one in by_writer.items()}
     target, draft = along["target"], along.get("draft")
     weight = _weight(target, draft)
     mixed = [(weight, target)] + ([(1 - weight, draft)] if draft is not None else [])

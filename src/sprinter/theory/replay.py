@@ -17,7 +17,7 @@ own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -374,7 +374,6 @@ def replay(
     repeats: int = 1,
     seed: int = 0,
     coupled: bool = True,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Replay:
     """Decode every recorded text ``repeats`` times.
 
@@ -388,8 +387,6 @@ def replay(
     rows = []
     for k, (first, length) in enumerate(zip(recording.starts, recording.lengths, strict=True)):
         rows += [_replay_text(recording, method, k, first, length, numbers, coupled) for _ in range(repeats)]
-        if progress is not None:
-            progress(k + 1, len(recording.lengths))
     table = torch.tensor(rows, dtype=torch.float64)
     sums = table.sum(0).tolist()
     shown = [_COLUMNS.index(name) for name in ("tokens", "target_calls", "drift", "draft_steps")]

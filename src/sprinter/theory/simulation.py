@@ -193,11 +193,12 @@ def _over(chain: MarkovChain, values: Tensor) -> float:
 
 
 # --- SPRINTER's figures ----------------------------------------------------------------------------------------------
-def trusted_tokens(runs: int, seed: int, say: Say, r: int = 5, t_draft: float = 0.1) -> dict[str, Any]:
+def trusted_tokens(runs: int, seed: int, say: Say) -> dict[str, Any]:
     """Theorems 3.3 and 3.4 over η_TP at two η_FP (Figures 5 and 6), and simulations of some points in the loop.
 
     The simulated texts are long enough for all runs but a share of 1e-6.
     """
+    r, t_draft = 5, 0.1
     rates, curves, checks = torch.tensor(_RATES, dtype=torch.float64), [], []
     chain = _picture(r, r + 20)
     for k, fp in enumerate((0.0, 0.5)):
