@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.chats import TEMPLATE
 from tests.cli.tiny import HIDDEN, Ended, Places, Run, save_tiny
 
 from sprinter.cli import main
@@ -66,3 +67,10 @@ def environment() -> dict[str, str]:
         key: value for key, value in os.environ.items() if not key.startswith(("SPRINTER_", "TRANSFORMERS_"))
     }
     return kept | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    file = tmp_path / "chat.jinja"
+    file.write_text(TEMPLATE)
+    return str(file)

@@ -29,13 +29,6 @@ PROMPT = "\x1b[?2004h"  # from here on pasted text is marked as such
 posix = pytest.mark.skipif(os.name != "posix", reason="terminals and signals of POSIX")
 
 
-@pytest.fixture
-def template(tmp_path: Path) -> str:
-    file = tmp_path / "chat.jinja"
-    file.write_text(TEMPLATE)
-    return str(file)
-
-
 def test_a_pipe_is_read_line_by_line(run: Run, places: Places, template: str, tmp_path: Path) -> None:
     args = ("chat", *places.gated, "--template", template, "-n", "12", "--seed", "3", "--system", "Be brief")
     script = f'Hello\n/method sprinter(tau=0.5)\n"""two\nlines"""\r\n/save {tmp_path}/chat.json\n'
@@ -252,21 +245,3 @@ def test_a_chat_in_a_terminal(environment: dict[str, str], places: Places, templ
         user.read_to(PROMPT)
         user.type("\x04")
         assert user.process.wait(60) == 0
-
-
-@posix
-def test_ctrl_c_in_a_pipe_ends_the_chat(environment: dict[str, str], places: Places, template: str) -> None:
-    command = [*CLI, "chat", *places.pair, "--template", template, "-n", "2000"]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:  # fmt: skip
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdin.write(b"Hello\nNever read\n")
-        process.stdin.close()
-        begin = process.stdout.read(3)
-        assert len(begin) == 3, process.stderr.read()
-        process.send_signal(signal.SIGINT)
-        said = process.stderr.read().decode()
-        assert process.wait(60) == 130
-    assert "stopped: the text so far is kept" in said and said.count("prefill") == 1

@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from typing import IO
+from collections.abc import Iterator
 
 import pytest
+from tests.cli.forked import Forker
 from tests.cli.tiny import Places
 
 import sprinter
@@ -34,36 +35,40 @@ print([name for name in ("transformers", "tokenizers") if name in sys.modules])
     assert done.stdout.count("\n[]\n") == 2 and done.stderr == ""
 
 
-def test_the_reader_of_a_pipe_may_leave(environment: Environment, places: Places) -> None:
-    command = [*CLI, "generate", "x", *places.pair, "-n", "16000"]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        out, err = streams(process)
-        assert len(out.read(3)) == 3, err.read()
-        out.close()
-        assert process.wait(60) == 141
-        assert err.read() == b""
+@pytest.fixture(scope="module")
+def forker(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    found = Forker(environment, tmp_path_factory.mktemp("streams"))
+    yield found
+    found.close()
 
 
-def test_ctrl_c_in_mid_stream(environment: Environment, places: Places) -> None:
-    command = [*CLI, "generate", "x", *places.pair, "-n", "16000"]
-    # Whoever runs the tests in the background may have them ignore Ctrl-C, and children inherit that.
-    with subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        out, err = streams(process)
-        begin = out.read(3)
-        assert len(begin) == 3, err.read()
-        process.send_signal(signal.SIGINT)
-        text, said = out.read(), err.read().decode()
-        assert process.wait(60) == 130, said
+def test_the_reader_of_a_pipe_may_leave(forker: Forker, places: Places) -> None:
+    with forker.run("generate", "x", *places.pair, "-n", "16000") as process:
+        assert len(process.out.read(3)) == 3, process.errors()
+        process.out.close()
+        assert (process.status(), process.errors()) == (141, "")
+
+
+def test_ctrl_c_in_mid_stream(forker: Forker, places: Places) -> None:
+    with forker.run("generate", "x", *places.pair, "-n", "16000") as process:
+        assert len(process.out.read(3)) == 3, process.errors()
+        os.kill(process.pid, signal.SIGINT)
+        text = process.out.read()
+        assert process.status() == 130, process.errors()
+    said = process.errors()
     assert text.endswith(b"\n")
     assert said.startswith("stopped early: ") and said.endswith("lossless\n") and said.count("\n") == 1
+
+
+def test_ctrl_c_in_a_pipe_ends_the_chat(forker: Forker, places: Places, template: str) -> None:
+    command = ["chat", *places.pair, "--template", template, "-n", "2000"]
+    with forker.run(*command, stdin=b"Hello\nNever read\n") as process:
+        assert len(process.out.read(3)) == 3, process.errors()
+        os.kill(process.pid, signal.SIGINT)
+        process.out.read()
+        assert process.status() == 130
+    said = process.errors()
+    assert "stopped: the text so far is kept" in said and said.count("prefill") == 1
 
 
 def test_places_that_cannot_be_written_and_no_network(environment: Environment, places: Places) -> None:
@@ -105,12 +110,6 @@ def test_the_command_that_is_installed() -> None:
         pytest.skip("the package is not installed here")
     assert [point.value for point in points if point.name == "sprinter"] == ["sprinter.cli:main"]
     assert distribution("sprinter-llm").version == sprinter.__version__
-
-
-def streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    out, err = process.stdout, process.stderr
-    assert out is not None and err is not None
-    return out, err
 
 
 def test_the_demo_runs_as_a_module(environment: Environment) -> None:

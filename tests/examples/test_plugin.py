@@ -21,17 +21,9 @@ PROMPT = "one two three one two three one two"
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that sees the package, which is installed in a folder of its own."""
     folder = tmp_path_factory.mktemp("site")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-    ]
-    subprocess.run([*pip, "--target", str(folder), str(PLUGIN)], check=True, capture_output=True)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder)]
+    pip = [sys.executable, "-m", "pip", "install", *options, str(PLUGIN)]
+    subprocess.run(pip, check=True, capture_output=True)
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")]),
         "OMP_NUM_THREADS": "1",
@@ -51,20 +43,20 @@ def test_its_own_tests_pass(environment: dict[str, str]) -> None:
 
 
 def test_it_is_listed_and_generates(environment: dict[str, str]) -> None:
-    listed = json.loads(run(environment, "-m", "sprinter", "methods", "--json").stdout)
+    command = ["generate", PROMPT, "--max-new-tokens", "24", "--temperature", "0", "--json", "--method"]
+    methods = ("bigrams(gamma=4)", "drafter=bigrams(least=2),stop=svip(h=0.3),accept=exact")
+    lines = [["methods", "--json"], *([*command, method] for method in methods)]
+    ended = run(
+        environment, "-c", f"from sprinter.cli import main\nfor line in {lines}: assert main(line) == 0"
+    )
+    assert ended.returncode == 0, ended.stderr
+    listed, *texts = map(json.loads, ended.stdout.splitlines())
     (row,) = [row for row in listed["methods"] if row["name"] == "bigrams"]
     assert (row["lossless"], row["paper"]) == (True, "example of the Sprinter project")
-    command = ["-m", "sprinter", "generate", PROMPT, "--max-new-tokens", "24", "--temperature", "0", "--json"]
-    plain = sprinter.load_pair(compile=False).generate(
-        PROMPT, method="autoregressive", max_new_tokens=24, temperature=0
-    )
-    accepted = []
-    for method in ("bigrams(gamma=4)", "drafter=bigrams(least=2),stop=svip(h=0.3),accept=exact"):
-        ended = run(environment, *command, "--method", method)
-        assert ended.returncode == 0, ended.stderr
-        text = json.loads(ended.stdout)
+    pair = sprinter.load_pair(compile=False)
+    plain = pair.generate(PROMPT, method="autoregressive", max_new_tokens=24, temperature=0)
+    for text in texts:
         assert text["token_ids"] == [token.id for token in plain.tokens], (
             "an exact method writes the greedy text"
         )
-        accepted.append(text["stats"]["accepted"])
-    assert accepted[0] > 0
+    assert texts[0]["stats"]["accepted"] > 0

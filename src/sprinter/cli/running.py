@@ -8,20 +8,16 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from typing import Any
 
 import typer
 from typer.main import get_command
 
 from sprinter.cli.app import app
-from sprinter.cli.loading import Loading, debugging
+from sprinter.cli.loading import debugging
 from sprinter.errors import ProfileWarning, SprinterError, UserError
 
 __all__ = ["run"]
 
-_ONCE = {"method", *(one.name for one in fields(Loading))}
-"""Options that name one thing; of others the last one counts, so that a line can be continued."""
 _LONGEST = 600  # characters of an error line
 _COMPLETE = "_SPRINTER_COMPLETE"  # set by the script that --install-completion writes
 
@@ -65,42 +61,12 @@ def _dispatch(args: Sequence[str]) -> int:
         except SystemExit as leave:
             return leave.code if isinstance(leave.code, int) else 0
     try:
-        _check_repeated(command, args)
         # Not command.main(), which handles errors, pipes and Ctrl-C in its own way.
         with command.make_context("sprinter", list(args)) as context:
             status = command.invoke(context)
     except typer.Exit as leave:
         return leave.exit_code
     return status if isinstance(status, int) else 0
-
-
-def _check_repeated(command: Any, args: Sequence[str]) -> None:
-    """Refuse a model, a way to load it or a method that is given twice: the parser would take the last in silence.
-
-    Raises:
-        UserError: names the option.
-    """
-    known: dict[str, Any] = {}
-    given: set[str] = set()
-    rest = iter(args)
-    for word in rest:
-        if word == "--":
-            return
-        if (child := getattr(command, "commands", {}).get(word)) is not None:
-            command = child
-            known = {name: one for one in command.params for name in (*one.opts, *one.secondary_opts)}
-            continue
-        name, equals, _ = word.partition("=") if word.startswith("--") else (word[:2], word[2:], "")
-        option = known.get(name)
-        if option is None or not word.startswith("-"):
-            continue
-        if option.name in _ONCE and not option.multiple:
-            if option.name in given:
-                raise UserError(f"{name} was given twice: give it once")
-            given.add(option.name)
-        if not equals and not option.is_flag:
-            for _ in range(option.nargs):
-                next(rest, None)  # its value
 
 
 def _usage_message(error: Exception) -> str | None:

@@ -15,6 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from sprinter.errors import UserError
+
 __all__ = [
     "CommandGroup", "Decorator", "LaterCommands", "ListedCommand", "group", "in_place_of", "listed", "option",
     "parameter", "show_help", "takes",
@@ -22,6 +24,8 @@ __all__ = [
 
 _FEW = 14  # options that are always listed
 _ALL = "help_all"
+_ONCE = "method", "gate", "Models", "How models run"
+"""Options that name one thing, by name or panel; of others the last one counts, so that a line can be continued."""
 FIRST = {
     "generate": "method target draft max_new_tokens temperature seed budget chat prompts json",
     "chat": "method target draft max_new_tokens temperature seed budget system template json",
@@ -154,8 +158,26 @@ def _write_options(command: TyperCommand | TyperGroup, context: Any, formatter: 
                 formatter.write_dl(rows)
 
 
+def _refuse_repeated(command: TyperCommand | TyperGroup, context: Any, args: Sequence[str]) -> None:
+    """Refuse what names one thing and is given twice: the parser would take the last in silence.
+
+    Raises:
+        UserError: names the option.
+    """
+    order = [] if context.resilient_parsing else command.make_parser(context).parse_args(list(args))[2]
+    for one in order:
+        known = {one.name, getattr(one, "rich_help_panel", None)}.intersection(_ONCE)
+        if known and not one.multiple and order.count(one) > 1:
+            raise UserError(f"{max(one.opts, key=len)} was given twice: give it once")
+
+
 class ListedCommand(TyperCommand):
     """A command whose help lists the options that matter most."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command's part of the line."""
+        _refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of arguments and options."""
@@ -196,6 +218,11 @@ def _command(name: str, made: Any) -> Any:
 
 class CommandGroup(TyperGroup):
     """A group of commands, which may do something itself."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the group's part of the line."""
+        _refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of arguments, options and commands."""

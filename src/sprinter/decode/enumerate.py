@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,7 +100,11 @@ def states_of(pair: MarkovPair, tokens: Sequence[int], text: Sequence[int] = ())
 
 
 class ChainDriver:
-    """Answers the loop from a MarkovPair."""
+    """Answers the loop from a MarkovPair.
+
+    Args:
+        needs: names of the signals and of the target's heads that the rules read; None: all.
+    """
 
     def __init__(
         self,
@@ -109,15 +114,18 @@ class ChainDriver:
         needs_raw: bool = False,
         drafter: Drafter = Model(),
         heads: DraftHeads | None = None,
+        needs: Collection[str] | None = None,
     ) -> None:
         self._pair, self._draws, self._ahead = pair, draws, ahead
+        self._read = [name for name in SIGNALS if needs is None or name in needs]
+        self._scored = [head for head in sorted(HEADS | TARGET_HEADS) if needs is None or head in needs]
         self._needs_raw, self._drafter = needs_raw, drafter
         self._proposals = Proposals.of(drafter)
         self._heads: HeadDrafts | None = None
         if drafter.by_heads:
             own: DraftHeads = MarkovHeads(pair) if heads is None else heads
             self._layers, sampling = own.layers, Sampling(temperature=0.0 if drafter.greedy else 1.0)
-            names = [name for name, one in SIGNALS.items() if not one.reads("state")]
+            names = [name for name in self._read if not SIGNALS[name].reads("state")]
             self._heads = HeadDrafts(own.begin(), sampling, draws, names, needs_raw, pair.vocab)
         self._seen: int | None = None  # tokens whose states heads are shown; None: all that were scored
 
@@ -134,7 +142,7 @@ class ChainDriver:
             like, read = torch.empty(0, dtype=torch.float64), text[:-1]  # all but what the last call wrote
             states = {layer: states_of(self._pair, read) for layer in self._drafter.target_states}
             context = Context(text, round, request.at_most, self._pair.vocab, self._draws, like, states)
-            draft = self._proposals.draft(context, SIGNALS.keys(), self._needs_raw)
+            draft = self._proposals.draft(context, set(self._read), self._needs_raw)
             if draft is not None:
                 return draft
         return self._propose(list(text), round, min(self._ahead, request.at_most))
@@ -149,7 +157,9 @@ class ChainDriver:
     def _tips(self, request: AskTips) -> Tips:
         raw = torch.stack([self._pair.q((*request.sequence.tokens, *path)) for path in request.paths])
         q = one_hot(raw) if self._drafter.greedy else raw
-        names = {name for name, one in SIGNALS.items() if not (one.reads("token") or one.reads("state"))}
+        names = {
+            name for name in self._read if not (SIGNALS[name].reads("token") or SIGNALS[name].reads("state"))
+        }
         return Tips(
             list(q) if request.laws else (),
             ranked(raw.log(), request.top),
@@ -172,17 +182,21 @@ class ChainDriver:
     def _signals(self, text: Text, q: Tensor) -> dict[str, Tensor]:
         """The draft's signals of the last n tokens of ``text``; ``q [n, vocab]``: their laws."""
         pair, start, memory = self._pair, len(text) - len(q), self._pair.known_answers
-        key, known = (text, start, self._drafter.greedy), tuple(SIGNALS.values())  # others may be registered
-        if key not in memory or memory[key][0] != known:
+        names = tuple(self._read)
+        key, known = (
+            (text, start, self._drafter.greedy, names, *self._scored),
+            [SIGNALS[one] for one in names],
+        )
+        if key not in memory or memory[key][0] != known:  # others may be registered under the same names
             made: dict[str, Tensor] = {}
-            for head in HEADS:
+            for head in HEADS.intersection(self._scored):
                 seen = GIVEN[head].sees_token
                 scores = [pair.score(head, text[: end + seen]) for end in range(start, len(text))]
                 made[head] = torch.tensor(scores, dtype=torch.float64)
-            read = any(signal.reads("state") for signal in SIGNALS.values())
+            read = any(signal.reads("state") for signal in known)
             states = states_of(pair, text[start:], text[:start]) if read else None
             # The laws of a Markov pair serve as raw and processed laws.
-            memory[key] = known, made | read_signals(SIGNALS, q, q, torch.tensor(text[start:]), states)
+            memory[key] = known, made | read_signals(names, q, q, torch.tensor(text[start:]), states)
         return {**memory[key][1]}
 
     def _score(self, request: AskScore) -> Scores:
@@ -194,9 +208,10 @@ class ChainDriver:
         text = request.sequence.tokens
         prefixes = [tuple(text[: end + 1]) for end in range(request.start, request.end)]
         prefixes += [(*text, *path) for path in paths_of(request.nodes, request.parents)]
-        key, memory = tuple(prefixes), self._pair.known_answers
+        kinds = TARGET_HEADS.intersection(self._scored)
+        key, memory = (*prefixes, *kinds), self._pair.known_answers
         if key not in memory:
-            scores = {kind: [self._pair.score(kind, one) for one in prefixes] for kind in TARGET_HEADS}
+            scores = {kind: [self._pair.score(kind, one) for one in prefixes] for kind in kinds}
             heads = {kind: torch.tensor(values) for kind, values in scores.items()}
             memory[key] = torch.stack([self._pair.p(prefix) for prefix in prefixes]), heads
         p, heads = memory[key]
@@ -261,9 +276,9 @@ class EnumeratedDraws:
         self._depth = 0
         self.weight = 1.0
 
-    def _choose(self, options: list[tuple[int, float]]) -> int:
+    def _choose(self, options: Callable[[], list[tuple[int, float]]]) -> int:
         if self._depth == len(self._path):
-            self._path.append((options, 0))
+            self._path.append((options(), 0))
         known, index = self._path[self._depth]
         self._depth += 1
         value, chance = known[index]
@@ -272,11 +287,11 @@ class EnumeratedDraws:
 
     def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
         """Enumerate the tokens with positive probability."""
-        return self._choose([(x, chance) for x, chance in enumerate(law.tolist()) if chance > 0])
+        return self._choose(lambda: _possible(enumerate(law.tolist())))
 
     def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
         """Enumerate the midpoints of the cells."""
-        cell = self._choose([(i, 1 / self._cells) for i in range(self._cells)])
+        cell = self._choose(lambda: [(i, 1 / self._cells) for i in range(self._cells)])
         return (cell + 0.5) / self._cells
 
     def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
@@ -286,7 +301,7 @@ class EnumeratedDraws:
             if kept and not kept[-1]:
                 kept.append(False)
                 continue
-            kept.append(bool(self._choose([pair for pair in ((1, b), (0, 1 - b)) if pair[1] > 0])))
+            kept.append(bool(self._choose(partial(_possible, ((1, b), (0, 1 - b))))))
         return kept
 
     def next_path(self) -> bool:
@@ -299,6 +314,10 @@ class EnumeratedDraws:
             self._path.pop()
         self._depth, self.weight = 0, 1.0
         return bool(self._path)
+
+
+def _possible(options: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    return [option for option in options if option[1] > 0]
 
 
 def run_chain(
@@ -323,7 +342,8 @@ def run_chain(
     if method.drafter.by_heads:
         heads = MarkovHeads(pair) if heads is None else heads
         method = method.settle({}, None, heads.accuracies)
-    driver = ChainDriver(pair, draws, ahead, method.accept.needs_raw, method.drafter, heads)
+    needs = method.needs | method.accept.needs
+    driver = ChainDriver(pair, draws, ahead, method.accept.needs_raw, method.drafter, heads, needs)
     loop = decode(prompt, method, limits, draws, record, complete, switch=switch(record) if switch else None)
     request = next(loop, None)
     while request is not None:
