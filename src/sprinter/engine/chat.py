@@ -31,15 +31,11 @@ ChatMessage = Mapping[str, Any]
 
 _ROLES = ("system", "user", "assistant")
 _LONGEST_NAME = 64  # of a role or field: a template is searched for it
-_ASKED = ("user", "tool")  # the last message of a conversation that the model answers
 _OURS = {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {
     "tools", "documents", "chat_template",
 }  # fmt: skip
 """Arguments that are not the user's: what to render, and what to do with it."""
-_OPEN, _CLOSE = (
-    "\ue000",
-    "\ue001",
-)  # private use; they stand around the number of a special token that was said
+_OPEN, _CLOSE = "\ue000\ue001"  # private use; they stand around the number of a special token that was said
 _SAID = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _END = "\ue002"  # private use; it stands for the end of a message that is continued
 
@@ -130,9 +126,9 @@ def _template(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> s
     return template
 
 
-def _reads(template: str, name: str) -> bool:
-    """Whether a template mentions a variable, field or role."""
-    return len(name) <= _LONGEST_NAME and re.search(rf"\b{re.escape(name)}\b", template) is not None
+def _reads(template: str, name: str, mark: str = r"\b") -> bool:
+    """Whether a template mentions a variable or field, or a role in quotation marks."""
+    return len(name) <= _LONGEST_NAME and re.search(mark + re.escape(name) + mark, template) is not None
 
 
 def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
@@ -144,22 +140,14 @@ def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
             '{"role": "user", "content": "..."}'
         )
     role = message.get("role")
-    if not isinstance(role, str):
-        raise UserError(
-            f"{where} has no role: give messages such as {{'role': 'user', 'content': '...'}}"
-            if role is None
-            else f"the role of {where} is {role!r}, which is not text: give 'user', 'assistant' or 'system'"
-        )
-    known = role in _ROLES or (
-        len(role) <= _LONGEST_NAME and re.search(rf"""["']{re.escape(role)}["']""", template) is not None
-    )
-    if not known:
-        raise UserError(
-            f"the role of {where} is {role!r}, which the chat template does not know: give 'user', 'assistant' or "
-            "'system'"
-        )
-    others = {name: value for name, value in message.items() if name not in ("role", "content")}
-    others = {name: value for name, value in others.items() if value not in (None, [], {}, "")}
+    if role not in _ROLES and not (isinstance(role, str) and _reads(template, role, """["']""")):
+        known = "the chat template does not know: give 'user', 'assistant' or 'system'"
+        raise UserError(f"the role of {where} is {role!r}, which {known}")
+    others = {
+        name: value
+        for name, value in message.items()
+        if name not in ("role", "content") and value not in (None, [], {}, "")
+    }
     if unread := next((name for name in others if not _reads(template, str(name))), None):
         raise UserError(
             f"{where} has a field {unread!r}, which the chat template does not read: leave it out"
@@ -179,9 +167,9 @@ def _text(content: Any, where: str) -> str:
         return content
     if content is None:
         raise UserError(f"{where} has no content: give its text as 'content'")
-    if not isinstance(content, list | tuple):
-        raise UserError(f"the content of {where} is of type {type(content).__name__}: give text")
-    texts = []
+    if not isinstance(content, list | tuple) or not content:
+        what = "an empty list" if isinstance(content, list | tuple) else f"of type {type(content).__name__}"
+        raise UserError(f"the content of {where} is {what}: give text")
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
@@ -190,10 +178,7 @@ def _text(content: Any, where: str) -> str:
             )
         if not isinstance(part.get("text"), str):
             raise UserError(f"{where} has a text part without text: give {{'type': 'text', 'text': '...'}}")
-        texts.append(part["text"])
-    if not texts:
-        raise UserError(f"the content of {where} is an empty list: give text")
-    return "\n".join(texts)
+    return "\n".join(part["text"] for part in content)
 
 
 def _check_end(talk: Sequence[Mapping[str, Any]]) -> None:

@@ -119,7 +119,11 @@ def _encoded(
     prompt: Any, pair: LoadedPair, chat: Mapping[str, Any] | None, longest: int | None
 ) -> EncodedPrompt:
     if isinstance(prompt, str):
-        return EncodedPrompt(_from_text(prompt, pair, longest), prompt)
+        if not prompt:
+            raise UserError("the prompt is empty: give at least one word to continue")
+        if pair.tokenizer is None:
+            raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
+        return EncodedPrompt(text_ids(prompt, pair, pair.tokenizer, longest=longest), prompt)
     if isinstance(prompt, Mapping):
         return EncodedPrompt(_from_tokenizer(prompt))
     if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping) for item in prompt):
@@ -166,11 +170,3 @@ def _row(value: Any) -> Any:
             f"the prompt's input_ids have {len(value)} rows: give a list of prompts, one for each row"
         )
     return value[0]
-
-
-def _from_text(prompt: str, pair: LoadedPair, longest: int | None) -> list[int]:
-    if not prompt:
-        raise UserError("the prompt is empty: give at least one word to continue")
-    if pair.tokenizer is None:
-        raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
-    return text_ids(prompt, pair, pair.tokenizer, longest=longest)

@@ -135,7 +135,7 @@ def kept_tokens(given: int | str | Path | Sequence[int], vocab: int, always: Seq
         raise UserError(
             f"draft_vocabulary={given}: give a number of tokens from {len(always) + 1} to {vocab}"
         )
-    ids: list[Any] = list(given)
+    ids = list(given)
     if not ids or not all(type(one) is int and 0 <= one < vocab for one in ids):
         raise UserError(
             f"the tokens of draft_vocabulary are not all ids from 0 to {vocab - 1}: choose them for this target"
@@ -156,13 +156,13 @@ def keeping(
 def _read_vocabulary(path: Path) -> list[int]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        ids = found["ids"] if found["format"] == VOCABULARY_FORMAT else None
     except OSError as error:
         raise UserError(
             f"the draft's vocabulary {path} cannot be read ({error.strerror}): check the path"
         ) from error
-    except ValueError:
-        found = None
-    ids = found.get("ids") if isinstance(found, dict) and found.get("format") == VOCABULARY_FORMAT else None
+    except (ValueError, KeyError, TypeError):
+        ids = None
     if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
         raise UserError(f"{path} is not a vocabulary of a draft: make one with 'sprinter draft vocabulary'")
     return ids
@@ -212,10 +212,8 @@ def some_rows(layer: nn.Module, ids: Tensor) -> tuple[Tensor, nn.Module]:
     Raises:
         UserError: the layer is neither.
     """
-    if isinstance(layer, QuantisedLinear):
-        return ids, layer.some_rows(ids)
-    if isinstance(layer, RoundedLinear):
-        ids = ids.to(layer.codes.device)
+    if isinstance(layer, QuantisedLinear | RoundedLinear):
+        ids = ids if isinstance(layer, QuantisedLinear) else ids.to(layer.codes.device)
         return ids, layer.some_rows(ids)
     if type(layer) is not nn.Linear or type(layer.weight.data) is not Tensor or layer.weight.is_meta:
         raise UserError(
@@ -238,9 +236,7 @@ def _rows(layer: nn.Linear, ids: Tensor) -> nn.Linear:
 def known_words(model: PreTrainedModel) -> str | None:
     """``ids_name`` of the tokens of a ``CutHead``, for records; None if the model has none."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if not isinstance(head, CutHead):
-        return None
-    return ids_name(head.ids)
+    return ids_name(head.ids) if isinstance(head, CutHead) else None
 
 
 def check_map(ids: Tensor | Sequence[int], vocab: int) -> None:
