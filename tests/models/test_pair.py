@@ -203,7 +203,7 @@ def test_missing_and_wrong_directories(saved: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("{", "a config.json that is not JSON:"),
+        ("{", "a config.json that is not a JSON object:"),
         ("[]", "a config.json that is not a JSON object"),
         ('{"speculators_model_type": "sprinter"}', "is a gate, not a language model"),
         ('{"model_type": "t5", "is_encoder_decoder": true}', "is an encoder-decoder model"),

@@ -24,14 +24,8 @@ from sprinter.version import __version__
 
 __all__ = ["cpu_name", "drafting_record", "fingerprints", "models_record", "versions"]
 
-_READ = (
-    ".safetensors",
-    ".bin",
-    ".gguf",
-    ".json",
-    ".model",
-    ".jinja",
-)  # suffixes of the files that a model is loaded from
+_READ = (".safetensors", ".bin", ".gguf", ".json", ".model", ".jinja")
+"""Suffixes of the files that a model is loaded from."""
 
 
 def versions() -> dict[str, str]:
@@ -58,13 +52,13 @@ def models_record(
 
     An id is a directory, a file or a hub id; None for a gate or tokenizer that was given as an object.
     """
-    others = [head for kind, head in heads.items() if kind != "gate"]
+    others = [_head(head) for kind, head in heads.items() if kind != "gate"]
     name = getattr(models.tokenizer, "name_or_path", None)
     return {
         "target": _model(models.target),
         "draft": None if models.draft is None else _model(models.draft),
         "gate": _head(heads["gate"]) if "gate" in heads else None,
-        "heads": [*(_head(head) for head in others), *([drafting_record(drafting)] if drafting else [])],
+        "heads": [*others, *([drafting_record(drafting)] if drafting else [])],
         "tokenizer": None if models.tokenizer is None else {"id": name or None},
     }
 
@@ -81,10 +75,10 @@ def fingerprints(
     for name in ("target", "draft", "tokenizer"):
         if (about := found[name]) is not None and about["id"] is not None:
             about["files"] = _files(Path(about["id"]).expanduser())
-    others = [head for kind, head in heads.items() if kind != "gate"]
-    records = [found["gate"], *found["heads"]] if "gate" in heads else found["heads"]
-    every: list[Head | TokenHeads] = [heads["gate"], *others] if "gate" in heads else [*others]
-    for about, head in zip(records, [*every, drafting] if drafting else every, strict=True):
+    others: list[Head | TokenHeads] = [head for kind, head in heads.items() if kind != "gate"]
+    if "gate" in heads:
+        found["gate"]["sha256"] = heads["gate"].fingerprint
+    for about, head in zip(found["heads"], [*others, drafting] if drafting else others, strict=True):
         about["sha256"] = head.fingerprint
     return dict(json.loads(json.dumps(found)))
 
@@ -117,11 +111,11 @@ def _loading(model: PreTrainedModel | ServedModel) -> dict[str, Any]:
     attention = getattr(config, "_attn_implementation", None)
     if quantization is not None and not isinstance(quantization, dict):
         quantization = quantization.to_dict()
+    own = (
+        isinstance(model, PreTrainedModel) and attention != ORDERED
+    )  # that of quantised layers comes with them
     return {
-        # That of quantised layers comes with them.
-        "attn_implementation": attention
-        if isinstance(model, PreTrainedModel) and attention != ORDERED
-        else None,
+        "attn_implementation": attention if own else None,
         "quantization_config": json.loads(json.dumps(quantization, default=str)),
         "trust_remote_code": type(model).__module__.startswith("transformers_modules."),
     }

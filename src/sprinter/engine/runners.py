@@ -143,25 +143,18 @@ def _by_dtype(options: Mapping[str, Any], name: str, device: torch.device) -> st
 def _found(target: Source, files: Sequence[Path]) -> ChosenOptions | None:
     """What a probe has found for these files; None: there was none, or it cannot be read."""
     try:
-        text = read_kept(_FOLDER, _key(files)) if _probed() else None
-        if text is None:
+        if not (cache_dir() / _FOLDER).is_dir() or (text := read_kept(_FOLDER, _key(files))) is None:
             return None
         name = json.loads(text)["fastest"]
         found = {} if name == USUAL else MIXED[name][2] if name in MIXED else RIVALS[name]
         return ChosenOptions(found, f"{name}: the fastest in 'sprinter doctor --probe'")
+    except RuntimeError:  # there is no home directory
+        return None
     except (OSError, ValueError, KeyError, TypeError, UserError) as error:
         _LOG.warning(
             "the runner that a probe has found for %s cannot be read (%s): probe again", target, error
         )
         return None
-
-
-def _probed() -> bool:
-    """Whether any pair was probed on this machine."""
-    try:
-        return (cache_dir() / _FOLDER).is_dir()
-    except (OSError, RuntimeError):  # no home directory, or one that cannot be searched
-        return False
 
 
 def _files_of(target: Source, draft: Source | None, options: Mapping[str, Any]) -> list[Path] | None:

@@ -213,15 +213,12 @@ class EngineWorker:
             QueueFullError: there is none.
         """
         places = self._places[kind]
-        if places.free <= 0:
-            raise QueueFullError(
-                f"{self.rows} requests are served and {self.max_waiting} wait already: try again later",
-                self.wait_s,
-            )
         if places.room(owner) <= 0:
+            own, left = places.of(owner) - self.rows, places.free
             raise QueueFullError(
-                f"{places.of(owner) - self.rows} of your requests wait already, and {places.free} places are left for "
-                "all: try again later",
+                f"{own} of your requests wait already, and {left} places are left for all: try again later"
+                if left > 0
+                else f"{self.rows} requests are served and {self.max_waiting} wait already: try again later",
                 self.wait_s,
             )
         places.take(owner)
@@ -248,7 +245,7 @@ class EngineWorker:
         """Cancel all requests, and end the thread."""
         with self._lock:
             self._closing = "the engine is closed: make another"
-        self._calls.put(self._stop)
+        self._calls.put(lambda: setattr(self, "_stopped", True))
         if self._thread is not current_thread():  # else a finalizer runs in it
             self._thread.join()
 
@@ -304,30 +301,25 @@ class EngineWorker:
 
     def _step(self) -> None:
         for event in self.engine.step():
-            request, error = self._live[event.id], event.error
+            request = self._live[event.id]
             if event.tokens:
                 request.put(event.tokens)
             if event.generation is not None:
                 del self._live[event.id]
-                self._end(
-                    request, event.generation, _no_memory(error) if error and _is_memory(error) else error
-                )
+                self._end(request, event.generation, event.error and _told(event.error))
 
     def _score(self) -> None:
         """Run a chunk of the scoring that is under way, or of the next one."""
         one = self._scored = self._scored or self._scorings.pop()
-        scoring, done = one.scoring, one.done
         failed: Exception | None = None
-        finished = done.cancelled()
-        if not finished:
-            try:
-                finished = self._scorer.advance(scoring)
-            except Exception as error:
-                finished, failed = True, _no_memory(error) if _is_memory(error) else error
+        try:
+            finished = one.done.cancelled() or self._scorer.advance(one.scoring)
+        except Exception as error:
+            finished, failed = True, _told(error)
         if finished:
             self._scored = None
             self._leave_place(Scoring, one.owner)
-            _finish(done, scoring, failed)
+            _finish(one.done, one.scoring, failed)
             self._check_drained()
 
     def _cancel(self, request: AsyncRequest) -> None:
@@ -354,9 +346,6 @@ class EngineWorker:
         if self._drained is not None and not left and not self._drained.done():
             self._drained.set_result(None)
 
-    def _stop(self) -> None:
-        self._stopped = True
-
     def _end_all(self, error: BaseException | None) -> None:
         """End all requests: the thread ends."""
         left = list(self._live.values())
@@ -374,10 +363,8 @@ class EngineWorker:
             reason.__cause__ = error
         for request in left:
             self._end(request, request.task.generation(), reason)
-        scored, self._scored = self._scored, None
-        while scored or self._scorings:
-            one = scored or self._scorings.pop()
-            scored = None
+        while self._scored or self._scorings:
+            one, self._scored = self._scored or self._scorings.pop(), None
             _finish(one.done, one.scoring, reason)
         self._check_drained()
 
@@ -390,14 +377,12 @@ def _finish(done: Future[Scoring], scoring: Scoring, error: Exception | None) ->
             done.set_exception(error)
 
 
-def _is_memory(error: Exception) -> bool:
-    """Whether memory ran out; torch raises a plain RuntimeError on the CPU."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-def _no_memory(error: Exception) -> NoMemoryError:
+def _told(error: Exception) -> Exception:
+    """The error that a caller is told: one of its own where memory ran out, for which torch has a plain RuntimeError on
+    the CPU."""
+    short = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if not short and not (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        return error
     failed = NoMemoryError("there is not enough memory for this request now: try again later")
     failed.__cause__ = error
     return failed

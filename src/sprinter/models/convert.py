@@ -18,7 +18,7 @@ from sprinter.models.gguf import config, vocabulary, write
 from sprinter.models.gguf.library import installed
 from sprinter.models.gguf.write import write_gguf
 from sprinter.models.pair import load_models
-from sprinter.models.source import Provenance, Source, find
+from sprinter.models.source import Source, find
 from sprinter.models.tokenizers import common_tokenizer
 
 __all__ = ["RUNNERS", "convert_gguf", "for_runner"]
@@ -87,9 +87,8 @@ def for_runner(
         UserError: an unknown runner, a draft's runner without a draft, a model that it cannot serve, or
             the extra ``gguf`` is not installed.
     """
-    for one in (runner, draft_runner):
-        if one is not None and one not in RUNNERS:
-            raise UserError(f"there is no runner {one!r}: use {', '.join(RUNNERS)}")
+    if unknown := {runner, draft_runner or runner} - {*RUNNERS}:
+        raise UserError(f"there is no runner {unknown.pop()!r}: use {', '.join(RUNNERS)}")
     if draft_runner is not None and draft is None:
         raise UserError(
             f"draft_runner={draft_runner} was given without a draft: give draft=..., or leave it out"
@@ -98,25 +97,22 @@ def for_runner(
     drafting = runner if draft_runner is None else draft_runner
     if "llamacpp" in (runner, drafting):
         installed()  # report what is missing before anything is fetched or converted
-    if runner == drafting == "llamacpp":
-        for name in ("attn_implementation", "quantization_config"):
-            if given.get(name) is not None:
-                raise UserError(
-                    f"{name}= is for models that transformers runs: leave it out, or use runner torch"
-                )
+    others = ("attn_implementation", "quantization_config") if runner == drafting == "llamacpp" else ()
+    for name in (*others, *(["draft_vocabulary"] if drafting == "llamacpp" and draft is not None else [])):
+        if given.get(name) is not None:
+            raise UserError(
+                f"{name}= is for models that transformers runs: leave it out, or use runner torch"
+            )
     if draft is not None and "llamacpp" in (runner, drafting):
         _check_tokens(target, draft, given)
     own, kind = given.get("draft_dtype"), given.get("dtype", "auto")
     if draft is not None and drafting == "llamacpp":
-        if given.get("draft_vocabulary") is not None:
-            raise UserError(
-                "draft_vocabulary= is for models that transformers runs: leave it out, or use runner torch"
-            )
         asked = own if own is not None else kind if runner == "llamacpp" else "auto"
         draft = _converted(draft, "draft", given.pop("draft_revision", None), asked)
         given |= {"draft_dtype": "auto", "draft_dequantise": False}
     elif draft is not None and drafting != runner:
-        if own is None and (runner == "llamacpp" or _by_llamacpp(draft, drafting)):
+        by_llamacpp = drafting == "auto" and str(draft).endswith(".gguf")  # unless its dtype says otherwise
+        if own is None and (runner == "llamacpp" or by_llamacpp):
             own = "auto"  # the target's is not one of theirs
         given |= {"draft_dtype": own, "draft_dequantise": drafting == "torch"}
     if runner == "llamacpp":
@@ -135,25 +131,15 @@ def _check_tokens(target: Source, draft: Source, options: Mapping[str, Any]) -> 
         common_tokenizer(options.get("tokenizer"), *origins, bool(options.get("trust_remote_code")))
 
 
-def _by_llamacpp(source: Source, runner: str) -> bool:
-    """Whether llama.cpp runs a model unless its dtype says otherwise."""
-    return runner == "auto" and str(source).endswith(".gguf")
-
-
 def _converted(source: Source, which: str, revision: str | None, dtype: Any) -> Path:
-    """The GGUF file that llama.cpp runs in place of a model."""
-    name = dtype_name(dtype)
-    if name not in _DTYPES:
-        raise UserError(f"runner llamacpp has no dtype {name!r}: use {', '.join(_DTYPES)}")
-    return _kept_gguf(find(source, which, revision), _DTYPES[name])
-
-
-def _kept_gguf(origin: Provenance, stored: str) -> Path:
-    """The GGUF file of a model in the cache directory, converted if it does not exist yet.
+    """The GGUF file that llama.cpp runs in place of a model: in the cache directory, converted if it is not there yet.
 
     Raises:
-        UserError: the model is in memory, or the cache is not this user's own.
+        UserError: no such dtype, the model is in memory, or the cache is not this user's own.
     """
+    if (name := dtype_name(dtype)) not in _DTYPES:
+        raise UserError(f"runner llamacpp has no dtype {name!r}: use {', '.join(_DTYPES)}")
+    origin, stored = find(source, which, revision), _DTYPES[name]
     if origin.gguf is not None:
         return origin.gguf
     if not isinstance(origin.at, Path):
@@ -180,12 +166,10 @@ def _kept_gguf(origin: Provenance, stored: str) -> Path:
 def _key(directory: Path) -> str:
     """Hash of everything that a conversion depends on: the model's files (weights by size and mtime) and our code."""
     digest = hashlib.sha256()
-    for file in sorted(directory.iterdir()):
+    for file in [*sorted(directory.iterdir()), *_WRITERS]:
         if file.suffix == ".safetensors":
             facts = file.stat()
             digest.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode())
-        elif file.suffix in (".json", ".model", ".txt", ".jinja"):
+        elif file.suffix in (".json", ".model", ".txt", ".jinja", ".py"):
             digest.update(file.name.encode() + file.read_bytes())
-    for source in _WRITERS:
-        digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
