@@ -135,7 +135,7 @@ def kept_tokens(given: int | str | Path | Sequence[int], vocab: int, always: Seq
         raise UserError(
             f"draft_vocabulary={given}: give a number of tokens from {len(always) + 1} to {vocab}"
         )
-    ids = list(given)
+    ids: list[Any] = list(given)
     if not ids or not all(type(one) is int and 0 <= one < vocab for one in ids):
         raise UserError(
             f"the tokens of draft_vocabulary are not all ids from 0 to {vocab - 1}: choose them for this target"
