@@ -65,7 +65,10 @@ def test_a_text_ends_at_the_stop_tokens_of_a_request(pair: sprinter.Pair, spec: 
     [
         ("sprinter(tau=0.6)", "sprinter(tau=0.6)", "sprinter(tau=0.6, cap=20, tail=0)", "sprinter"),
         ("  opt(epsilon=0.1)   as  slack ", "slack", "opt(epsilon=0.1, gamma=5)", "sprinter"),
-        ("trust=gate(tau=0.5),stop=svip,accept=exact", None, "trust=gate(tau=0.5),stop=svip,accept=exact", "sprinter"),
+        (
+            "trust=gate(tau=0.5),stop=svip,accept=exact", None,
+            "trust=gate(tau=0.5),stop=svip(h=0.3,c=0.15,law=raw)", "sprinter",
+        ),
         ("transformers:plain", "transformers:plain", "transformers:plain", "transformers"),
         (
             "transformers:assisted(tokens=3)", "transformers:assisted(tokens=3)",

@@ -24,12 +24,12 @@ from sprinter.random import AddressedDraws
 
 PAIR = MarkovPair(seed=41, vocab=5, sharp=1.2, zeros=0.15)
 COMPOSED = [
-    Method(stop=Unsure(0.6), name="discards"),
-    Method(stop=Remembers(0.5), name="remembers"),
-    Method(stop=Grows(), name="grows"),
-    Method(trust=Coin(0.6), stop=Unsure(0.5), cap=5, name="coin and discards"),
-    Method(trust=Gate(0.4), stop=Remembers(0.5), cap=4, name="gate and remembers"),
-    Method(trust=LikelyToken(0.3), stop=Fixed(4), name="likely token"),
+    Method(stop=Unsure(0.6)),
+    Method(stop=Remembers(0.5)),
+    Method(stop=Grows()),
+    Method(trust=Coin(0.6), stop=Unsure(0.5), cap=5),
+    Method(trust=Gate(0.4), stop=Remembers(0.5), cap=4),
+    Method(trust=LikelyToken(0.3), stop=Fixed(4)),
 ]
 ALL = [*(parse_method(name) for name in METHODS.names()), *COMPOSED]
 

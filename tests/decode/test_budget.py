@@ -33,7 +33,7 @@ from sprinter.decode.lookup import Lookup
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
 from sprinter.decode.row import Row
-from sprinter.decode.spec import full_spec, parse_method, with_values
+from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.stop import Confidence, Fixed, Never, Svip, Untrusted
 from sprinter.decode.trust import Certain, Coin, Everyone, Gate, Online
 from sprinter.decode.verdicts import Verdicts
@@ -334,7 +334,7 @@ def test_a_rule_with_another_signal_keeps_its_decision() -> None:
             return ("max_prob_processed",)
 
     method = Method(trust=Likely(), stop=Untrusted(), cap=9, budget=0.1)
-    assert method.predicts == ("entropy",) and not method.moves_threshold
+    assert method.predicts == ("entropy",) and not method.chooses_threshold
     assert decoded(method, 1).stats.mean_drift is not None
 
 
@@ -356,6 +356,21 @@ def test_names_hold_one_budget() -> None:
         "sprinter(budget=0.2)",
         "trust=coin(rate=0.5),budget=0.2,cap=4",
     ):
-        made = with_values(parse_method(spec), {"budget": 0.05})
+        made = parse_method(spec).replace(budget=0.05)
         assert made.name.count("budget=") == 1 and parse_method(made.name) == made
-    assert with_values(Method(trust=Gate(0.5), stop=Untrusted(), cap=3), {"budget": 0.1}).name == "composed"
+
+
+@pytest.mark.parametrize(("spec", "name"), [
+    ("sprinter(tau=0.6, budget=0.2)", "sprinter(cap=20, tail=0, budget=0.2)"),
+    ("certain(threshold=1, budget=0.2)", "certain(signal=entropy, cap=20, tail=0, budget=0.2)"),
+    ("trust=online(tau=0.9,after=4),budget=0.2", "trust=online(signal=entropy,after=4,memory=500),budget=0.2"),
+    ("sprinter(tau=0.6, budget=0)", "sprinter(tau=0.6, cap=20, tail=0, budget=0)"),
+    ("coin(rate=0.4, budget=0.2)", "coin(rate=0.4, cap=20, budget=0.2)"),
+])  # fmt: skip
+def test_a_threshold_whose_place_a_budget_has_is_not_shown(spec: str, name: str) -> None:
+    method = parse_method(spec)
+    assert (method.name, method.settle({"gate": 0.7})) == (name, method)
+    assert parse_method(name) == method
+    if (dial := method.trust.dial) is not None:
+        other = method.replace(trust=replace(method.trust, **{dial: 0.3}))  # type: ignore[type-var]
+        assert (other == method) is method.chooses_threshold

@@ -49,7 +49,7 @@ QUICK = [
 
 
 def name_of(method: object) -> str:
-    return method.name if isinstance(method, Method) and method.name != "composed" else str(method)
+    return method.name if isinstance(method, Method) else str(method)
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------

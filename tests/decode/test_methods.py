@@ -231,7 +231,7 @@ def test_a_token_that_was_looked_at_is_not_discarded() -> None:
 # --- other packages --------------------------------------------------------------------------------------------------
 def quick() -> Method:
     """A method of another package."""
-    return Method(trust=Gate(0.9), name="quick")
+    return Method(trust=Gate(0.9))
 
 
 @pytest.fixture

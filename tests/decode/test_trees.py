@@ -405,9 +405,7 @@ def test_trees_without_a_largest_depth_are_refused() -> None:
 
 def test_specs_of_trees() -> None:
     method = parse_method("tree")
-    assert method == Method(
-        accept=OneHot(), drafter=Dynamic(8, 5, 24), stop=Never(), name=method.name, paper=method.paper
-    )
+    assert method.is_as(Method(accept=OneHot(), drafter=Dynamic(8, 5, 24), stop=Never()))
     assert method.name == "tree(expand=8, depth=5, nodes=24)" and method.lossless() and method.levels == 5
     assert parse_method("drafter=static(widths=4),accept=onehot").stop == Never()
     assert parse_method("static-tree(widths=4)").drafter == Static("4")

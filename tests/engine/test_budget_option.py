@@ -8,7 +8,7 @@ import pytest
 
 import sprinter
 from sprinter.cli import main
-from sprinter.decode.spec import parse_method, with_values
+from sprinter.decode.spec import parse_method
 from sprinter.errors import UserError
 
 PROMPT = "Once upon a time there was"
@@ -93,8 +93,8 @@ def test_a_budget_without_a_method_is_refused(tiny_pair: sprinter.Pair) -> None:
 
 
 def test_bad_values_and_names() -> None:
-    with pytest.raises(UserError, match="budget='much' is not a number: give one in \\[0, 1\\]"):
+    with pytest.raises(UserError, match=r"budget='much' is not a number: give one in \[0, 1\]"):
         sprinter.GenerationOptions(budget="much")  # type: ignore[arg-type]
     for spec in ("sprinter", "opt(budget=0.1)", "trust=gate(tau=0.5),cap=4,budget=0.2", "draft-only"):
-        made = with_values(parse_method(spec), {"budget": 0.05})
+        made = parse_method(spec).replace(budget=0.05)
         assert made.budget == 0.05 and parse_method(made.name) == made

@@ -11,15 +11,20 @@ from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.drafter import Drafter, Model
+from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST
 from sprinter.decode.regression import PREDICTORS
 from sprinter.decode.signals import GIVEN, HEADS, TARGET_HEADS, state_signals
 from sprinter.decode.spans import check_only
-from sprinter.decode.stop import Fixed, Never, StopRule
+from sprinter.decode.stop import Fixed, Never, StopRule, Untrusted
 from sprinter.decode.tree import Siblings
 from sprinter.decode.trust import FILLED_IN, Everyone, Nobody, TrustRule
 from sprinter.errors import UserError, refuse_long
 
-__all__ = ["Method"]
+__all__ = ["VALUES", "Method", "defaults_of", "spell"]
+
+VALUES = ("cap", "head", "only", "tail_ratio", "budget")
+"""Parts of a method that are numbers or names, not rules."""
+_RULES = ("drafter", "trust", "stop", "accept")
 
 _LARGEST = 2**20
 """Largest whole number in a method: more tokens than any context has, and far from the ends of 64 bits."""
@@ -42,10 +47,12 @@ class Method:
             they are judged exactly: the trust rule is a stop rule. None: trusted tokens stay.
         budget: the drifts of the first n tokens of a text sum to at most the budget times n, for every n, see
             ``decode.budget``; at 0 it is decoded exactly. Trusted tokens are then final at the next target call, and a
-            trust rule with a threshold (gate, certain, online) has it chosen token by token. None: no limit.
+            trust rule with a threshold (gate, certain, online) has it chosen token by token: one that is given is left
+            out. None: no limit.
         to_horizon: also draft the last token of the text, which otherwise the target call draws (Theorems 1 and 3 of
             Yin et al. count rejections of such drafts).
-        name, paper: label and source.
+        preset, params: the registered function that made it, and its parameters; "" and (): it was composed.
+        paper: its source.
     """
 
     trust: TrustRule = Nobody()
@@ -58,11 +65,16 @@ class Method:
     tail_ratio: float | None = None
     budget: float | None = None
     to_horizon: bool = False
-    name: str = "composed"
+    preset: str = ""
+    params: tuple[tuple[str, Any], ...] = ()
     paper: str = ""
 
     def __post_init__(self) -> None:
         self._check_parts()
+        if self.chooses_threshold and (dial := self.trust.dial) is not None:
+            usual = {one.name: one.default for one in fields(self.trust)}  # type: ignore[arg-type]
+            object.__setattr__(self, "trust", replace(self.trust, **{dial: usual[dial]}))  # type: ignore[type-var]
+            object.__setattr__(self, "params", tuple(one for one in self.params if one[0] != dial))
         self.check_counts(_LARGEST, "any text has tokens")
         if self.cap is not None:
             at_least("cap", self.cap, 1)
@@ -87,6 +99,57 @@ class Method:
                 f"accept rule {self.accept!r} judges trees of siblings that are {_listed(self.accept)}, and drafter "
                 f"{self.drafter!r} drafts chains: give drafter=static or drafter=dynamic, or another accept rule"
             )
+
+    @property
+    def name(self) -> str:
+        """It as a spec: its preset with all parameters, or its rules, where they are not what a spec means anyway.
+
+        Parameters of which a budget takes the place are left out.
+        """
+        made = self._remade()
+        if made is not None and self.is_as(replace(made, **{key: getattr(self, key) for key in VALUES})):
+            changed = {key: getattr(self, key) for key in VALUES if getattr(self, key) != getattr(made, key)}
+            inside = ", ".join(f"{key}={value}" for key, value in {**dict(self.params), **changed}.items())
+            return f"{self.preset}({inside})" if inside else self.preset
+        rules = {part: getattr(self, part) for part in _RULES}
+        usual = defaults_of(rules)
+        hidden = self.trust.dial if self.chooses_threshold else None
+        written = {
+            part: spell(rule, hidden if part == "trust" else None) if part in _RULES else str(rule)
+            for part, rule in (rules | {key: getattr(self, key) for key in VALUES}).items()
+            if rule != usual[part]
+        }
+        return ",".join(f"{part}={text}" for part, text in written.items()).replace(" ", "") or "trust=nobody"
+
+    def is_as(self, other: Method) -> bool:
+        """Whether it decodes as another method does, wherever the two come from."""
+        return replace(self, preset="", params=(), paper="") == replace(other, preset="", params=(), paper="")
+
+    def _remade(self, **params: Any) -> Method | None:
+        """What its preset makes of its parameters, or of others; None: it has no preset here."""
+        if not self.preset or self.preset not in METHODS.names():
+            return None
+        made = METHODS.get(self.preset)(**{**dict(self.params), **params})
+        assert isinstance(made, Method)
+        return made
+
+    def replace(self, **values: Any) -> Method:
+        """With other parts, or other parameters of its preset.
+
+        Raises:
+            UserError: a value is out of range, or does not go with the method.
+        """
+        own = {key: values.pop(key) for key in dict(self.params).keys() & values.keys()}
+        made, before = (self._remade(**own), self._remade()) if own else (None, None)
+        if made is None or before is None:
+            return replace(self, **values, **own)
+        guards = {key: getattr(self, key) for key in VALUES if getattr(self, key) != getattr(before, key)}
+        kept = {
+            "preset": self.preset,
+            "params": tuple((dict(self.params) | own).items()),
+            "paper": self.paper,
+        }
+        return replace(made, **{**kept, **guards, **values})
 
     def _check_parts(self) -> None:
         kinds: dict[str, type] = {
@@ -147,7 +210,7 @@ class Method:
         if drafter.siblings not in accept.siblings:
             raise UserError(
                 f"accept rule {accept!r} judges siblings that are {_listed(accept)}, and those of {drafter!r} are "
-                f"{drafter.siblings.value}: give {_RULES[drafter.siblings]} or traversal"
+                f"{drafter.siblings.value}: give {_JUDGES[drafter.siblings]} or traversal"
             )
         guards = {"head": self.head or None, "only": self.only, "budget": self.budget}
         given = [f"{name}={value}" for name, value in guards.items() if value is not None]
@@ -201,13 +264,14 @@ class Method:
         """Signals from which a budget predicts the drift of a token that would be trusted; (): nothing is predicted."""
         if not self.budget or self.trust.never:
             return ()
-        own = self.trust.certainty if self.moves_threshold else ()
+        own = self.trust.certainty if self.chooses_threshold else ()
         return tuple(dict.fromkeys((*own, "entropy")))
 
     @property
-    def moves_threshold(self) -> bool:
+    def chooses_threshold(self) -> bool:
         """Whether a budget has the place of the trust rule's threshold; else it limits what the rule trusts."""
-        return bool(self.trust.certainty) and {*self.trust.certainty} <= PREDICTORS
+        signals = self.trust.certainty if self.budget else ()
+        return bool(signals) and {*signals} <= PREDICTORS
 
     @property
     def heads(self) -> frozenset[str]:
@@ -261,17 +325,19 @@ class Method:
         Raises:
             UserError: a tree takes its shape from heads that record none.
         """
-        rules: dict[str, Any] = {"trust": self.trust.settle(taus), "accept": self.accept.settle(taus)}
+        rules: dict[str, Any] = {"trust": self.trust, "accept": self.accept.settle(taus)}
+        if not self.chooses_threshold:
+            rules["trust"] = self.trust.settle(taus)
         rules["stop"] = self.stop if costs is None else self.stop.settle(costs)
         rules["drafter"] = self.drafter if accuracies is None else self.drafter.settle(accuracies)
         rules["drafter"] = rules["drafter"] if costs is None else rules["drafter"].priced(costs)
         if all(rule == getattr(self, part) for part, rule in rules.items()):
             return self
-        name = self.name
-        for part, rule in rules.items():
-            for before, after in _filled(getattr(self, part), rule):
-                name = name.replace(before, after, 1)
-        return replace(self, **rules, name=name)
+        filled = {
+            key: value for part, rule in rules.items() for key, value in _filled(getattr(self, part), rule)
+        }
+        params = tuple((key, filled.get(key, value)) for key, value in self.params)
+        return replace(self, **rules, params=params)
 
     def lossless(self, greedy: bool = False) -> bool:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""
@@ -281,7 +347,35 @@ class Method:
         return not trusts and (self.accept.lossless_greedy if greedy else self.accept.lossless)
 
 
-_RULES = {
+def spell(rule: object, hidden: str | None = None) -> str:
+    """A rule as a spec writes it, without parameters that are None or ``hidden``: ``gate(tau=0.5)``; else its repr."""
+    for registry in (TRUST, STOP, ACCEPT, DRAFTER):
+        if (name := registry.name_of(type(rule))) is not None:
+            values = [(one.name, getattr(rule, one.name)) for one in fields(rule)]  # type: ignore[arg-type]
+            inside = ", ".join(
+                f"{key}={spell(value) if is_dataclass(value) else value}"
+                for key, value in values
+                if value is not None and key != hidden
+            )
+            return f"{name}({inside})" if inside else name
+    return repr(rule)
+
+
+def defaults_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a composed spec means by the parts that it leaves out.
+
+    Args:
+        parts: rules by part; those that are missing are of no consequence.
+    """
+    trust, usual = parts.get("trust"), {one.name: one.default for one in fields(Method)}
+    trusts = isinstance(trust, TrustRule) and not trust.never
+    usual |= {"stop": Untrusted(), "cap": 20} if trusts else {"stop": Fixed(), "cap": 40}
+    if getattr(parts.get("drafter"), "levels", None) is not None:  # its trees end by themselves
+        usual["stop"] = Never()
+    return usual
+
+
+_JUDGES = {
     Siblings.INDEPENDENT: "specinfer, batch, spectr",
     Siblings.DRAWN: "without",
     Siblings.WIDENED: "without",
@@ -305,13 +399,13 @@ def _counts(part: object) -> Iterator[tuple[str, int, int]]:
         yield from _counts(value)
 
 
-def _filled(before: Any, after: Any) -> Iterator[tuple[str, str]]:
-    """Each parameter that ``settle`` filled in, as a spec writes it before and after."""
+def _filled(before: Any, after: Any) -> Iterator[tuple[str, Any]]:
+    """Each parameter that ``settle`` filled in, with its value."""
     if type(before) is not type(after) or not is_dataclass(before):
         return
     for field in fields(before):
         old, new = getattr(before, field.name), getattr(after, field.name)
         if isinstance(old, str) and old in FILLED_IN and new != old:
-            yield f"{field.name}={old}", f"{field.name}={new}"
+            yield field.name, new
         else:
             yield from _filled(old, new)

@@ -56,7 +56,7 @@ from sprinter.decode.stop import (
 )
 from sprinter.decode.trust import DEFAULT, MEASURED, RECORDED, Certain, Coin, Everyone, Gate, Online
 
-__all__ = ["preset", "spelled"]
+__all__ = ["params_of", "preset"]
 
 _SPECULATIVE = "Leviathan et al. 2023; Chen et al. 2023"
 _SPRINTER = "SPRINTER (2025), Algorithm 2"
@@ -68,7 +68,9 @@ def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[
 
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
         def named(**params: Any) -> Method:
-            return dataclasses.replace(build(**params), name=spelled(name, build, params), paper=paper)
+            return dataclasses.replace(
+                build(**params), preset=name, params=params_of(build, params), paper=paper
+            )
 
         named.__doc__, named.__signature__ = build.__doc__, inspect.signature(build)  # type: ignore[attr-defined]
         named.paper = paper  # type: ignore[attr-defined]
@@ -78,11 +80,9 @@ def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[
     return register
 
 
-def spelled(name: str, build: Callable[..., Method], params: dict[str, Any]) -> str:
-    """A preset as a spec writes it, its defaults included: ``speculative(gamma=5)``."""
-    values = {key: p.default for key, p in inspect.signature(build).parameters.items()} | params
-    inside = ", ".join(f"{key}={value}" for key, value in values.items())
-    return f"{name}({inside})" if inside else name
+def params_of(build: Callable[..., Method], given: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The parameters of a preset, its defaults included."""
+    return tuple(({key: p.default for key, p in inspect.signature(build).parameters.items()} | given).items())
 
 
 @preset("autoregressive", "plain decoding")
@@ -354,9 +354,9 @@ def heads(*, gamma: int = 4) -> Method:
 
 
 @preset("medusa", "Medusa (Cai et al. 2024)")
-def medusa(*, nodes: int = 24) -> Method:
+def medusa(*, nodes: int = 24, tree: str = RECORDED) -> Method:
     """The tree that the accuracies of Medusa's heads choose, judged exactly; no draft model."""
-    return Method(stop=Never(), accept=OneHot(), drafter=Heads(Sparse(nodes)))
+    return Method(stop=Never(), accept=OneHot(), drafter=Heads(Sparse(nodes, tree)))
 
 
 @preset("eagle", "EAGLE-2's tree (Li et al. 2024), grown by heads on the target")

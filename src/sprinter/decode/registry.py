@@ -62,6 +62,10 @@ class Registry:
             raise did_you_mean(self.kind, name, self.names())
         return self._items[name]
 
+    def name_of(self, item: Callable[..., Any]) -> str | None:
+        """The name under which an item is registered; None: it is not."""
+        return next((name for name in self.names() if self._items[name] is item), None)
+
     def names(self) -> list[str]:
         """All names in order of registration."""
         self._load_plugins()

@@ -341,13 +341,16 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
     if "uniform" in method.needs:
         number = row.draws.uniform(row.record.stats.rounds, position, Purpose.TRUST)
         signals["uniform"] = torch.tensor(number, dtype=torch.float64)
-    trusted, rules.trust = method.trust.trust(signals, rules.trust)
     within = budget is not None and not method.trust.never and not row.guard.on
+    wanted: bool | None = None
+    if not (within and method.chooses_threshold):
+        trusted, rules.trust = method.trust.trust(signals, rules.trust)
+        wanted = bool(trusted)
     if within and row.copied(answer):  # checked: what a copy drifts is not predicted
-        trusted = _number(False)
+        wanted = False
     elif within and budget is not None:
-        wanted = None if method.moves_threshold else bool(trusted)
-        trusted = _number(budget.allows(signals, position, wanted))
+        wanted = budget.allows(signals, position, wanted)
+    trusted = _number(bool(wanted))
     stop, rules.stop = method.stop.stop({**signals, "trusted": trusted}, rules.stop)
     if within and method.cap is None and type(method.stop) is Never:
         stop = ~trusted & ~signals["copied"]  # no other rule would end the run

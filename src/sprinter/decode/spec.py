@@ -9,60 +9,30 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sprinter.decode.method import Method
-from sprinter.decode.presets import preset, spelled
+from sprinter.decode.method import VALUES, Method, defaults_of, spell
+from sprinter.decode.presets import params_of, preset
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
-from sprinter.decode.stop import Fixed, Never, Untrusted
-from sprinter.decode.trust import FILLED_IN, TrustRule
 from sprinter.errors import UserError
 
 __all__ = [
     "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Method", "build_rule",
-    "full_spec", "is_auto", "method_table", "parse_call", "parse_method", "preset", "with_values",
+    "full_spec", "is_auto", "method_table", "parse_call", "parse_method", "preset", "spell",
 ]  # fmt: skip
 
 
-VALUES = ("cap", "head", "only", "tail_ratio", "budget")
-"""Parts of a method that are numbers or names, not rules."""
 _NESTED: Mapping[str, Registry] = {"under": STOP, "grow": DRAFTER}
 """Parameters that are rules themselves."""
 
 
-def spell(rule: object) -> str:
-    """A rule as a spec writes it, without parameters that are None by default: ``gate(tau=0.5)``."""
-    for registry in (TRUST, STOP, ACCEPT, DRAFTER):
-        for name in registry.names():
-            if registry.get(name) is type(rule):
-                values = [(f.name, getattr(rule, f.name)) for f in dataclasses.fields(rule)]  # type: ignore[arg-type]
-                inside = ", ".join(
-                    f"{key}={spell(value) if dataclasses.is_dataclass(value) else value}"
-                    for key, value in values
-                    if value is not None
-                )
-                return f"{name}({inside})" if inside else name
-    return repr(rule)
-
-
 def full_spec(method: Method) -> str:
-    """A spec that parses to the same rules; the method's repr, which does not parse, if there is no such spec."""
-    rules = {part: spell(getattr(method, part)) for part in ("drafter", "trust", "stop", "accept")}
-    plain = {name: getattr(method, name) for name in VALUES}
-    rules |= {
-        name: str(value) for name, value in plain.items() if name == "cap" or value != getattr(Method(), name)
-    }
-    composed = _joined(rules)
-    for spec in (method.name, composed):
-        try:
-            parsed = parse_method(spec)
-        except UserError:
-            continue
-        if dataclasses.replace(parsed, name=method.name, paper=method.paper) == method:
-            return spec
-    return repr(method)
+    """Its name, a spec that parses to the same method; its repr, which does not parse, if there is no such spec."""
+    try:
+        return method.name if parse_method(method.name).is_as(method) else repr(method)
+    except UserError:
+        return repr(method)
 
 
 def method_table() -> list[dict[str, Any]]:
@@ -117,35 +87,12 @@ def _preset_from(text: str) -> Method:
     known = _parameters(METHODS.get(name))
     values = {key: params.pop(key) for key in VALUES if key in params and key not in known}
     method = _method_of(name, params)
-    return with_values(method, values) if values else method
+    return method.replace(**values) if values else method
 
 
 def is_auto(method: Method) -> bool:
     """Whether the method was chosen by the preset ``auto``."""
-    return method.name.partition("(")[0] == "auto"
-
-
-def with_values(method: Method, values: Mapping[str, Any]) -> Method:
-    """The method with other values of ``VALUES``, which its name says too.
-
-    Raises:
-        UserError: a value is out of range, or does not go with the method.
-    """
-    name = method.name
-    if name == Method().name:  # no spec
-        return dataclasses.replace(method, **values)
-    own, params = parse_call(name) if _assignment(name) is None else ("", {})
-    if own in METHODS.names() and {*values} <= {*_parameters(METHODS.get(own))}:  # the preset's own business
-        return _method_of(own, {**params, **values})
-    for key in values:
-        name = re.sub(rf"^{key}=[^,()]*,|(, ?|(?<=\()){key}=[^,()]*", "", name)
-        name = name.replace("(, ", "(").replace("()", "")
-    composed = "=" in name.partition("(")[0]
-    inside = ("," if composed else ", ").join(f"{key}={value}" for key, value in values.items())
-    named = (
-        f"{name},{inside}" if composed else f"{name[:-1]}, {inside})" if "(" in name else f"{name}({inside})"
-    )
-    return dataclasses.replace(method, **values, name=named)
+    return method.preset == "auto"
 
 
 def _method_of(name: str, params: dict[str, Any]) -> Method:
@@ -154,17 +101,12 @@ def _method_of(name: str, params: dict[str, Any]) -> Method:
     if not isinstance(method, Method):
         raise UserError(f"the function of method '{name}' returned {method!r}: it must return a Method")
     factory = METHODS.get(name)
-    unnamed = method.name == Method().name
-    return dataclasses.replace(
-        method,
-        name=spelled(name, factory, params) if unnamed else method.name,
-        paper=method.paper or getattr(factory, "paper", ""),
-    )
+    own: dict[str, Any] = {} if method.preset else {"preset": name, "params": params_of(factory, params)}
+    return dataclasses.replace(method, **own, paper=method.paper or getattr(factory, "paper", ""))
 
 
 def _composed_from(spec: str, items: list[str]) -> Method:
     parts: dict[str, Any] = {}
-    written: dict[str, str] = {}
     registries = {"drafter": DRAFTER, "trust": TRUST, "stop": STOP, "accept": ACCEPT}
     for item in items:
         pair = _assignment(item)
@@ -174,7 +116,6 @@ def _composed_from(spec: str, items: list[str]) -> Method:
                 "head=..., only=..., tail_ratio=... or budget=..."
             )
         key, value = pair
-        written[key] = value
         if key in parts:
             raise UserError(f"'{key}=' stands twice in method '{spec}'")
         if key in VALUES:
@@ -182,22 +123,9 @@ def _composed_from(spec: str, items: list[str]) -> Method:
         elif key in registries:
             name, params = parse_call(value)
             parts[key] = build_rule(registries[key], name, params)
-            if any(
-                word in (whole := spell(parts[key])) for word in FILLED_IN
-            ):  # kept in the name, to be filled in
-                written[key] = whole
         else:
             raise did_you_mean("part of a method", key, [*registries, *VALUES])
-    trust = parts.get("trust")
-    trusts = isinstance(trust, TrustRule) and not trust.never
-    defaults = {"stop": Untrusted(), "cap": 20} if trusts else {"stop": Fixed(), "cap": 40}
-    if getattr(parts.get("drafter"), "levels", None) is not None:  # its trees end by themselves
-        defaults["stop"] = Never()
-    return Method(**{**defaults, **parts}, name=_joined(written))
-
-
-def _joined(written: dict[str, str]) -> str:
-    return ",".join(f"{key}={value}" for key, value in written.items()).replace(" ", "")
+    return Method(**{**defaults_of(parts), **parts})
 
 
 def build_rule(registry: Registry, name: str, params: dict[str, Any]) -> Any:

@@ -41,7 +41,7 @@ from typing import Any, Self
 import torch
 
 from sprinter.decode.method import Method
-from sprinter.decode.spec import parse_method, with_values
+from sprinter.decode.spec import parse_method
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.record import cpu_name
 from sprinter.errors import ProfileWarning, UserError
@@ -105,7 +105,7 @@ class TunedSetting:
             or (method.budget is not None and method.budget <= budget)
         ):
             return method
-        return with_values(method, {"budget": budget})
+        return method.replace(budget=budget)
 
 
 @dataclass(frozen=True)

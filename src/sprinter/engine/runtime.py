@@ -10,7 +10,8 @@ from typing import Any
 
 from sprinter.decode.costs import STEP, PassCosts
 from sprinter.decode.method import Method
-from sprinter.decode.spec import is_auto, parse_method, spell, with_values
+from sprinter.decode.spec import is_auto, parse_method
+from sprinter.decode.stop import Never
 from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
 from sprinter.engine.ending import special_ids
 from sprinter.engine.executor import Executor
@@ -123,7 +124,7 @@ class PairRuntime:
         if is_auto(asked) and self.models.draft is None:
             asked = _alone(asked)
         elif budget is not None and budget != asked.budget:
-            asked = with_values(asked, {"budget": budget})
+            asked = asked.replace(budget=budget)
         return self.settle(asked, rows if shares else 1)
 
     @cached_property
@@ -305,7 +306,7 @@ class PairRuntime:
 def _alone(auto: Method) -> Method:
     """``auto`` without a draft model: its copies, and plain decoding between them."""
     copies = replace(auto.drafter, otherwise="nothing", step=STEP)  # type: ignore[type-var]
-    return parse_method(f"drafter={spell(copies)},stop=never,cap={auto.cap}")
+    return Method(drafter=copies, stop=Never(), cap=auto.cap)
 
 
 def _is_open(method: Method) -> bool:

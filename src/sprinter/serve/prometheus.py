@@ -117,5 +117,5 @@ class ServeMetrics(Collector):
 def _label_of(out: Generation) -> str:
     """A method's name without its parameters, so that requests cannot make any number of time series."""
     method = None if out.request is None else out.request.method
-    name = method.name.partition("(")[0] if isinstance(method, Method) else ""
+    name = method.preset if isinstance(method, Method) else ""
     return name if name in METHODS.names() else "composed"

@@ -27,6 +27,8 @@ class TrustRule(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     sees_token: ClassVar[bool] = False
     learns: ClassVar[bool] = False
+    dial: ClassVar[str | None] = None
+    """Name of the parameter that ``certainty`` is compared with, of which a budget takes the place."""
 
     @property
     def certainty(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -48,6 +48,7 @@ class Certain(TrustRule):
 
     signal: str = "entropy"
     threshold: float | str = DEFAULT
+    dial: ClassVar[str | None] = "threshold"
 
     def __post_init__(self) -> None:
         one_of("signal of certain", self.signal, CERTAINTY)

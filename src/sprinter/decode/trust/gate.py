@@ -30,6 +30,7 @@ class Gate(TrustRule):
 
     tau: float | str = RECORDED
     needs: ClassVar[frozenset[str]] = frozenset({"gate"})
+    dial: ClassVar[str | None] = "tau"
 
     def __post_init__(self) -> None:
         if self.tau != RECORDED:

@@ -39,6 +39,7 @@ class Online(TrustRule):
     after: int = 16
     memory: int = 500
     learns: ClassVar[bool] = True
+    dial: ClassVar[str | None] = "tau"
 
     def __post_init__(self) -> None:
         self._regression.check("online")
