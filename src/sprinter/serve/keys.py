@@ -144,10 +144,10 @@ class RateLimit:
     """A bucket per owner: a minute's worth at once, and then at an even rate.
 
     Args:
-        per_minute: of an owner: requests, texts, tokens, ... clock: seconds.
+        per_minute: of an owner: requests, texts, tokens, ...; None: no limit. clock: seconds.
     """
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = per_minute, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (what is left, at that time)
         self._lock = threading.Lock()  # requests are charged in several threads
@@ -157,6 +157,8 @@ class RateLimit:
 
         A cost above a minute's worth waits for a full bucket, which it leaves in debt. ``take``: False to ask only.
         """
+        if self._most is None:
+            return 0.0
         rate = self._most / 60
         with self._lock:
             now = self._clock()

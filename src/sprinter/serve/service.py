@@ -61,9 +61,7 @@ class Service:
         self._encoding = Lock()  # tokenizers may keep settings between calls
         self.metrics, self.turns = ServeMetrics(self.now_served), Turns()
         self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
-        texts, tokens = settings.rate_limit, settings.token_limit
-        self._texts = None if texts is None else RateLimit(texts)
-        self._tokens = None if tokens is None else RateLimit(tokens)
+        self._texts, self._tokens = RateLimit(settings.rate_limit), RateLimit(settings.token_limit)
 
     # --- life ---
     def begin(self) -> None:
@@ -232,8 +230,7 @@ class Service:
 
     def give_back_tokens(self, owner: str, count: int) -> None:
         """Uncount tokens that an owner's texts were charged for and have not written."""
-        if self._tokens is not None:
-            self._tokens.give_back(owner, count)
+        self._tokens.give_back(owner, count)
 
     def retry_after_s(self) -> int:
         """When to try again if there is no room, by what waits now and the pace of the last texts; seconds."""
@@ -307,8 +304,8 @@ class Service:
         return prompts, streams
 
 
-def _charge(rates: RateLimit | None, owner: str, cost: int, limit: str) -> None:
-    if rates is not None and (wait := rates.wait_s(owner, cost)):
+def _charge(rates: RateLimit, owner: str, cost: int, limit: str) -> None:
+    if wait := rates.wait_s(owner, cost):
         message = f"more than {limit} a minute: slow down"
         raise Refusal(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait))
 
