@@ -111,10 +111,9 @@ def _loading(model: PreTrainedModel | ServedModel) -> dict[str, Any]:
     attention = getattr(config, "_attn_implementation", None)
     if quantization is not None and not isinstance(quantization, dict):
         quantization = quantization.to_dict()
-    own = (
-        isinstance(model, PreTrainedModel) and attention != ORDERED
-    )  # that of quantised layers comes with them
+    own = isinstance(model, PreTrainedModel) and attention != ORDERED
     return {
+        # That of quantised layers comes with them.
         "attn_implementation": attention if own else None,
         "quantization_config": json.loads(json.dumps(quantization, default=str)),
         "trust_remote_code": type(model).__module__.startswith("transformers_modules."),

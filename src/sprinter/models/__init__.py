@@ -12,7 +12,7 @@
 | ``flops`` | forward FLOPs of a token |
 | ``convert`` | converts models to GGUF, by command or for the llama.cpp runner |
 | ``cachedir`` | the cache directory and who may write to it |
-| ``bars`` | progress bars of transformers and the hub, shown on terminals only |
+| ``progress`` | progress bars of transformers and the hub, shown on terminals only |
 
 | folder | contents |
 | --- | --- |

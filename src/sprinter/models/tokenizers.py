@@ -89,17 +89,11 @@ def _find_tokenizer(
     if given is not None:
         path = Path(given).expanduser()
         return gguf_tokenizer(path) if path.suffix == ".gguf" else _read_tokenizer(given, trust)
-    own = _own_tokenizer(target, trust)
-    if own is None:
+    if target.gguf is not None:
+        return gguf_tokenizer(target.gguf)
+    if (directory := target.tokenizer_dir) is None:
         raise UserError(f"the target {target.name} comes without a tokenizer: give one as tokenizer=")
-    return own
-
-
-def _own_tokenizer(origin: Provenance, trust: bool) -> PreTrainedTokenizerBase | None:
-    if origin.gguf is not None:
-        return gguf_tokenizer(origin.gguf)
-    directory = origin.tokenizer_dir
-    return None if directory is None else _read_tokenizer(directory, trust)
+    return _read_tokenizer(directory, trust)
 
 
 def _read_tokenizer(source: str | Path, trust: bool) -> PreTrainedTokenizerBase:
@@ -116,5 +110,5 @@ def own_vocabulary(origin: Provenance, trust: bool) -> Vocabulary | None:
     """The tokens that a model's own tokenizer knows; None if it comes without one."""
     if origin.gguf is not None:
         return gguf_tokens(origin.gguf) or None
-    own = _own_tokenizer(origin, trust)
-    return None if own is None else own.get_vocab()
+    directory = origin.tokenizer_dir
+    return None if directory is None else _read_tokenizer(directory, trust).get_vocab()

@@ -69,14 +69,10 @@ class LlamaCppRunner(BaseRunner):
         self.model, self._llama = model, library()
         self.vocab_size, self.hidden_size, self.device = model.vocab_size, model.hidden_size, model.device
         if batch * leaves > MOST:
+            fewer = f"rows={MOST // leaves}, or " if batch > 1 and leaves <= MOST else ""
             raise RowsError(
                 f"llama.cpp holds {MOST} sequences, one for each leaf of a tree, too few for {batch} row(s) with trees "
-                f"of up to {leaves} leaves: use "
-                + (
-                    f"rows={MOST // leaves}, or smaller trees"
-                    if batch > 1 and leaves <= MOST
-                    else "smaller trees"
-                )
+                f"of up to {leaves} leaves: use {fewer}smaller trees"
             )
         self.leaves: int = leaves
         self.branches = leaves > 1

@@ -88,10 +88,8 @@ class Tensors:
             ValueError, NotImplementedError: it cannot be read.
         """
         kind, shape, stored = self._stored(name)
-        whole = stored.reshape(shape[0], -1)[
-            rows
-        ]  # whole rows: the package gguf loops over some of them at a time
-        plain: NDArray[np.float32] = np.asarray(self._gguf.dequantize(whole, kind), np.float32)
+        # Whole rows: the package gguf loops over some of them at a time.
+        plain = np.asarray(self._gguf.dequantize(stored.reshape(shape[0], -1)[rows], kind), np.float32)
         return plain.reshape(len(rows), shape[1])
 
     def place(self, name: str) -> tuple[int, int]:
@@ -138,11 +136,8 @@ class Tensors:
         kind = self._gguf.GGMLQuantizationType(tensor.kind)  # raises ValueError: unknown
         block, size = self._gguf.GGML_QUANT_SIZES[kind]
         blocks = math.prod(tensor.shape) // block
-        return (
-            kind,
-            tensor.shape,
-            self._data[tensor.start : tensor.start + blocks * size].reshape(blocks, size),
-        )
+        stored = self._data[tensor.start : tensor.start + blocks * size]
+        return kind, tensor.shape, stored.reshape(blocks, size)
 
 
 class Places:

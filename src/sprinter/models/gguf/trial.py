@@ -11,13 +11,8 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
-_SIZES = (
-    1,
-    2,
-    5,
-    16,
-    33,
-)  # tokens per forward pass: llama.cpp has separate code for one, for few, and for whole tiles with a remainder
+_SIZES = (1, 2, 5, 16, 33)
+"""Tokens per forward pass: llama.cpp has separate code for one, for few, and for whole tiles with a remainder."""
 
 
 def _no_core_dump() -> None:
