@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.server import Running, serving
+from tests.serve.server import Running, scope_of, serving
 
 import sprinter
+from sprinter.serve.guard import RequestGuard
 from sprinter.serve.page import page_files, page_methods
+from sprinter.serve.service import Service
+from sprinter.serve.settings import ServeSettings
 
 METHODS = '.side[data-side="0"] option'  # there once the page knows the pair
 STATIC = Path(sprinter.__file__).parent / "serve" / "static"
@@ -44,6 +48,22 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
         )
         used |= set(re.findall(r'(?:src|href|from)(?:=| )"(?:static/|\./)([\w.]+)"', text))
     assert used | {"index.html"} == page_files().keys() == {path.name for path in STATIC.iterdir()}
+
+
+def test_files_of_any_name_stand_in_one_line(pair: sprinter.Pair) -> None:
+    async def nothing(*_: Any) -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def main() -> None:
+        guard = RequestGuard(nothing, Service(ServeSettings(port=0), lambda: pair))
+        headers, paths = [(b"host", b"localhost")], ["/", "/health", *(f"/static/{n}" for n in range(20))]
+        scopes = [{**scope_of(path), "method": "GET", "headers": headers} for path in paths]
+        asked = [asyncio.create_task(guard(scope, nothing, nothing)) for scope in scopes]
+        await asyncio.sleep(0)
+        assert sorted(guard._lines) == ["a /", "a /health", "a /static/"]
+        await asyncio.gather(*asked)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_what_the_page_knows_of_the_pair(server: Running) -> None:

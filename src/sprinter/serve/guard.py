@@ -160,7 +160,9 @@ class RequestGuard:
             await self._line_up(f"{note.owner} refused", scope)
             raise
         if not note.open:
-            await self._line_up(f"{note.owner} {scope['path']}", scope)
+            # one line for a folder: a client must not make more of them by names of files
+            place = scope["path"] if scope["path"] in _OPEN else _OPEN_FOLDER
+            await self._line_up(f"{note.owner} {place}", scope)
 
     def _check(self, scope: Scope, headers: Headers, note: RequestNote) -> None:
         """Refuse a request by its header."""
