@@ -23,7 +23,7 @@ from sprinter.models import source
 from sprinter.models.choose import make_runner
 from sprinter.models.convert import convert_gguf
 from sprinter.models.flops import forward_flops
-from sprinter.models.gguf import output_head
+from sprinter.models.gguf import header
 from sprinter.models.gguf import vocabulary as gguf_vocabulary
 from sprinter.models.gguf import write as gguf_write
 from sprinter.models.gguf.library import library
@@ -79,13 +79,13 @@ def test_a_pair_of_files_is_described_as_its_checkpoint(files: Path, dtype: str)
 
 
 def test_each_header_is_read_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, seen = output_head._GgufReader.head, []
+    read, seen = header._GgufReader.head, []
 
-    def counted(self: output_head._GgufReader, *given: object) -> output_head.GgufHead:
+    def counted(self: header._GgufReader, *given: object) -> header.GgufHead:
         seen.append(self)
         return read(self, *given)
 
-    monkeypatch.setattr(output_head._GgufReader, "head", counted)
+    monkeypatch.setattr(header._GgufReader, "head", counted)
     for _ in range(2):  # and again with the next pair: nothing is kept once a pair is loaded
         load_models(files / "target-f32.gguf", files / "draft-f16.gguf")
     assert len(seen) == 4

@@ -9,8 +9,8 @@ import pytest
 from tests.models.gguf_files import NO_GGUF, converted, saved_llama
 
 from sprinter.errors import UserError
-from sprinter.models.gguf import output_head as module
-from sprinter.models.gguf.output_head import gguf_head
+from sprinter.models.gguf import header as module
+from sprinter.models.gguf.header import gguf_head
 
 
 class Kind(int):

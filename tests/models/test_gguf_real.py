@@ -63,7 +63,7 @@ def test_texts_are_streamed_as_they_were(model: str) -> None:
 def test_other_pre_tokenizers_agree_with_llama_cpp(pre: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SmolLM2's vocabulary under each name. Of deepseek-coder llama.cpp splits U+2028 unlike the checkpoint."""
     from sprinter.models.gguf import tokenizer as module
-    from sprinter.models.gguf.output_head import gguf_head
+    from sprinter.models.gguf.header import gguf_head
 
     path = real_file("smollm2")
     head = gguf_head(path)

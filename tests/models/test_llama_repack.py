@@ -273,7 +273,7 @@ def test_a_model_is_loaded_as_the_verdict_says(
 
 
 def test_the_tiny_model_is_one_that_llama_cpp_runs(extra: Any, tmp_path: Path) -> None:
-    from sprinter.models.gguf.output_head import gguf_head
+    from sprinter.models.gguf.header import gguf_head
 
     path, types = (
         tmp_path / "trial.gguf",

@@ -17,8 +17,8 @@ from sprinter.models.checks import check_config
 from sprinter.models.choose import compile_model, longest_text, runner_kind
 from sprinter.models.eos import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
+from sprinter.models.gguf.header import forget_heads
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.gguf.output_head import forget_heads
 from sprinter.models.interface import ServedModel
 from sprinter.models.options import LoadOptions, check_options, load_options
 from sprinter.models.progress import bars_on_terminals

@@ -2,7 +2,7 @@
 
 | module | contents |
 | --- | --- |
-| ``load``, ``output_head`` | a GGUF file as a model; reading its metadata |
+| ``load``, ``header`` | a GGUF file as a model; reading its metadata |
 | ``runner`` | the llama.cpp runner |
 | ``config``, ``dequantise`` | a GGUF file as a transformers model, which PyTorch runs |
 | ``tokenizer``, ``pretokenizers`` | reading its tokenizer; pre-tokenizers under llama.cpp's names |

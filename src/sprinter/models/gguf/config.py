@@ -16,7 +16,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from sprinter.errors import UserError, first_line
-from sprinter.models.gguf.output_head import GgufHead
+from sprinter.models.gguf.header import GgufHead
 
 __all__ = ["FAMILIES", "Family", "family_of", "llama3_factors", "model_config", "not_here"]
 

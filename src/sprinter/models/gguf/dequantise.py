@@ -20,10 +20,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 from sprinter.errors import UserError, first_line
 from sprinter.fingerprint import count_as
 from sprinter.models.gguf.config import family_of, model_config, not_here
+from sprinter.models.gguf.header import GgufHead, gguf_head
 from sprinter.models.gguf.library import gguf_package, last_words, library, loading
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
 from sprinter.models.gguf.matrices import known_words, matrices
-from sprinter.models.gguf.output_head import GgufHead, gguf_head
 from sprinter.models.gguf.tensors import HEAD, Places, Tensors
 from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.layers import Matrix

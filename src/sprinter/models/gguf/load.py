@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 
 from sprinter.errors import UserError
+from sprinter.models.gguf.header import gguf_head
 from sprinter.models.gguf.library import installed, last_words, library, loading
-from sprinter.models.gguf.output_head import gguf_head
 from sprinter.models.gguf.repack import repacking
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.gguf.sequences import MOST

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.gguf.config import Family
+from sprinter.models.gguf.header import GgufHead, gguf_head
 from sprinter.models.gguf.load import content_fingerprint
-from sprinter.models.gguf.output_head import GgufHead, gguf_head
 from sprinter.models.quantised.layout import FORMATS, Format
 from sprinter.models.quantised.packed import SourceFile
 

@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sprinter.errors import UserError, first_line
-from sprinter.models.gguf.output_head import gguf_head
+from sprinter.models.gguf.header import gguf_head
 from sprinter.models.gguf.pretokenizers import PRE_TOKENIZERS
 from sprinter.models.gguf.vocabulary import CONTROL, JSON_KEY, NORMAL, ROLES, UNUSED, USER_DEFINED
 
