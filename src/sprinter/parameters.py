@@ -12,7 +12,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from sprinter.errors import OptionError, UserError, refuse_long
 
-__all__ = ["Checked", "Expected", "RealNumber", "Sampling", "WholeNumber", "complaint", "types_in"]
+__all__ = [
+    "PLAIN",
+    "Checked",
+    "Expected",
+    "RealNumber",
+    "Sampling",
+    "WholeNumber",
+    "complaint",
+    "limits_of",
+    "types_in",
+]
 
 
 class Expected(NamedTuple):
@@ -37,8 +47,9 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-WholeNumber = Annotated[int, BeforeValidator(_plain)]
-RealNumber = Annotated[float, BeforeValidator(_plain)]
+PLAIN = BeforeValidator(_plain)
+WholeNumber = Annotated[int, PLAIN]
+RealNumber = Annotated[float, PLAIN]
 
 
 class Checked(BaseModel):
@@ -92,7 +103,7 @@ def complaint(first: Mapping[str, Any], field: Any) -> str | None:
         first: an error of pydantic. field: the field's ``FieldInfo``, whose description may say what the neutral value
             is, behind a semicolon.
     """
-    kind, limits = first["type"], _limits(field)
+    kind, limits = first["type"], limits_of(field)
     if kind in ("bool_type", "bool_parsing"):
         return "is neither True nor False: give one of them"
     if kind == "literal_error":
@@ -113,14 +124,14 @@ def complaint(first: Mapping[str, Any], field: Any) -> str | None:
     return f"{wrong}: give {number}{span}" + (f" ({neutral})" if neutral else "")
 
 
-def _limits(of: Any) -> dict[str, float]:
+def limits_of(of: Any) -> dict[str, float]:
     """The bounds in an annotation or in a field, by pydantic's names."""
     found = {
         name: limit for name in ("ge", "gt", "le", "lt") if (limit := getattr(of, name, None)) is not None
     }
     parts = (getattr(of, "annotation", None), *get_args(of), *getattr(of, "metadata", ()))
     for part in parts:
-        found |= _limits(part) if part is not None and not isinstance(part, type) else {}
+        found |= limits_of(part) if part is not None and not isinstance(part, type) else {}
     return found
 
 

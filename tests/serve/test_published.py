@@ -100,7 +100,7 @@ def test_the_schemas_refuse_other_shapes(server: Running) -> None:
 @pytest.mark.parametrize(
     ("fields", "wrong"),
     [
-        ({"temperature": 1}, {"temperature": 101}),
+        ({"temperature": 1}, {"temperature": 1e31}),
         ({"top_p": 0.5}, {"top_p": 0}),
         ({"min_p": 0.1}, {"min_p": 1.5}),
         ({"presence_penalty": -2, "frequency_penalty": 2}, {"frequency_penalty": 2.1}),

@@ -12,10 +12,13 @@ import pytest
 from tests.serve.server import Running, serving
 
 import sprinter
+from sprinter.engine.options import OPTIONS
 from sprinter.errors import UserError
+from sprinter.parameters import limits_of
 from sprinter.serve.api_errors import of_error
 from sprinter.serve.guard import network_of
 from sprinter.serve.keys import ApiKeys, RateLimit
+from sprinter.serve.schema import CompletionRequest, fields_of
 from sprinter.serve.settings import ServeSettings
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -76,6 +79,16 @@ def test_the_field_that_was_meant_is_named(
     assert meant is None or f"did you mean '{meant}'?" in message
 
 
+@pytest.mark.parametrize("place", [
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "sprinter.budget",
+])  # fmt: skip
+def test_bounds_are_those_of_the_options(place: str) -> None:
+    option, field = OPTIONS[place.rpartition(".")[2]], fields_of(CompletionRequest)[place]
+    assert limits_of(field) == limits_of(option) != {}
+    assert field.description == option.description
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
@@ -93,22 +106,26 @@ def test_the_field_that_was_meant_is_named(
         (TEXT, {"prompt": "word " * 300}, "this server reads at most 256"),
         (TEXT, {"prompt": "word " * 30_000}, "alone exceed the longest prompt here, 256 tokens"),
         (TEXT, {"temperature": -1}, "temperature"),
-        (TEXT, {"temperature": "warm"}, "temperature: "),
-        (TEXT, {"temperature": True}, "temperature: "),
+        (TEXT, {"temperature": "warm"}, "temperature is not a number: give one in [0, 1e+30] (0 is greedy)"),
+        (TEXT, {"temperature": True}, "temperature is not a number"),
         (TEXT, {"top_p": 0}, "top_p"),
-        (TEXT, {"logprobs": 21}, "logprobs"),
+        (TEXT, {"logprobs": 21}, "logprobs is out of range: give a whole number in [0, 20]"),
         (TEXT, {"logit_bias": {"x": 1}}, "logit_bias"),
         (TEXT, {"logit_bias": {"1": 1000}}, "logit_bias"),
         (TEXT, {"logit_bias": {"1000000": 1}}, "out of range"),
         (TEXT, {"stop": [""]}, "stop"),
         (TEXT, {"stop": ["x"] * 65}, "stop"),
         (TEXT, {"stop_token_ids": [10**6]}, "out of range"),
-        (TEXT, {"n": 0}, "n:"),
+        (TEXT, {"n": 0}, "n is out of range: give a whole number in [1, 1024]"),
         (TEXT, {"n": 33, "prompt": ["a", "b"]}, "66 texts in one request"),
         (TEXT, {"stream_options": {"include_usage": True}}, "stream=true"),
         (TEXT, {"sprinter": {"method": "sprinter(tau=2)"}}, "tau"),
         (TEXT, {"sprinter": {"method": "nothing"}}, "nothing"),
-        (TEXT, {"sprinter": {"method": "sprinter", "budget": 1.5}}, "budget"),
+        (
+            TEXT,
+            {"sprinter": {"method": "sprinter", "budget": 1.5}},
+            "budget is out of range: give a number in [0, 1]",
+        ),
         (TEXT, {"sprinter": {"budget": "much"}}, "budget"),
         (TEXT, {"sprinter": {"budget": 0.1}}, "needs a lossy method"),
         (TEXT, {"sprinter": {"method": "speculative", "speculation": False}}, "exclude each other"),

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.lookahead import AUTO
 from sprinter.errors import OptionError, UserError
-from sprinter.parameters import Checked, Expected, RealNumber, Sampling, WholeNumber
+from sprinter.parameters import PLAIN, Checked, Expected, RealNumber, Sampling, WholeNumber
 
 if TYPE_CHECKING:  # the command line reads this list before it imports torch
     from sprinter.decode.method import Method
@@ -129,7 +129,7 @@ def _named(value: Any) -> dict[str, Any] | None:
 NonEmpty = Annotated[str, Field(min_length=1)]
 Id = Annotated[WholeNumber, Field(ge=0)]
 Penalty = Annotated[RealNumber, Field(ge=-2, le=2)]
-Bias = Annotated[RealNumber, Field(ge=-100, le=100)]
+Bias = Annotated[float, Field(ge=-100, le=100), PLAIN]  # in this order JSON schemas have the bounds
 Ids = Annotated[tuple[Id, ...], BeforeValidator(_several)]
 Rounds = Annotated[
     tuple[WholeNumber, ...] | None, AfterValidator(_ascending),

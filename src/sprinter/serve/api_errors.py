@@ -17,6 +17,8 @@ from sprinter.errors import (
     SprinterError,
     UserError,
 )
+from sprinter.parameters import complaint
+from sprinter.serve.schema import RequestObject, fields_of
 
 __all__ = ["Refusal", "of_error", "of_fields"]
 
@@ -90,20 +92,20 @@ def of_error(error: Exception) -> Refusal:
     return Refusal(500, "the server has failed at this request", "internal_error")
 
 
-def of_fields(errors: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> Refusal:
-    """The refusal for a body that the schema refuses; it repeats nothing of the body but names of fields.
-
-    Args:
-        known: last names of the fields that there are -> their places.
-    """
+def of_fields(errors: Sequence[Mapping[str, Any]], body: type[RequestObject]) -> Refusal:
+    """The refusal for a body that the schema refuses; it repeats nothing of the body but names of fields."""
+    fields = fields_of(body)
     first = errors[0] if errors else {}
     place = [str(part) for part in first.get("loc", ()) if part not in ("body", *_KINDS)]
     name = ".".join(part for part in place if part.isidentifier() or part.isdecimal())[:80]
     if first.get("type") == "extra_forbidden":
+        known = {place.rpartition(".")[2]: place for place in fields}
         near = nearest(name.rpartition(".")[2], known, _ALIKE)
         hint = "leave it out" if near is None else f"did you mean {known[near]!r}? Else leave it out"
         return Refusal(400, f"the field {name!r} is not supported: {hint}", "unsupported_field", name)
     message = f"{name}: {first.get('msg', 'invalid')}" if name else str(first.get("msg", "invalid"))
+    if name in fields and (said := complaint(first, fields[name])) is not None:
+        message = f"{name} {said}"
     if first.get("type") == "json_invalid":
         message = "the body is not JSON"
     return Refusal(400, message, "invalid_field", name or None)

@@ -38,7 +38,6 @@ from sprinter.serve.schema import (
     ErrorAnswer,
     RequestObject,
     TokenizeRequest,
-    field_places,
 )
 from sprinter.serve.service import Service
 from sprinter.version import __version__
@@ -107,7 +106,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         body = get_type_hints(request.scope["route"].endpoint).get("body", RequestObject)
-        return answer(of_fields(error.errors(), field_places(body)))
+        return answer(of_fields(error.errors(), body))
 
     @app.exception_handler(HTTPException)
     def http(request: Request, error: HTTPException) -> JSONResponse:

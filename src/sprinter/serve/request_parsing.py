@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 from sprinter.decode import Never
 from sprinter.decode.method import Method
 from sprinter.decode.spec import parse_method
-from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.engine.options import OPTIONS, GenerationOptions
 from sprinter.engine.prompt import PromptInput
 from sprinter.errors import UserError
+from sprinter.random import ANY_SEED, drawn_seed
 from sprinter.serve.api_errors import Refusal
 from sprinter.serve.schema import ChatRequest, CompletionRequest, GenerateRequest, SprinterOptions
 from sprinter.serve.settings import ServeSettings
@@ -89,7 +89,7 @@ def asked_of(body: CompletionRequest | ChatRequest, settings: ServeSettings) -> 
         _check_draft(parse_method(ours.method), settings.max_draft)
     asked = TextRequest(
         chat=isinstance(body, ChatRequest), prompts=prompts, n=body.n or 1,
-        options=GenerationOptions(**_options(body, ours, settings, most, logprobs)), generates=most != 0,
+        options=_options(body, ours, settings, most, logprobs), generates=most != 0,
         echo=echo, logprobs=logprobs, stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage), tokens=ours.tokens,
     )  # fmt: skip
@@ -119,18 +119,9 @@ def _options(
     settings: ServeSettings,
     most: int | None,
     logprobs: int | None,
-) -> GenerationKeywords:
-    given: dict[str, Any] = {
-        name: value
-        for name in (
-            "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-            "logit_bias", "stop", "stop_token_ids",
-        )
-        if (value := getattr(body, name)) is not None
-    }  # fmt: skip
-    if body.top_k is not None:
-        given["top_k"] = max(0, body.top_k)  # -1 is vLLM's "all"
-    seed = None if body.seed == -1 else body.seed  # -1 is llama.cpp's "any"
+) -> GenerationOptions:
+    given = body.model_dump(include={*OPTIONS} - {"logprobs"}, exclude_none=True)
+    given["seed"] = drawn_seed(given.get("seed", ANY_SEED))
     if ours.method is not None and not ours.speculation:
         raise Refusal(
             400, "sprinter.method and sprinter.speculation=false exclude each other: give one of them",
@@ -140,18 +131,15 @@ def _options(
         given |= {"logprobs": logprobs, "meter": "complete"}
     elif ours.tokens:
         given["logprobs"] = 0
-    return {
-        **given,  # type: ignore[typeddict-item]
-        "method": (ours.method or settings.method) if ours.speculation else "autoregressive",
-        "seed": secrets.randbits(32) if seed is None else seed,
-        "max_new_tokens": most or (None if most is None else 1),
-        "require_lossless": settings.require_lossless or ours.require_lossless,
-        "budget": settings.budget if ours.budget is None else ours.budget,
+    return GenerationOptions(
+        **given,
+        method=(ours.method or settings.method) if ours.speculation else "autoregressive",
+        max_new_tokens=most or (None if most is None else 1),
+        require_lossless=settings.require_lossless or bool(ours.require_lossless),
+        budget=settings.budget if ours.budget is None else ours.budget,
         # None: where no method is named, and with auto
-        "never_slower": ours.never_slower
-        if ours.never_slower is not None or settings.never_slower
-        else False,
-    }
+        never_slower=ours.never_slower if ours.never_slower is not None or settings.never_slower else False,
+    )
 
 
 def _prompts(body: CompletionRequest) -> list[PromptInput]:

@@ -15,8 +15,12 @@ from pydantic import (
     GetJsonSchemaHandler,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
+
+from sprinter.engine.options import OPTIONS, Bias
+from sprinter.parameters import limits_of
 
 __all__ = [
     "ChatRequest",
@@ -27,7 +31,7 @@ __all__ = [
     "RequestObject",
     "SprinterOptions",
     "TokenizeRequest",
-    "field_places",
+    "fields_of",
 ]
 
 _MOST_STOPS = 64
@@ -48,8 +52,13 @@ def _few(given: Any) -> Any:
     return given
 
 
+def _all(top_k: Any) -> Any:
+    """vLLM's -1 is all tokens."""
+    return 0 if type(top_k) is int and top_k == -1 else top_k
+
+
 Biases = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,18}$")], Annotated[float, Field(ge=-100, le=100)]],
+    dict[Annotated[str, Field(pattern="^[0-9]{1,18}$")], Bias],
     BeforeValidator(_few),
 ]
 
@@ -79,6 +88,13 @@ class RequestObject(BaseModel):
         return found
 
 
+def _as(option: str) -> Any:
+    """A field with the bounds and the description of an option of generation; None: it is absent."""
+    field = OPTIONS[option]
+    bounds: dict[str, Any] = limits_of(field)
+    return Field(None, description=field.description, **bounds)
+
+
 class StreamOptions(RequestObject):
     """``include_usage``: a last event with the usage of the whole request."""
 
@@ -92,18 +108,15 @@ class SprinterOptions(RequestObject):
         method: a spec such as "sprinter(tau=0.6)"; None: the server's.
         speculation: False: the target writes every token.
         tokens: report every token with its origin, drift and probabilities.
-        require_lossless: refuse a method whose text does not have the target's own law.
-        budget: maximum mean drift a token of the text, and of each beginning of it; None: what the method says.
-        never_slower: stop drafting while it costs more time than it saves; None: where neither the request nor
-            the server names a method, and with ``auto``.
+        require_lossless, budget, never_slower: as in ``GenerationOptions``; None: the server's.
     """
 
     method: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     speculation: bool = True
     tokens: bool = False
-    require_lossless: bool = False
-    budget: Annotated[float, Field(ge=0, le=1)] | None = None
-    never_slower: bool | None = None
+    require_lossless: bool | None = _as("require_lossless")
+    budget: float | None = _as("budget")
+    never_slower: bool | None = _as("never_slower")
 
 
 class GenerateRequest(RequestObject):
@@ -111,15 +124,15 @@ class GenerateRequest(RequestObject):
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    temperature: float | None = _as("temperature")
+    top_p: float | None = _as("top_p")
+    top_k: Annotated[int | None, BeforeValidator(_all)] = _as("top_k")
+    min_p: float | None = _as("min_p")
+    presence_penalty: float | None = _as("presence_penalty")
+    frequency_penalty: float | None = _as("frequency_penalty")
+    repetition_penalty: float | None = _as("repetition_penalty")
     logit_bias: Biases | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = _as("seed")
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=_MOST_STOPS)] | None = None
@@ -128,13 +141,13 @@ class GenerateRequest(RequestObject):
     sprinter: SprinterOptions | None = None
 
 
-def field_places(body: type[RequestObject]) -> dict[str, str]:
-    """Last names of the fields of a body -> their places, as in "sprinter.budget"."""
-    places = {name: name for name in body.model_fields}
+def fields_of(body: type[RequestObject]) -> dict[str, FieldInfo]:
+    """The fields of a body by their places, as in "sprinter.budget"."""
+    found = dict(body.model_fields)
     for name, part in (("stream_options", StreamOptions), ("sprinter", SprinterOptions)):
         if name in body.model_fields:
-            places |= {one: f"{name}.{one}" for one in part.model_fields}
-    return places
+            found |= {f"{name}.{one}": field for one, field in part.model_fields.items()}
+    return found
 
 
 class CompletionRequest(GenerateRequest):
