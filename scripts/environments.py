@@ -213,9 +213,8 @@ def package() -> None:
 # The demo, and these: what depends on transformers' names and on the kernels, equality of texts, files, the server.
 TESTS = (
     "tests/models/test_cache_name.py",
-    "tests/models/test_in_place.py::test_laws_are_those_of_the_weights_in_float32",
+    "tests/models/test_kernel_passes.py::test_laws_are_those_of_the_weights_in_float32",
     "tests/models/test_quantised.py::test_a_token_has_the_same_law_in_every_forward_pass",
-    "tests/models/test_straight.py::test_a_straight_pass_has_the_bits_of_the_usual_one",
     "tests/models/test_fused.py::test_fused_layers_compute_what_transformers_do",
     "tests/models/test_layers.py::test_hidden_states_of_layers_and_keys_and_values",
     "tests/models/test_runners.py",

@@ -36,7 +36,7 @@ UNMEASURED = {
     "engine/test_failures", "engine/test_generate", "engine/test_heads", "engine/test_llamacpp",
     "engine/test_llamacpp_laws", "engine/test_logprobs", "engine/test_never_slower", "engine/test_prefix",
     "engine/test_runner_laws", "engine/test_statistical", "engine/test_text",
-    "models/test_captured", "models/test_in_place", "models/test_quantised", "models/test_trees",
+    "models/test_captured", "models/test_kernel_passes", "models/test_quantised", "models/test_trees",
     "serve/test_completions", "serve/test_crowd", "serve/test_draft_heads",
     "theory/test_chains", "theory/test_pareto", "theory/test_predict", "theory/test_replay",
     "theory/test_sequential", "theory/test_signals", "theory/test_speculation",

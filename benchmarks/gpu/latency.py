@@ -34,7 +34,7 @@ from benchmarks.gpu.stage import Run, TimeUp, check_time, first_line, free
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
 from sprinter.engine.pair import Pair
-from sprinter.models.quantised.rounded import round_linears
+from sprinter.models.kernels import round_linears
 from sprinter.theory.flops import config_of
 
 PROMPT_TOKENS = 128

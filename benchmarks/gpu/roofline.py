@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from sprinter_kernels.layers import RoundedLinear
 from transformers import PreTrainedModel
 
 from benchmarks.gpu.stage import Run, TimeUp, check_time, first_line, free, synchronise
@@ -21,7 +22,6 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.models.choose import make_runner
 from sprinter.models.memory import token_bytes
-from sprinter.models.quantised.layers import RoundedLinear
 
 PROFILED = 5  # passes under the profiler
 STEPS = (8, 40)  # new tokens; the difference of the two runs is free of the prompt's pass

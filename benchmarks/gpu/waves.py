@@ -22,6 +22,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
+from sprinter_kernels import fused
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
@@ -30,7 +31,6 @@ from benchmarks.gpu.latency import number_tokenizer
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.engine.pair import Pair
 from sprinter.files import write_atomic
-from sprinter.models.quantised import fused
 from sprinter.training.drafts.waves import WaveWriter
 
 NAME = "gpu/waves"

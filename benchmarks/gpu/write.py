@@ -37,8 +37,8 @@ from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 from sprinter.models.capture.trace import RowPass
+from sprinter.models.fused_trial import fused
 from sprinter.models.pair import LoadedModel
-from sprinter.models.quantised.fused_trial import fused
 
 NAME = "gpu/write"
 EVERY = sized(8, 2)

@@ -23,6 +23,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
+from sprinter_kernels.layers import QuantisedLinear
 
 import sprinter
 from benchmarks.common import grid, note_run, option_parser, write_results
@@ -31,7 +32,6 @@ from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.suites import load_suite, turn_ids
 from sprinter.laws import kl_divergence, tv_distance
 from sprinter.models.choose import make_runner
-from sprinter.models.quantised.layers import QuantisedLinear
 from sprinter.models.source import find
 
 NAME = "real/weights"

@@ -25,9 +25,8 @@ from sprinter.engine import pool, prefix
 from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.prefix import DEFAULT, OFF, HeldText, PrefixCache
 from sprinter.errors import BatchError, SprinterError, UserError
+from sprinter.models.kernels import quantise, runs
 from sprinter.models.pair import LoadedModel, LoadedPair
-from sprinter.models.quantised.fused_layers import is_joined
-from sprinter.models.quantised.quantise import quantise
 
 BLOCK = 4
 METHODS = (
@@ -110,7 +109,7 @@ def quantised(seed: int, layers: int) -> LoadedModel:
 
 def test_our_kernels_reuse_what_was_generated_to_the_bit() -> None:
     models = LoadedPair(quantised(1, 2), quantised(2, 1), None)
-    assert is_joined(models.target.model)  # type: ignore[arg-type]
+    assert runs(models.target.model)  # type: ignore[arg-type]
     here, fresh = pair_of(DEFAULT, models), pair_of(OFF, models)
     everything = pair_of(PrefixCache(reuse="all"), models)
     for method in (one for one in METHODS if one not in ("sprinter(tau=0.5)", "specdec++", "disco")):

@@ -182,16 +182,12 @@ def test_where_our_kernels_are_not_installed_llama_cpp_runs_the_file_and_that_is
     quantised: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
-    from sprinter.models.quantised import library
-
-    library.kernel.cache_clear()
     with monkeypatch.context() as bare:
         bare.setitem(sys.modules, "sprinter_kernels", None)
         chosen = choose_runner(quantised, None, {})
         assert chosen.options == {} and "need our kernels, which are not installed" in str(chosen.reason), (
             chosen
         )
-    library.kernel.cache_clear()
     assert choose_runner(quantised, None, {}).options == RIVALS[OURS]
 
 

@@ -30,9 +30,8 @@ from sprinter.heads import drafting
 from sprinter.heads.drafting import OutputLayer, save_heads
 from sprinter.heads.eagle import EagleHeads
 from sprinter.heads.load import load_any_head
+from sprinter.models.kernels import is_quantised, quantise_linears
 from sprinter.models.pair import load_models
-from sprinter.models.quantised.layers import is_quantised
-from sprinter.models.quantised.quantise import quantise_linears
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.eagle import EagleLearner, fresh_eagle
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3

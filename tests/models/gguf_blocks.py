@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-
-from sprinter.models.quantised.layout import Codes, Format
+from sprinter_kernels.layout import Codes, Format
 
 __all__ = ["take_apart"]
 

@@ -18,20 +18,22 @@ from transformers import PreTrainedModel
 
 from sprinter.cli.doctor import _pass_kind
 from sprinter.models import choose
+from sprinter.models import fused_trial as trial
 from sprinter.models.capture import graphs
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.choose import _choose, make_runner
-from sprinter.models.quantised import families
-from sprinter.models.quantised import fused as layers
-from sprinter.models.quantised import fused_plan as plan
-from sprinter.models.quantised import fused_trial as trial
-from sprinter.models.quantised.fused import fused_layers, why_not_fused
-from sprinter.models.quantised.fused_plan import COLUMNS, ROWS, product_plan, stages, tokens_block
-from sprinter.models.quantised.fused_trial import fused
-from sprinter.models.quantised.rounded import round_linears
+from sprinter.models.fused_trial import fused
+from sprinter.models.kernels import round_linears
 from sprinter.models.reduced_vocab import cut_output
+
+pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
+from sprinter_kernels import families
+from sprinter_kernels import fused as layers
+from sprinter_kernels import fused_plan as plan
+from sprinter_kernels.fused import fused_layers, why_not_fused
+from sprinter_kernels.fused_plan import COLUMNS, ROWS, product_plan, stages, tokens_block
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is installed on Linux alone")
 ON_GPU = torch.cuda.is_available()
@@ -46,7 +48,7 @@ def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted kernels take seconds for each ten tokens: without a GPU, nine tokens are many already."""
     if not ON_GPU:
         monkeypatch.setattr(layers, "MOST", 8)
-        monkeypatch.setattr(trial, "_ROWS", (1, 2))
+        monkeypatch.setattr(trial, "_rows", lambda: (1, 2))
 
 
 def model_of(kind: str) -> PreTrainedModel:

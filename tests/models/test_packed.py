@@ -16,8 +16,8 @@ from tests.models.gguf_families import written
 from tests.models.gguf_files import NO_GGUF
 
 from sprinter.errors import UserError
-from sprinter.models.quantised import packed
-from sprinter.models.quantised.packed import ASKED, SourceFile, packed_matrices
+from sprinter.models.gguf import packed
+from sprinter.models.gguf.packed import ASKED, SourceFile, packed_matrices
 
 pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
 
@@ -164,7 +164,7 @@ def test_a_failure_leaves_no_file(source: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from sprinter.models.quantised.packed import SourceFile, packed_matrices
+from sprinter.models.gguf.packed import SourceFile, packed_matrices
 def fill(i, room):
     room.fill_(i + 1)
     if i == 1:
@@ -241,7 +241,7 @@ def test_weights_rounded_tensor_by_tensor_are_those_of_the_whole_model(
 ) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF)
     from sprinter.models.gguf.dequantise import dequantised
-    from sprinter.models.quantised.quantise import quantise
+    from sprinter.models.kernels import quantise
 
     written(name, source, "Q8_0")
     monkeypatch.setattr("sprinter.models.gguf.matrices._ROWS", 32)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,30 +21,30 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.laws import tv_distance
 from sprinter.models.choose import make_runner, pads_rows
 from sprinter.models.gguf.dequantise import dequantised
+from sprinter.models.kernels import is_quantised, parameter_count, quantise
 from sprinter.models.pair import load_models
-from sprinter.models.quantised import library
-from sprinter.models.quantised.attention import _attention
-from sprinter.models.quantised.layers import (
-    Matrix,
-    QuantisedEmbedding,
-    QuantisedLinear,
-    is_quantised,
-    parameter_count,
-)
-from sprinter.models.quantised.layout import FORMATS, eight_bits, four_bits, joined
-from sprinter.models.quantised.library import Kernel, kernel
-from sprinter.models.quantised.quantise import quantise
 from sprinter.models.runners.row import RowRunner
 
 PROMPTS = ("The first king of", "In the year 1900 the river", "She was born in")
-sprinter_kernels = pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
+pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
+from sprinter_kernels import native  # noqa: E402
+from sprinter_kernels.layers import Matrix, QuantisedEmbedding, QuantisedLinear  # noqa: E402
+from sprinter_kernels.layout import FORMATS, Codes, eight_bits, four_bits, joined  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=sprinter_kernels.instruction_sets())
-def built(request: pytest.FixtureRequest) -> Kernel:
+@pytest.fixture(scope="module", params=native.instruction_sets())
+def built(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set that this processor has, in turn."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(sprinter_kernels.ASKED, request.param)
-        return Kernel(sprinter_kernels.kernel_file())
+        patch.setenv(native.ASKED, request.param)
+        native.native.cache_clear()
+        assert native.native().__name__ == f"sprinter_kernels.{request.param}"
+        yield request.param
+    native.native.cache_clear()
+
+
+def packed(codes: Codes) -> Matrix:
+    return Matrix.of_codes(codes)
 
 
 def stored(name: str, high: int, width: int, seed: int = 0) -> np.ndarray:
@@ -67,43 +69,42 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows_are_the_numbers_of_the_file(built: Kernel, name: str) -> None:
+def test_rows_are_the_numbers_of_the_file(built: str, name: str) -> None:
     gguf = pytest.importorskip("gguf", reason=NO_GGUF)
     data = stored(name, 37, 512)
     codes = take_apart(data, FORMATS[name])
-    packed = built.pack(codes)
+    matrix = packed(codes)
     ids = torch.tensor([0, 36, 15, 16, 5, 5])
     wanted = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[name]))
-    assert torch.equal(built.rows(packed, codes.form, 512, ids), wanted[ids].float())
+    assert torch.equal(matrix.rows(ids), wanted[ids].float())
     whole = joined([take_apart(data[:16], codes.form), take_apart(data[16:], codes.form)])
-    assert torch.equal(built.pack(whole), packed)
+    assert torch.equal(packed(whole).packed, matrix.packed)
     order = np.random.default_rng(1).permutation(37)
-    shuffled = built.pack_stored(data[order], codes.form, np.argsort(order))
-    assert torch.equal(shuffled, packed) and torch.equal(
-        built.pack_stored(data, codes.form, np.arange(37)), packed
-    )
+    shuffled = native.pack_stored(data[order], codes.form, np.argsort(order))
+    assert torch.equal(shuffled, matrix.packed)
+    assert torch.equal(native.pack_stored(data, codes.form, np.arange(37)), matrix.packed)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_products_are_those_of_rounded_activations(built: Kernel, name: str) -> None:
+def test_products_are_those_of_rounded_activations(built: str, name: str) -> None:
     high, width = 53, 768
     codes = take_apart(stored(name, high, width), FORMATS[name])
-    packed = built.pack(codes)
-    weights = built.rows(packed, codes.form, width, torch.arange(high)).double()
+    matrix = packed(codes)
+    weights = matrix.rows(torch.arange(high)).double()
     before = torch.get_num_threads()
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 33, 64, 70):
         torch.manual_seed(rows)
         x, bias = torch.randn(rows, width), torch.randn(high)
         x[0, :40] *= 1e4
         x[-1, 64:96] = 0.0
-        found = built.product(packed, codes.form, high, x, bias)
+        found = matrix.product(x, bias)
         wanted = rounded(x) @ weights.T + bias.double()
         size = (rounded(x).abs() @ weights.T.abs()).clamp(min=1.0)
         assert float(((found - wanted).abs() / size).max()) < 1e-5, rows
         # The same bits alone, with other tokens, and with another number of threads.
         try:
             torch.set_num_threads(3 - min(before, 2))
-            few = [built.product(packed, codes.form, high, part.clone(), bias) for part in x.split(5)]
+            few = [matrix.product(part.clone(), bias) for part in x.split(5)]
             assert torch.equal(torch.cat(few), found), rows
         finally:
             torch.set_num_threads(before)
@@ -111,40 +112,49 @@ def test_products_are_those_of_rounded_activations(built: Kernel, name: str) -> 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rows", [3, 30])
-def test_what_is_no_number_stays_none(built: Kernel, name: str, rows: int) -> None:
+def test_what_is_no_number_stays_none(built: str, name: str, rows: int) -> None:
     codes = take_apart(stored(name, 21, 512), FORMATS[name])
     x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(0))
     x[1, 300], x[2, 40] = torch.nan, torch.inf
-    found = built.product(built.pack(codes), codes.form, 21, x, None)
+    found = packed(codes).product(x)
     assert found[1:3].isnan().all() and found[:1].isfinite().all() and found[3:].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", library.FLOATS)
+@pytest.mark.parametrize("dtype", native.FLOATS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 70])
-def test_products_in_place_are_those_of_the_weights(built: Kernel, dtype: torch.dtype, rows: int) -> None:
+def test_products_in_place_are_those_of_the_weights(built: str, dtype: torch.dtype, rows: int) -> None:
     high, width = 53, 16 * 43
     torch.manual_seed(rows)
     weight, x, bias = torch.randn(high, width).to(dtype), torch.randn(rows, width), torch.randn(high)
     x[0, :40] *= 1e4
-    found = built.product_in_place(weight, x, bias)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        facts = native.native().Matrix(
+            native.FLOATS[dtype], weight.data_ptr(), high, width, bias.data_ptr(), high, high
+        )
+        made = torch.empty(len(x), high)
+        native.native().linear(facts, x.data_ptr(), len(x), made.data_ptr(), torch.get_num_threads())
+        return made
+
+    found = product(x)
     wanted = x.double() @ weight.double().T + bias.double()
     size = x.double().abs() @ weight.double().abs().T
     assert float(((found - wanted).abs() / size).max()) < 1e-6
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3 - min(before, 2))
-        assert torch.equal(built.product_in_place(weight, x[-1:].clone(), bias)[0], found[-1])
+        assert torch.equal(product(x[-1:].clone())[0], found[-1])
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_no_number_poisons_its_own_token_alone(built: Kernel, poison: float) -> None:
+def test_what_is_no_number_poisons_its_own_token_alone(built: str, poison: float) -> None:
     codes = take_apart(stored("Q4_1", 20, 96), FORMATS["Q4_1"])
-    packed, x = built.pack(codes), torch.randn(5, 96)
-    clean = built.product(packed, codes.form, 20, x, None)
+    matrix, x = packed(codes), torch.randn(5, 96)
+    clean = matrix.product(x)
     x[2, 50] = poison
-    found = built.product(packed, codes.form, 20, x, None)
+    found = matrix.product(x)
     assert not torch.isfinite(found[2]).any()
     rest = [0, 1, 3, 4]
     assert torch.equal(found[rest], clean[rest])
@@ -294,9 +304,7 @@ def test_files_are_run_as_they_are_stored(name: str, tmp_path: Path) -> None:
     assert len(layers) == 3 * 7 + 2
     for path, layer in layers.items():
         own, other = layer._matrix, plain.model.get_submodule(path)
-        assert torch.equal(
-            kernel().rows(own.packed, own.form, own.padded, torch.arange(own.high)), other.weight
-        )
+        assert torch.equal(own.rows(torch.arange(own.high)), other.weight)
         bias = getattr(other, "bias", None)
         assert bias is None or torch.equal(layer.bias, bias)
     ids = torch.arange(1, 60)[None]
@@ -345,14 +353,18 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
     text = torch.randint(1, 250, (4, 30), generator=torch.Generator().manual_seed(0))
     assert not pads_rows(model)
     outputs, sizes = [], list[tuple[int, ...]]()
-    note = model.get_input_embeddings().register_forward_pre_hook(
-        lambda _, args: sizes.append(tuple(args[0].shape))
-    )
     for flat in (True, False):
         rows = make_runner(model, batch=4, max_len=50, compile=False)
         assert isinstance(rows, RowRunner) and rows._takes_flat
         rows._takes_flat &= flat
-        sizes.clear()  # of a trial
+        sizes.clear()
+        own: Any = rows.straight
+
+        def noted(tokens: torch.Tensor, *given: Any, own: Any = own, **named: Any) -> Any:
+            sizes.append(tuple(tokens.shape))
+            return own(tokens, *given, **named)
+
+        rows.straight = noted
         rows.extend(text[:, :9], [9, 4, 6, 1])  # the first pass makes the buffers
         several = rows.extend(text[:, 9:15], [6, 1, 2, 0], hidden_layers=[0, 2])
         few = rows.extend(text[:2, 15:19], [1, 4], rows=[3, 1])
@@ -365,7 +377,6 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
         outputs.append((several, few, states))
         in_line = [(1, 9), (1, 5), (1, 7)] if rows._takes_flat else [(4, 6), (2, 4), (4, 3)]
         assert sizes == [(4, 9), *in_line]
-    note.remove()
     for one, other, counts in zip(*outputs, ([6, 1, 2, 0], [1, 4], [3, 2, 1, 1]), strict=True):
         assert (one.logits is None) == (other.logits is None) and len(one.layers) == len(other.layers)
         pairs = zip([one.hidden, *one.layers], [other.hidden, *other.layers], strict=True)
@@ -374,43 +385,6 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
             assert mine.isfinite().all()
             for row, n in enumerate(counts):
                 assert torch.equal(mine[row, :n], padded[row, :n])
-
-
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
-@pytest.mark.parametrize("d", [8, 16, 40, 128])
-def test_attention_is_that_of_pytorch(heads: tuple[int, int], d: int) -> None:
-    torch.manual_seed(d)
-    query = torch.randn(2, 5, heads[0], d).transpose(1, 2)
-    key, value = torch.randn(2, 2, heads[1], 30, d).unbind(0)
-    mask = torch.rand(2, 1, 5, 21) < 0.5
-    mask[..., 0] = True
-    key, value = key[:, :, :21], value[:, :, :21]
-    exact = nn.functional.scaled_dot_product_attention
-    every = [part.double() for part in (query, key, value)]
-    wanted = exact(*every, attn_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
-    found, _ = _attention(nn.Identity(), query, key, value, mask, scaling=0.3)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
-    causal = exact(
-        every[0], every[1][:, :, :5], every[2][:, :, :5], is_causal=True, enable_gqa=True
-    ).transpose(1, 2)
-    found, _ = _attention(nn.Identity(), query, key, value, None)
-    torch.testing.assert_close(found.double(), causal, rtol=1e-5, atol=1e-6)
-    scores = every[0] @ every[1].repeat_interleave(heads[0] // heads[1], 1).mT * 0.3
-    capped = (7 * torch.tanh(scores / 7)).masked_fill(~mask, -torch.inf).softmax(-1)
-    wanted = (capped @ every[2].repeat_interleave(heads[0] // heads[1], 1)).transpose(1, 2)
-    found, _ = _attention(nn.Identity(), query, key, value, mask, scaling=0.3, softcap=7.0)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
-    query[1, :, 3] = float("nan")
-    poisoned, _ = _attention(nn.Identity(), query, key, value, mask, scaling=0.3, softcap=7.0)
-    assert torch.isnan(poisoned[1, 3]).all()
-    poisoned[1, 3] = found[1, 3]
-    assert torch.equal(poisoned, found)
-
-
-def test_attention_with_biases_is_refused() -> None:
-    x = torch.randn(1, 2, 3, 8)
-    with pytest.raises(NotImplementedError, match="biases, sinks"):
-        _attention(nn.Identity(), x, x, x, None, s_aux=torch.ones(2))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tests.models.gguf_families import written
 from tests.models.gguf_files import NO_GGUF
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import sprinter
 from sprinter.errors import UserError
+from sprinter.models.kernels import kernels, quantise
 from sprinter.models.pair import builtin_paths, load_models
-from sprinter.models.quantised.layout import Codes, four_bits
-from sprinter.models.quantised.library import Kernel, check_products, kernel
-from sprinter.models.quantised.quantise import quantise
 
-sprinter_kernels = pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
+pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
+from sprinter_kernels.layout import Codes, four_bits
+from sprinter_kernels.native import pack_codes
 
 
 def test_models_without_linear_layers_are_refused() -> None:
@@ -65,34 +64,26 @@ def test_llamacpp_has_its_own_types() -> None:
         sprinter.load_pair(builtin_paths()["target"], runner="llamacpp", dtype="int8")
 
 
-def test_a_processor_that_multiplies_wrongly_is_refused() -> None:
-    class Wrong(Kernel):
-        def product(self, *given: object) -> torch.Tensor:
-            return super().product(*given) * 1.001  # type: ignore[arg-type]
-
-    check_products(kernel())
-    with pytest.raises(UserError, match=r"products of Q4_0 weights are wrong on this processor: use dtype"):
-        check_products(Wrong(sprinter_kernels.kernel_file()))
-
-
 def test_an_instruction_set_that_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPRINTER_KERNELS", "avx3")
-    kernel.cache_clear()
     with pytest.raises(UserError, match=r"SPRINTER_KERNELS='avx3' is none of this processor's: use .*plain"):
-        kernel()
+        kernels()
 
 
 def test_without_the_kernels_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sprinter_kernels", None)
-    kernel.cache_clear()
     with pytest.raises(UserError, match=r"need our kernels, which are not installed: pip install .*float32"):
-        kernel()
+        kernels()
+    pair = sprinter.load_pair()
+    assert pair.generate("The river", max_new_tokens=4).tokens
+    with pytest.raises(UserError, match=r"cannot be compiled: .*kernels, which are not installed"):
+        sprinter.load_pair(compile=True)
 
 
 def test_codes_with_a_missing_minimum_are_a_mistake() -> None:
     """The kernel reads what the kind says; a kind with a minimum must have one."""
     codes = four_bits(np.ones((4, 32), np.float32))
     with pytest.raises(ValueError, match="Q4_1 weights have other scales and minima"):
-        kernel().pack(replace(codes, minimum=None))
+        pack_codes(replace(codes, minimum=None))
     with pytest.raises(ValueError, match="whole blocks of 32"):
-        kernel().pack(Codes(codes.form, codes.codes[:, :20], codes.scale, codes.minimum))
+        pack_codes(Codes(codes.form, codes.codes[:, :20], codes.scale, codes.minimum))

@@ -15,9 +15,12 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.drafting import OutputLayer
 from sprinter.models import options as options_module
 from sprinter.models.choose import capture_kind, make_runner
+from sprinter.models.kernels import parameter_count, round_linears
 from sprinter.models.options import load_options
-from sprinter.models.quantised.layers import RoundedLinear, parameter_count
-from sprinter.models.quantised.rounded import round_linears
+
+pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
+from sprinter_kernels.layers import RoundedLinear
+
 from sprinter.models.reduced_vocab import some_rows
 
 

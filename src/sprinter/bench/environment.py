@@ -18,8 +18,8 @@ import sprinter
 from sprinter.engine.pair import Pair
 from sprinter.engine.record import cpu_name, drafting_record
 from sprinter.fingerprint import weights_fingerprint
+from sprinter.models.kernels import parameter_count
 from sprinter.models.pair import LoadedModel
-from sprinter.models.quantised.layers import parameter_count
 
 __all__ = ["environment", "instruction_sets", "load_average", "pair_facts"]
 

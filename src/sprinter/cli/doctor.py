@@ -260,7 +260,7 @@ def _llamacpp(pair: Pair) -> Found:
 def _pass_kind(model: Any) -> str:
     from sprinter.cli.generating import in_options
     from sprinter.models.choose import capture_kind
-    from sprinter.models.quantised.fused import why_not_fused
+    from sprinter.models.kernels import why_not_fused
 
     kind, reason = capture_kind(model)
     if kind == "none":
@@ -273,10 +273,10 @@ def _pass_kind(model: Any) -> str:
 
 def _kernels() -> Found:
     """Which of our kernels a CPU has."""
-    from sprinter.models.quantised.library import library_name, why_no_kernels
+    from sprinter.models.kernels import name_of, why_none
 
-    why = why_no_kernels()
-    return ("ok", library_name()) if why is None else ("warn", f"slower on a CPU: {why}")
+    why = why_none()
+    return ("ok", name_of()) if why is None else ("warn", f"slower on a CPU: {why}")
 
 
 def _gate(pair: Pair) -> Found:

@@ -27,15 +27,13 @@ from sprinter.engine.record import cpu_name
 from sprinter.errors import SprinterError, UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.laws import Sampling
-from sprinter.models import capture, quantised, runners
+from sprinter.models import capture, kernels, runners
 from sprinter.models.cachedir import cache_dir, hash_file, make_cache_dir, read_kept, write_kept
 from sprinter.models.choose import runner_kind
 from sprinter.models.devices import find_threads
 from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
-from sprinter.models.quantised.fused_layers import is_joined
-from sprinter.models.quantised.library import library_name
 from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
@@ -210,13 +208,14 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "threads": torch.get_num_threads(),
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__),
-        "kernels": library_name()
+        "kernels": kernels.name_of()
         if any(
-            one is not None and ((one.quantised and one.model.device.type == "cpu") or is_joined(one.model))
+            one is not None
+            and ((one.quantised and one.model.device.type == "cpu") or kernels.runs(one.model))
             for one in (pair.target, pair.draft)
         )
         else None,
-        "code": [hash_file(path) for folder in (quantised, runners, capture) for path in _files(folder)],
+        "code": [hash_file(path) for folder in (runners, capture) for path in _files(folder)],
         "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT, _HOST_TOKENS),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

@@ -30,10 +30,9 @@ from sprinter.heads.load import load_any_head, load_gate
 from sprinter.models.convert import for_runner
 from sprinter.models.devices import choose_threads
 from sprinter.models.interface import ServedModel
+from sprinter.models.kernels import is_quantised, quantise_linears
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 from sprinter.models.progress import bars_on_terminals
-from sprinter.models.quantised.layers import is_quantised
-from sprinter.models.quantised.quantise import quantise_linears
 from sprinter.models.reduced_vocab import check_cut, keeping, kept_tokens, some_rows
 from sprinter.models.source import Source
 

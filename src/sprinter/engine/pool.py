@@ -13,8 +13,8 @@ from sprinter.engine.prefix import OFF, HeldRows, PrefixCache
 from sprinter.errors import UserError
 from sprinter.models.choose import holds_leaves, make_runner, renew
 from sprinter.models.interface import Runner
+from sprinter.models.kernels import runs
 from sprinter.models.pair import LoadedModel
-from sprinter.models.quantised.fused_layers import is_joined
 from sprinter.models.runners.forward import head_sizes
 
 __all__ = ["IdleRunners", "RunnerPool"]
@@ -91,7 +91,7 @@ class RunnerPool:
             runner = make_runner(
                 self.model.model, batch=rows, max_len=size, compile=self.model.compile, leaves=spare + 1
             )
-            self._held[runner] = HeldRows(rows, self.cache, is_joined(self.model.model))
+            self._held[runner] = HeldRows(rows, self.cache, runs(self.model.model))
         if source is not None:
             self._copy(source, runner, prompt)
         return runner

@@ -17,9 +17,8 @@ from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.models.choose import exactness, runner_kind
 from sprinter.models.interface import ServedModel
+from sprinter.models.kernels import is_quantised
 from sprinter.models.pair import LoadedModel, LoadedPair
-from sprinter.models.quantised.layers import is_quantised
-from sprinter.models.runners.masks import ORDERED
 from sprinter.version import __version__
 
 __all__ = ["cpu_name", "drafting_record", "fingerprints", "models_record", "versions"]
@@ -111,7 +110,7 @@ def _loading(model: PreTrainedModel | ServedModel) -> dict[str, Any]:
     attention = getattr(config, "_attn_implementation", None)
     if quantization is not None and not isinstance(quantization, dict):
         quantization = quantization.to_dict()
-    own = isinstance(model, PreTrainedModel) and attention != ORDERED
+    own = isinstance(model, PreTrainedModel) and not is_quantised(model)
     return {
         # That of quantised layers comes with them.
         "attn_implementation": attention if own else None,

@@ -18,8 +18,8 @@ from sprinter.models.cachedir import cache_dir, read_kept, write_kept
 from sprinter.models.devices import device_of, dtype_name
 from sprinter.models.gguf.dequantise import why_not_as_stored
 from sprinter.models.gguf.load import GgufModel
+from sprinter.models.kernels import BITS, GGUF
 from sprinter.models.pair import LoadedModel, LoadedPair
-from sprinter.models.quantised.quantise import BITS, GGUF
 from sprinter.models.source import Source, find
 
 __all__ = ["MIXED", "OURS", "RIVALS", "USUAL", "ChosenOptions", "choose_runner", "keep_fastest", "rival_of"]
@@ -27,7 +27,7 @@ __all__ = ["MIXED", "OURS", "RIVALS", "USUAL", "ChosenOptions", "choose_runner",
 USUAL = "llamacpp"
 """The way in which GGUF files run where our kernels cannot."""
 OURS = "torch, dtype gguf"
-"""Their own blocks through ``models.quantised``."""
+"""Their own blocks through ``models.kernels``."""
 RIVALS: Mapping[str, Mapping[str, Any]] = {
     USUAL: {"runner": "llamacpp"},
     OURS: {"runner": "torch", "dtype": GGUF},

@@ -18,16 +18,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
+from sprinter.models import kernels
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.checks import check_causal, check_config, distance, rounding_bound
+from sprinter.models.fused_trial import forget_trial, fused
 from sprinter.models.interface import Runner, ServedModel
-from sprinter.models.quantised.families import TYPES
-from sprinter.models.quantised.fused_layers import is_joined
-from sprinter.models.quantised.fused_trial import forget_trial, fused
-from sprinter.models.quantised.in_place import renew_layers, run_in_place
-from sprinter.models.quantised.layers import is_quantised
-from sprinter.models.quantised.single_call import Straight
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner
 from sprinter.models.runners.masks import BOOLEAN
@@ -114,7 +110,8 @@ def exactness(model: PreTrainedModel | ServedModel) -> str:
     """
     if isinstance(model, ServedModel):
         return model.exactness
-    exact = is_joined(model) or model.dtype in (torch.float32, torch.float64)
+    plain = model.dtype in (torch.float32, torch.float64) and not kernels.is_quantised(model)
+    exact = kernels.runs(model) or plain
     return "to the bit" if exact else "up to rounding"
 
 
@@ -129,7 +126,7 @@ def longest_text(model: PreTrainedModel | ServedModel) -> int | None:
 
 def pads_rows(model: PreTrainedModel | ServedModel) -> bool:
     """Whether a forward pass over rows of different lengths costs what the longest one does in each row."""
-    return isinstance(model, PreTrainedModel) and not is_joined(model)
+    return isinstance(model, PreTrainedModel) and not kernels.runs(model)
 
 
 def reads_trees(model: PreTrainedModel | ServedModel) -> bool:
@@ -160,9 +157,9 @@ def capture_kind(model: PreTrainedModel | ServedModel) -> tuple[str, str]:
     choice = _choose(model)
     if choice.kind != "row":
         return "none", f"the crop runner serves it: {choice.reason}"
-    if is_joined(model):
+    if kernels.runs(model):
         return "kernels", "our kernels run its layers"
-    quantised = getattr(model, "hf_quantizer", None) is not None or is_quantised(model)
+    quantised = getattr(model, "hf_quantizer", None) is not None or kernels.is_quantised(model)
     if quantised or any(map(_is_special, model.parameters())):
         return "none", "its weights are quantised"
     devices = {weights.device for weights in model.parameters()}
@@ -174,7 +171,9 @@ def capture_kind(model: PreTrainedModel | ServedModel) -> tuple[str, str]:
     if kind != "cpu":
         return "none", f"there is no capture on {kind}"
     family = model.config.get_text_config(decoder=True).model_type
-    return "none", _KNOWN if family in TYPES else f"our kernels do not know {family}"
+    if (why := kernels.why_none()) is not None:
+        return "none", why
+    return "none", _KNOWN if kernels.knows(family) else f"our kernels do not know {family}"
 
 
 def compile_model(model: PreTrainedModel | ServedModel) -> None:
@@ -182,13 +181,13 @@ def compile_model(model: PreTrainedModel | ServedModel) -> None:
     when they are first used.
 
     Raises:
-        UserError: nothing makes its passes fast, and why; as ``run_in_place``.
+        UserError: nothing makes its passes fast, and why; as ``compile_layers``.
     """
     kind, reason = capture_kind(model)
     why = reason if kind == "none" else None
     if why == _KNOWN:
         assert isinstance(model, PreTrainedModel)
-        why = run_in_place(model)
+        why = kernels.compile_layers(model)
     if why is not None:
         raise UserError(f"{_name(model)} cannot be compiled: {why}; use compile=False")
 
@@ -204,7 +203,7 @@ def renew(model: PreTrainedModel | ServedModel) -> None:
         return
     _choices.pop(model, None)
     forget_trial(model)
-    renew_layers(model)
+    kernels.renew(model)
     _choose(model)
 
 
@@ -253,7 +252,7 @@ def _rows(
         units = GraphUnits(model, windows, bool(compile), fused)
         return CapturedRunner(model, batch, max_len, windows, units)
     made = RowRunner(model, batch, max_len, windows, flat=kind == "kernels")
-    made.straight = Straight.of(model)
+    made.straight = kernels.passes_of(model)
     return made
 
 

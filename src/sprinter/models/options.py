@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.devices import device_of, dtype_name, dtype_of
-from sprinter.models.quantised.quantise import BITS, GGUF
+from sprinter.models.kernels import BITS, GGUF
 from sprinter.models.source import Provenance
 
 __all__ = ["LoadOptions", "check_options", "load_options"]

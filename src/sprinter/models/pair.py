@@ -20,13 +20,9 @@ from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.header import forget_heads
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.interface import ServedModel
+from sprinter.models.kernels import compile_layers, knows, parameter_count, quantise, round_linears
 from sprinter.models.options import LoadOptions, check_options, load_options
 from sprinter.models.progress import bars_on_terminals
-from sprinter.models.quantised.families import TYPES
-from sprinter.models.quantised.in_place import run_in_place
-from sprinter.models.quantised.layers import parameter_count
-from sprinter.models.quantised.quantise import quantise
-from sprinter.models.quantised.rounded import round_linears
 from sprinter.models.reduced_vocab import (
     CUT_TYPE,
     CutHead,
@@ -67,7 +63,7 @@ class LoadedModel:
         hidden_size: d, last axis of its hidden states.
         eos_ids: token ids that end a text.
         compile: as it was loaded; see ``load_models`` and ``make_runner``.
-        quantised: dtype of ``models.quantised`` that its weights have, such as "int8"; None: they are as loaded.
+        quantised: dtype of ``models.kernels`` that its weights have, such as "int8"; None: they are as loaded.
         stored: storage type in its GGUF file, e.g. "Q4_K_M", if PyTorch runs it; None for other models.
         load_s: seconds that loading took; None for models in memory.
     """
@@ -204,7 +200,7 @@ def load_models(
             lets our kernels read the checkpoint's, whose laws are those of float32), a torch.dtype, or one of
             "float32", "bfloat16", "float16", "float64"; also "fp32", "bf16", "fp16" and "half". On CPUs and CUDA also
             "int8", bits of a weight; on a CPU also "int4", and "gguf", the weights of a GGUF file as they are stored
-            (see ``models.quantised``); PyTorch then runs GGUF files too.
+            (see ``models.kernels``); PyTorch then runs GGUF files too.
         device_map: passed to transformers instead of ``device``, to spread large models over devices.
         attn_implementation, quantization_config: passed to transformers for both models; refused for GGUF files and
             models in memory.
@@ -212,8 +208,8 @@ def load_models(
         draft_revision: branch, tag or commit of the draft on the hub.
         trust_remote_code: run model code that comes with a checkpoint.
         compile: None: on NVIDIA short forward passes are captured as CUDA graphs. True: and on a CPU our kernels run
-            the layers of known families (``models.quantised.in_place``), of models in memory too, which have no
-            gradients from then on; what cannot be made fast is refused. False: neither.
+            the layers of known families (``models.kernels``), of models in memory too; what cannot
+            be made fast is refused. False: neither.
         dequantise: GGUF files become transformers models, with weights in ``dtype`` ("auto": as above; on other devices
             bfloat16, or float32 for a file in float32).
         draft_vocabulary: the draft's output layer knows these tokens alone, which makes its steps cheaper where the
@@ -332,9 +328,10 @@ def _checkpoint(
 
     if options.stored:
         config, _ = PreTrainedConfig.get_config_dict(directory)
-        if config.get("model_type") in TYPES | {CUT_TYPE} and "quantization_config" not in config:
+        known = config.get("model_type") == CUT_TYPE or knows(str(config.get("model_type")))
+        if known and "quantization_config" not in config:
             model = read("auto")
-            if model.dtype == torch.float32 or run_in_place(model.train(False)) is None:
+            if model.dtype == torch.float32 or compile_layers(model.train(False)) is None:
                 return model
     return read(options.dtype)
 

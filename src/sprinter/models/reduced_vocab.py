@@ -23,7 +23,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from sprinter.errors import UserError, refuse_long
 from sprinter.fingerprint import count_as, ids_name, weights_fingerprint
-from sprinter.models.quantised.layers import QuantisedLinear, RoundedLinear
 
 __all__ = [
     "CUT_TYPE", "VOCABULARY_FORMAT", "CutHead", "CutLlamaConfig", "CutLlamaForCausalLM", "check_cut", "check_map",
@@ -63,7 +62,10 @@ class CutHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits ``[..., vocab]`` of hidden states ``[..., hidden]``."""
-        known: Tensor = self.words(hidden)
+        return self.spread(self.words(hidden))
+
+    def spread(self, known: Tensor) -> Tensor:
+        """Logits ``[..., vocab]`` of those of the known tokens, ``[..., kept]``."""
         logits = known.new_full((*known.shape[:-1], self.out_features), _OUTSIDE)
         logits[..., self.ids] = known
         return logits
@@ -212,9 +214,11 @@ def some_rows(layer: nn.Module, ids: Tensor) -> tuple[Tensor, nn.Module]:
     Raises:
         UserError: the layer is neither.
     """
-    if isinstance(layer, QuantisedLinear | RoundedLinear):
-        ids = ids if isinstance(layer, QuantisedLinear) else ids.to(layer.codes.device)
-        return ids, layer.some_rows(ids)
+    some: Any = getattr(layer, "some_rows", None)  # of our kernels' layers
+    if some is not None:
+        codes = getattr(layer, "codes", None)  # of one on a GPU
+        ids = ids if codes is None else ids.to(codes.device)
+        return ids, some(ids)
     if type(layer) is not nn.Linear or type(layer.weight.data) is not Tensor or layer.weight.is_meta:
         raise UserError(
             f"the target's output layer is a {type(layer).__name__}, which cannot be cut: leave draft_vocabulary out"

@@ -25,11 +25,7 @@ from sprinter.models.gguf.library import gguf_package, last_words, library, load
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
 from sprinter.models.gguf.matrices import known_words, matrices
 from sprinter.models.gguf.tensors import HEAD, Places, Tensors
-from sprinter.models.quantised.families import TYPES
-from sprinter.models.quantised.layers import Matrix
-from sprinter.models.quantised.layout import FORMATS
-from sprinter.models.quantised.library import kernel
-from sprinter.models.quantised.quantise import put_matrices
+from sprinter.models.kernels import kernels, knows, put_matrices
 from sprinter.models.reduced_vocab import cut_output
 
 __all__ = ["Dequantised", "dequantised", "why_not_as_stored"]
@@ -82,7 +78,7 @@ def dequantised(
         path: an existing file.
         dtype: of the weights; "auto": float32 if the file holds float32, else bfloat16.
         quantised: "gguf": matrices of 4 to 8 bits stay as they are stored, "int8", "int4": they are rounded (see
-            ``models.quantised``); all else is in float32.
+            ``models.kernels``); all else is in float32.
         cut: of the vocabulary's size and the tokens that end a text, the tokens that the output layer is to know;
             None: all.
         options: passed to transformers (attn_implementation).
@@ -136,9 +132,10 @@ def why_not_as_stored(path: Path) -> str | None:
     try:
         head = gguf_head(path)
         family = family_of(head, path.name)
-        if family.model_type not in TYPES:
+        kernels()
+        if not knows(family.model_type):
             return f"our kernels do not run the architecture {family.architecture}"
-        if others := sorted(head.types - FORMATS.keys()):
+        if others := sorted(head.types - kernels("layout").FORMATS.keys()):
             return (
                 f"{path.name} holds matrices in {', '.join(others)}, which our kernels do not read as stored"
             )
@@ -146,14 +143,13 @@ def why_not_as_stored(path: Path) -> str | None:
             Tensors(gguf_package(), head, path).read(_ROPE, torch.float32) if _ROPE in head.tensors else None
         )
         model_config(head, (), factors)
-        kernel()
     except (UserError, ValueError, NotImplementedError) as error:
         return first_line(error)
     return None
 
 
 def _weights(
-    place: Places, tensors: Tensors, dtype: torch.dtype, kept: Mapping[str, Matrix]
+    place: Places, tensors: Tensors, dtype: torch.dtype, kept: Mapping[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
     """All weights under transformers' names, tied embeddings once. Those of layers in ``kept`` take no memory."""
     for name, wanted in place.skeleton.named_parameters():

@@ -1,4 +1,4 @@
-"""The matrices of a GGUF file for ``models.quantised``: as they are stored, or rounded to 8 or 4 bits row by row.
+"""The matrices of a GGUF file for our kernels: as they are stored, or rounded to 8 or 4 bits row by row.
 
 The model in float32 is never in memory: peak memory is that of the packed matrices, and of a thousand rows for each of
 at most four threads.
@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,22 +21,16 @@ from torch import Tensor
 
 from sprinter.errors import UserError
 from sprinter.models.cachedir import hash_file
+from sprinter.models.gguf import tensors as tensors_module
+from sprinter.models.gguf.packed import packed_matrices
 from sprinter.models.gguf.tensors import HEAD, Places, Tensors
-from sprinter.models.quantised import quantise
-from sprinter.models.quantised.layers import Matrix
-from sprinter.models.quantised.layout import FORMATS, Format
-from sprinter.models.quantised.library import kernel, room
-from sprinter.models.quantised.packed import packed_matrices
-from sprinter.models.quantised.quantise import BITS, GGUF, ROUND, ends_of, padded, replaceable
+from sprinter.models.kernels import BITS, GGUF, kernels
 
 __all__ = ["known_words", "matrices"]
 
-_ROWS, _THREADS = (
-    1024,
-    4,
-)  # rows that are rounded at a time, whole blocks of channels, and how many times at once
-_FORMS = {8: FORMATS["Q8_0"], 4: FORMATS["Q4_1"]}
-_CODE = [Path(__file__), Path(__file__).with_name("tensors.py"), Path(quantise.__file__)]
+_ROWS = 1024  # that are rounded at a time, whole blocks of channels
+_THREADS = 4  # that round at once
+_FORMS = {8: "Q8_0", 4: "Q4_1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class _Wanted:
     """
 
     facts: str
-    form: Format
+    form: Any
     high: int
     padded: int
     width: int
@@ -56,16 +51,17 @@ class _Wanted:
 
     @property
     def size(self) -> int:
-        return kernel().size(self.form, self.high, self.padded)
+        size: int = kernels("native").packed_size(self.form, self.high, self.padded)
+        return size
 
-    def matrix(self, packed: Tensor | None = None) -> Matrix:
+    def matrix(self, packed: Tensor | None = None) -> Any:
         """The matrix, packed now unless it is already."""
         if packed is None:
-            self.pack(packed := room(self.size))
-        return Matrix(packed, self.form, self.high, self.padded, self.width)
+            self.pack(packed := kernels("native").room(self.size))
+        return kernels("layers").Matrix(packed, self.form, self.high, self.padded, self.width)
 
 
-def matrices(place: Places, tensors: Tensors, dtype: str) -> dict[str, Matrix]:
+def matrices(place: Places, tensors: Tensors, dtype: str) -> dict[str, Any]:
     """The quantised matrices by the paths of their layers; tied ones are shared.
 
     Args:
@@ -74,7 +70,7 @@ def matrices(place: Places, tensors: Tensors, dtype: str) -> dict[str, Matrix]:
     Raises:
         UserError: weights cannot be rounded. ValueError: a layer's matrix is stored in another way.
     """
-    layers = replaceable(place.skeleton)
+    layers = kernels("quantise").replaceable(place.skeleton)
     stored = {layer: place.stored(f"{layer}.weight") for layer in layers}
     first = {name: layer for layer, name in reversed(stored.items())}  # the layer that says how it is read
     wanted = {}
@@ -86,7 +82,10 @@ def matrices(place: Places, tensors: Tensors, dtype: str) -> dict[str, Matrix]:
     facts = [
         tensors.fingerprint(),
         version("gguf"),
-        *map(hash_file, _CODE),
+        *(
+            hash_file(Path(file))
+            for file in (__file__, tensors_module.__file__, kernels("quantise").__file__)
+        ),
         *(wanted[name].facts for name in names),
     ]
     packed = packed_matrices(
@@ -97,7 +96,7 @@ def matrices(place: Places, tensors: Tensors, dtype: str) -> dict[str, Matrix]:
     return {layer: made[name] for layer, name in stored.items()}
 
 
-def known_words(place: Places, tensors: Tensors, ids: Tensor, dtype: str) -> Matrix:
+def known_words(place: Places, tensors: Tensors, ids: Tensor, dtype: str) -> Any:
     """The rows of the output layer for these tokens."""
     config, name = place.config, place.stored(HEAD)
     bits = None if dtype == GGUF else 8
@@ -109,7 +108,7 @@ def _bits(place: Places, stored: dict[str, str], name: str, dtype: str) -> int |
     if dtype == GGUF:
         return None
     model = place.skeleton
-    ends = ends_of(model)
+    ends = kernels("quantise").ends_of(model)
     uses = [model.get_submodule(layer) for layer, tensor in stored.items() if tensor == name]
     return 8 if any(id(use) in ends for use in uses) else BITS[dtype]
 
@@ -118,28 +117,30 @@ def _wanted(
     tensors: Tensors, name: str, shape: tuple[int, ...], order: NDArray[np.int64], bits: int | None
 ) -> _Wanted:
     """These rows of a tensor of this shape, in this order."""
-    high, width = len(order), shape[1]
+    high, width, native, quantise = len(order), shape[1], kernels("native"), kernels("quantise")
     facts = f"{name} {tensors.place(name)} {shape} {bits} {hashlib.sha256(order.tobytes()).hexdigest()}"
     if bits is None:
         form, blocks = tensors.blocks(name, *shape)
         return _Wanted(
             facts + form.name, form, high, width, width,
-            lambda made: kernel().pack_stored(blocks, form, order, made),
+            lambda made: native.pack_stored(blocks, form, order, made),
         )  # fmt: skip
     tensors.check(name, *shape)
-    form, wide = _FORMS[bits], padded(width)
+    form, wide = kernels("layout").FORMATS[_FORMS[bits]], quantise.padded(width)
 
     def pack(made: Tensor) -> None:
         def part(start: int) -> None:
             values = tensors.rows(name, order[start : start + _ROWS])
             try:
-                codes = ROUND[bits](np.pad(values, ((0, 0), (0, wide - width))))
+                codes = quantise.ROUND[bits](np.pad(values, ((0, 0), (0, wide - width))))
             except ValueError as error:
                 raise UserError(
                     f"{tensors.source.path.name} cannot be quantised: in {name}, {error}: use bfloat16"
                 ) from error
-            begin = kernel().size(form, start, wide)
-            kernel().pack(codes, made[begin : begin + kernel().size(form, len(values), wide)], threads=1)
+            begin = native.packed_size(form, start, wide)
+            native.pack_codes(
+                codes, made[begin : begin + native.packed_size(form, len(values), wide)], threads=1
+            )
 
         with ThreadPoolExecutor(
             min(_THREADS, torch.get_num_threads())

@@ -20,8 +20,8 @@ from sprinter.errors import UserError
 from sprinter.models.gguf.config import Family
 from sprinter.models.gguf.header import GgufHead, gguf_head
 from sprinter.models.gguf.load import content_fingerprint
-from sprinter.models.quantised.layout import FORMATS, Format
-from sprinter.models.quantised.packed import SourceFile
+from sprinter.models.gguf.packed import SourceFile
+from sprinter.models.kernels import kernels
 
 __all__ = ["HEAD", "Places", "Tensors"]
 
@@ -107,7 +107,7 @@ class Tensors:
         if shape != [high, width]:
             raise ValueError(f"its tensor {name} has shape {shape}, wanted {[high, width]}")
 
-    def blocks(self, name: str, high: int, width: int) -> tuple[Format, NDArray[np.uint8]]:
+    def blocks(self, name: str, high: int, width: int) -> tuple[Any, NDArray[np.uint8]]:
         """A matrix ``[high, width]`` as it is stored: its kind and ``[high, bytes]``.
 
         Raises:
@@ -115,11 +115,11 @@ class Tensors:
         """
         self.check(name, high, width)
         kind, _, stored = self._stored(name)
-        if kind.name not in FORMATS:
+        if kind.name not in (formats := kernels("layout").FORMATS):
             raise ValueError(
                 f"its tensor {name} is stored as {kind.name}, not in 4 to 8 bits: use dtype=int8"
             )
-        return FORMATS[kind.name], stored.reshape(high, -1)
+        return formats[kind.name], stored.reshape(high, -1)
 
     def _stored(self, name: str) -> tuple[Any, Sequence[int], NDArray[np.uint8]]:
         """A tensor's kind, shape, and blocks ``[blocks, bytes]``.

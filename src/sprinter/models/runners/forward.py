@@ -342,7 +342,7 @@ class ModelRunner(BaseRunner):
     """A runner over a transformers causal language model; subclasses hold the cache. See ``Runner`` for its methods.
 
     The model is put into evaluation mode. Results are inference tensors: clone them to train on them. ``straight``: a
-    quicker way for some passes (``quantised.single_call``), or None.
+    quicker way for some passes (``models.kernels``), or None.
     """
 
     def __init__(self, model: PreTrainedModel, batch: int, max_len: int) -> None:

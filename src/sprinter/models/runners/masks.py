@@ -9,11 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["BOOLEAN", "ORDERED", "Band", "ragged_mask", "window_mask"]
+__all__ = ["BOOLEAN", "Band", "ragged_mask", "window_mask"]
 
-ORDERED = "sprinter_ordered"
-"""Name of the attention of ``models.quantised`` among transformers' implementations."""
-BOOLEAN = ("sdpa", ORDERED)
+BOOLEAN = ("sdpa",)
 """Implementations of attention that take bool masks."""
 
 

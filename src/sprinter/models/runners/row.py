@@ -39,7 +39,7 @@ class RowRunner(ModelRunner):
         batch: number of rows.
         max_len: maximum number of tokens in a row; buffers of that size are allocated at the first forward pass.
         windows: the masks that the model's layers need, see ``Windows``.
-        flat: whether its layers can read the tokens of all rows in one line (``quantised.fused_layers``), so that a
+        flat: whether its layers can read the tokens of all rows in one line (``models.kernels``), so that a
             forward pass over rows of different lengths costs nothing for padding.
     """
 

@@ -133,16 +133,6 @@ class RowCache(Cache):
         self.span, self._max_len, self._batch = Span(rows), max_len, len(rows)
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.span, max_len))  # type: ignore[arg-type]
 
-    def update_in_place(
-        self, key_states: Tensor, value_states: Tensor, layer: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``update`` for attention that finds the rows itself, and needs no copy of their keys: ``RowLayer.write``."""
-        while len(self.layers) <= layer:
-            self.layers.append(RowLayer(self.span, self._max_len))
-        own = self.layers[layer]
-        assert isinstance(own, RowLayer)
-        return own.write(key_states, value_states)
-
     def holds(self, layers: Sequence[int]) -> bool:
         """Whether these layers have their buffers."""
         own: Any = self.layers

@@ -2,83 +2,57 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from sprinter.errors import UserError
-from sprinter.fingerprint import count_as, weights_fingerprint
-from sprinter.models.cache_name import with_cache
-from sprinter.models.quantised.attention import attend_in_order
-from sprinter.models.quantised.families import TYPES
-from sprinter.models.quantised.fused_layers import is_joined, join_layers
-from sprinter.models.quantised.layers import (
+from sprinter_kernels.layers import (
     ROWS,
     Matrix,
     QuantisedEmbedding,
     QuantisedLinear,
+    RoundedLinear,
     parameter_count,
     plain_matrix,
-)
-from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits, joined
-from sprinter.models.quantised.library import kernel
-from sprinter.models.quantised.unchanged import changed_layer, hooks_of
-from sprinter.models.runners.row_cache import RowCache
+)  # fmt: skip
+from sprinter_kernels.layout import GROUP, Codes, eight_bits, four_bits, joined
+from sprinter_kernels.native import native
+from sprinter_kernels.unchanged import hooks_of
 
 __all__ = [
-    "BITS",
-    "GGUF",
-    "ROUND",
-    "SCALE",
-    "ends_of",
-    "is_plain",
-    "join_quantised",
-    "padded",
-    "put_matrices",
-    "quantise",
-    "quantise_linears",
-    "replaceable",
-    "try_joined",
-]
+    "BITS", "ROUND", "SCALE", "ends_of", "is_plain", "padded", "put_matrices", "quantise", "quantise_linears",
+    "replaceable", "round_linears",
+]  # fmt: skip
 
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 """Names of dtypes -> bits of a weight."""
-GGUF = "gguf"
-"""The dtype of the weights of a GGUF file as they are stored."""
 ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
 """Bits of a weight -> what rounds a matrix to them."""
-_log = logging.getLogger("sprinter")
 _LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
 SCALE = "scalar_embed_scale"
 """Attribute of an embedding whose rows are all multiplied by a number, as in Gemma 3."""
-_TRIED = 12  # tokens of a trial pass
-_FAR = 0.1
-"""Largest distance of logits that come from the order of sums alone, which moves rounded activations."""
 
 
 def quantise(model: PreTrainedModel, dtype: str) -> None:
     """Replace the linear layers and the input embedding of a model on a CPU, in place; what is left is in float32.
 
-    With "int4" the input embedding and the output layer have 8 bits. The model keeps its fingerprint, so that gates and
-    heads for it load. The weights that it had are freed one by one.
+    With "int4" the input embedding and the output layer have 8 bits. The weights that it had are freed one by one.
 
     Raises:
-        UserError: the kernel cannot be compiled or its products are wrong, the model is not on the CPU, its weights are
-            mostly not in linear layers, or it does not run with them replaced.
+        ValueError: the model is not on the CPU, or its weights are mostly not in linear layers or not finite.
     """
     name = model.name_or_path or type(model).__name__
     if model.device.type != "cpu":
-        raise UserError(f"dtype {dtype} is for CPUs, and {name} is on {model.device}: use bfloat16")
-    kernel()
-    fingerprint, size = weights_fingerprint(model), parameter_count(model)
+        raise ValueError(f"dtype {dtype} is for CPUs, and {name} is on {model.device}: use bfloat16")
+    native()
+    size = parameter_count(model)
     layers = replaceable(model)
     share = sum({id(one.weight): one.weight.numel() for one in layers.values()}.values()) / size
     if share < _LEAST_SHARE:
-        raise UserError(
+        raise ValueError(
             f"dtype {dtype} is for models whose weights are in linear layers, and {share:.0%} of those of {name} are: "
             "use bfloat16"
         )
@@ -95,20 +69,19 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
         try:
             matrix = _matrix(weight, ROUND[bits])
         except ValueError as error:
-            raise UserError(f"{name} cannot be quantised: in {paths[0]}, {error}: use bfloat16") from error
+            raise ValueError(f"{name} cannot be quantised: in {paths[0]}, {error}: use bfloat16") from error
         for path in paths:
             layers[path].weight = None
             matrices[path] = matrix
         del weight  # its memory is free for the next
     put_matrices(model, matrices)
-    count_as(model, fingerprint)
 
 
 def quantise_linears(module: nn.Module) -> None:
     """Replace the linear layers of a module on a CPU by ones of 8 bits, in place; it need not be a model.
 
     Raises:
-        UserError: weights that are not finite; as ``kernel``.
+        ValueError: weights that are not finite.
     """
     made: list[tuple[nn.Module, str, QuantisedLinear]] = []
     for parent in module.modules():
@@ -117,7 +90,7 @@ def quantise_linears(module: nn.Module) -> None:
                 try:
                     matrix = _matrix(weight, ROUND[8])
                 except ValueError as error:
-                    raise UserError(
+                    raise ValueError(
                         f"layer {name} of {type(module).__name__} cannot be quantised: {error}"
                     ) from error
                 made.append((parent, name, QuantisedLinear(matrix, layer.bias)))  # type: ignore[arg-type]
@@ -126,12 +99,7 @@ def quantise_linears(module: nn.Module) -> None:
 
 
 def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None:
-    """Replace the layers at these paths by quantised ones, and try whether the model runs.
-
-    Raises:
-        UserError: it does not, because its code reads the weights of a layer, for example.
-    """
-    attend_in_order(model)
+    """Replace the layers at these paths by quantised ones."""
     model.requires_grad_(False)  # what is left of it, norms for example, cannot be trained either
     made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one
     for path, matrix in matrices.items():
@@ -144,67 +112,35 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
             layer.weight = None  # type: ignore[assignment]
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, made[layer])
-    join_quantised(model)
 
 
-def join_quantised(model: PreTrainedModel) -> None:
-    """Join the quantised layers of a model that are what their classes make; a warning names one that is not.
+def round_linears(model: PreTrainedModel) -> None:
+    """Replace the linear layers of a model on a GPU by ones of 8 bits with a factor for each output, in place.
 
-    Raises:
-        UserError: the model does not run, or computes something else.
-    """
-    try_joined(model, lambda: join_layers(model), "quantised", "bfloat16", _FAR)
-    why, known = changed_layer(model), model.config.get_text_config(decoder=True).model_type in TYPES
-    if why is not None or (known and not is_joined(model)):
-        _log.warning(
-            "the kernels do not run whole layers of %s, which is slower: %s",
-            model.name_or_path or type(model).__name__,
-            why or "their shapes are others than they know",
-        )
-
-
-def try_joined(model: PreTrainedModel, join: Callable[[], int], kind: str, instead: str, far: float) -> None:
-    """Join a model's layers by ``join``, which returns their number, and compare passes with those before.
-
-    Args:
-        kind: of the layers. instead: what to use where they fail; both for messages.
-        far: largest distance of the logits from those before, relative to these.
+    The input embedding, norms and biases stay as they are, and so do layers with hooks or a ``forward`` of their own,
+    which others in their place would not run. Nothing is calibrated. Short passes, captured as CUDA graphs, read the 8
+    bits alone (``fused``); in long ones PyTorch multiplies by the numbers in the dtype of the states, where they are
+    exact: both compute the same.
 
     Raises:
-        UserError: the model does not run, or computes something else.
+        ValueError: weights that are not finite.
     """
-    ids = torch.arange(_TRIED)[None] % model.config.get_text_config(decoder=True).vocab_size
     name = model.name_or_path or type(model).__name__
-    try:
-        with torch.inference_mode():
-            one_by_one = model(ids).logits.float()
-            known = join()
-            whole = model(ids, use_cache=known > 0)
-            parts = [whole.logits]
-            if known:
-                given = with_cache(model, DynamicCache(config=model.config))
-                halves = torch.split(ids, _TRIED // 2, 1)
-                parts = [model(half, use_cache=True, **given).logits for half in halves]
-                over_rows = _over_rows(model, ids)
-    except Exception as error:  # models' own code may read the weights that are gone
-        raise UserError(
-            f"{name} does not run with {kind} layers ({type(error).__name__}: {error}): use {instead}"
-        ) from error
-    if not known or not torch.isfinite(one_by_one).all():
-        return
-    if not bool((whole.logits - one_by_one).norm() <= far * one_by_one.norm()):
-        raise UserError(f"the joined layers of {name} differ from its own: use {instead}")
-    if not all(torch.equal(one, whole.logits) for one in (torch.cat(parts, 1), over_rows)):
-        raise UserError(f"tokens of {name} differ between forward passes: use {instead}")
-
-
-def _over_rows(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Logits of several passes over the row runner's cache, where layers run in one call."""
-    cache, made = RowCache(_TRIED, torch.zeros(1, 1, dtype=torch.int64)), []
-    for part in torch.split(ids, _TRIED // 3, 1):
-        cache.span.start, cache.span.keys = cache.span.keys, cache.span.keys + part.shape[1]
-        made.append(model(part, use_cache=True, **with_cache(model, cache)).logits)
-    return torch.cat(made, 1)
+    found: dict[nn.Module, list[str]] = {}
+    for path, part in model.named_modules(remove_duplicate=False):
+        if plain_matrix(part) is not None and not hooks_of(part) and "forward" not in vars(part):
+            found.setdefault(part, []).append(path)
+    for part, paths in found.items():
+        weight: Any = plain_matrix(part)
+        try:
+            rounded = RoundedLinear.of(weight, part.bias)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be quantised: in {paths[0]}, {error}: use bfloat16") from error
+        for path in paths:
+            model.set_submodule(path, rounded)
+        del weight
+        part._parameters.clear()  # its memory is free for the next, unless the embedding shares it
+    model.requires_grad_(False)
 
 
 def replaceable(model: PreTrainedModel) -> dict[str, Any]:

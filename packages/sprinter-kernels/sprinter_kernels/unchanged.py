@@ -18,29 +18,28 @@ from torch.nn.modules import module as torch_module
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from sprinter.models.quantised.families import FAMILIES
-from sprinter.models.quantised.layers import QuantisedLinear, RoundedLinear
-from sprinter.models.quantised.norm import ForwardOverride
-from sprinter.models.runners.forward import NOTING
+from sprinter_kernels.families import FAMILIES
+from sprinter_kernels.layers import QuantisedLinear, RoundedLinear
 
 __all__ = ["changed_layer", "changed_part", "hooks_everywhere", "hooks_of"]
 
 _NOT_READ = {*vars(nn.Module()), "config", "generation_config", "name_or_path", "_is_hf_initialized"}
 """Attributes that do not affect what a module computes, or that are read separately."""
 
+_NOTING = ("sprinter.models.runners.", "transformers.utils.output_capturing")
+"""Modules whose hooks only record values and change nothing, by how their names begin."""
 _PLAIN = (nn.Linear, Conv1D)
 _LINEAR = (*_PLAIN, QuantisedLinear, RoundedLinear)
 
 
 def changed_layer(model: nn.Module) -> str | None:
-    """The first layer of ``FAMILIES`` that is left to its own modules and has a part that its class does not make:
-    which part, and what it is, in words; None: there is no such layer.
+    """The first layer of ``FAMILIES`` that has a part that its class does not make: which part, and what it is, in
+    words; None: there is no such layer.
     """
     if hooks_everywhere():
         return "there is a hook for all modules"
     for path, layer in model.named_modules():
-        family, own = FAMILIES.get(type(layer)), vars(layer).get("forward")
-        if family is None or isinstance(own, ForwardOverride):
+        if (family := FAMILIES.get(type(layer))) is None:
             continue
         if not family.is_whole(layer):
             return f"the attention of {path} is not that of its class"
@@ -52,7 +51,7 @@ def changed_layer(model: nn.Module) -> str | None:
 def changed_part(layer: nn.Module, usual: nn.Module) -> str | None:
     """What parts of a layer compute, or note, besides what their classes do, in words; None: nothing.
 
-    Hooks on the layer itself are the caller's matter, values of weights are nobody's.
+    Values of weights are nobody's matter.
 
     Args:
         usual: a layer that the class makes of the same config (``LayerFamily.usual``).
@@ -65,10 +64,10 @@ def changed_part(layer: nn.Module, usual: nn.Module) -> str | None:
         plain = type(like) in _PLAIN
         if type(part) is not type(like) and not (plain and type(part) in _LINEAR):
             return f"{name} is of class {type(part).__name__}, not {type(like).__name__}"
-        if path and hooks_of(part):
+        if hooks_of(part):
             return f"{name} has a hook"
         own = part.__dict__.get("forward")
-        if (own is not None and not isinstance(own, ForwardOverride)) or not _is_its_own(type(part)):
+        if own is not None or not _is_its_own(type(part)):
             return f"{name} has another forward than that of its class"
         if why := _changed_values(part, like, plain):
             return f"{name}{why}"
@@ -124,7 +123,7 @@ def _foreign(hooks: dict[int, Any]) -> list[Hashable]:
     return [
         (number, id(hook))
         for number, hook in (list(hooks.items()) if hooks else ())
-        if getattr(hook, "__module__", None) not in NOTING
+        if not (getattr(hook, "__module__", None) or "").startswith(_NOTING)
     ]
 
 

@@ -7,34 +7,31 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2DecoderLayer
-from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer
-from transformers.models.gpt2.modeling_gpt2 import GPT2Block
-from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
-from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
-
-from sprinter.models.cache_name import cache_name
+from transformers.models.gemma2.modeling_gemma2 import (
+    Gemma2Attention,
+    Gemma2DecoderLayer,
+    Gemma2ForCausalLM,
+    Gemma2Model,
+)
+from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer, Gemma3ForCausalLM, Gemma3TextModel
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2LMHeadModel, GPT2Model
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXForCausalLM, GPTNeoXLayer, GPTNeoXModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralForCausalLM, MistralModel
+from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer, Phi3ForCausalLM, Phi3Model
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2ForCausalLM, Qwen2Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM, Qwen3Model
 
 __all__ = [
-    "ACTIVATIONS",
-    "FAMILIES",
-    "MATRICES",
-    "NORMS",
-    "TYPES",
-    "LayerFamily",
-    "LayerShape",
-    "MatrixPart",
+    "ACTIVATIONS", "FAMILIES", "MATRICES", "MODELS", "TYPES", "LayerFamily", "LayerShape", "MatrixPart", "ModelParts",
     "Norms",
-]
+]  # fmt: skip
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-"""Matrices of a layer, as kernels.cpp has them."""
+"""Matrices of a layer, as layers.h has them."""
+_CACHES = ("past_key_values", "layer_past")
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2}
-"""Name in a config -> number in kernels.cpp."""
+"""Name in a config -> number in layers.h."""
 
 
 class MatrixPart(NamedTuple):
@@ -55,7 +52,7 @@ class MatrixPart(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """Weights and biases of a layer's norms, as kernels.cpp has them; None: there is none."""
+    """Weights and biases of a layer's norms, as layers.h has them; None: there is none."""
 
     norm: Tensor | None
     norm_bias: Tensor | None
@@ -65,10 +62,6 @@ class Norms(NamedTuple):
     second_bias: Tensor | None
     after_attention: Tensor | None
     after_mlp: Tensor | None
-
-
-NORMS = Norms._fields
-"""Names of the norms."""
 
 
 class LayerShape(NamedTuple):
@@ -113,11 +106,10 @@ class LayerFamily:
     def arguments(self, layer: Any, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """What a layer is given behind the hidden states, by name; its cache is "cache", whatever it is called there.
 
-        Raises:
-            UserError: as ``cache_name``.
+        Its name is ``past_key_values`` until transformers 5.23, ``layer_past`` in GPT-NeoX.
         """
         made = {**named, **dict(zip(self.given, given, strict=False))}
-        made.setdefault("cache", made.get(cache_name(type(layer))))
+        made.setdefault("cache", next((made[name] for name in _CACHES if name in made), None))
         return made
 
     def attends(self, layer: Any) -> Any:
@@ -293,3 +285,34 @@ FAMILIES: dict[type[nn.Module], LayerFamily] = {
     GPTNeoXLayer: _NeoX(),
 }
 """Classes of decoder layers, themselves and none that are made from them -> how they are built."""
+
+
+class ModelParts(NamedTuple):
+    """Names of what a model of these layers holds.
+
+    Attributes:
+        inner: in the model, the module that holds the others. inner_class: its class.
+        embedding, norm: of tokens, and the last norm. positions: another embedding, if there is one.
+        rotary: what makes angles of positions; None: the layers need none.
+    """
+
+    inner: str
+    inner_class: type[nn.Module]
+    embedding: str = "embed_tokens"
+    norm: str = "norm"
+    rotary: str | None = "rotary_emb"
+    positions: str | None = None
+
+
+MODELS: dict[Any, ModelParts] = {
+    LlamaForCausalLM.forward: ModelParts("model", LlamaModel),
+    MistralForCausalLM.forward: ModelParts("model", MistralModel),
+    Phi3ForCausalLM.forward: ModelParts("model", Phi3Model),
+    Qwen2ForCausalLM.forward: ModelParts("model", Qwen2Model),
+    Qwen3ForCausalLM.forward: ModelParts("model", Qwen3Model),
+    Gemma2ForCausalLM.forward: ModelParts("model", Gemma2Model),
+    Gemma3ForCausalLM.forward: ModelParts("model", Gemma3TextModel),
+    GPT2LMHeadModel.forward: ModelParts("transformer", GPT2Model, "wte", "ln_f", None, "wpe"),
+    GPTNeoXForCausalLM.forward: ModelParts("gpt_neox", GPTNeoXModel, "embed_in", "final_layer_norm"),
+}
+"""``forward`` of models that do nothing more than the kernels -> their parts."""

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import first_line
 from sprinter.models.capture.trace import RowPass
-from sprinter.models.quantised.fused import fused_layers, why_not_fused
-from sprinter.models.quantised.fused_plan import MOST
+from sprinter.models.kernels import kernels, why_not_fused
 from sprinter.models.runners.forward import head_sizes
 
 __all__ = ["FAR", "forget_trial", "fused"]
@@ -23,7 +22,6 @@ FAR = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest distance of states from transformers', relative to their size, that rounding explains."""
 
 _TOKENS, _KEYS = 5, 16
-_ROWS = (1, MOST // _TOKENS + 1)  # few tokens and many: their products differ
 _tried: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 _told: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 _log = logging.getLogger("sprinter")
@@ -53,7 +51,7 @@ def fused(run: RowPass, buffers: Sequence[Tensor]) -> Iterator[bool]:
     if not _tried[model]:
         yield False
         return
-    with fused_layers(model):
+    with kernels("fused").fused_layers(model):
         yield True
 
 
@@ -62,8 +60,13 @@ def forget_trial(model: PreTrainedModel) -> None:
     _tried.pop(model, None)
 
 
+def _rows() -> tuple[int, int]:
+    """For few tokens and for many: their products differ."""
+    return 1, kernels("fused_plan").MOST // _TOKENS + 1
+
+
 def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
-    device = buffers[0].device
+    device, fusing = buffers[0].device, kernels("fused")
     counted, keys = torch.arange(_TOKENS, device=device)[None], torch.arange(_KEYS, device=device)
     # From all over the vocabulary: the first ones are often special tokens that hardly occur in training, whose laws
     # change with rounding alone.
@@ -71,7 +74,7 @@ def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
 
     def results() -> list[Tensor]:
         made: list[Tensor] = []
-        for count in _ROWS:
+        for count in _rows():
             own = [one.new_zeros(count, one.shape[1], _KEYS + 1, one.shape[3]) for one in buffers]
             places, rows = counted.expand(count, -1).contiguous(), torch.arange(count, device=device)
             made += run(tokens.expand(count, -1).contiguous(), places, places, rows, keys, own)[:2]
@@ -80,7 +83,7 @@ def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
     try:
         with torch.inference_mode():
             expected = results()
-            with fused_layers(run.model) as layers:
+            with fusing.fused_layers(run.model) as layers:
                 given = results()
             norm = torch.linalg.norm
             far = [float(norm(one - two) / norm(two)) for one, two in zip(given, expected, strict=True)]

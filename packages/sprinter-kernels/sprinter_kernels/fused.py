@@ -2,7 +2,8 @@
 
 A layer of 40 small operators costs a GPU more than its weights do. Inside ``fused_layers`` the decoder layers of
 ``FAMILIES``, the norm behind them and the output layer have another ``forward``, which starts nine kernels for each
-layer. It serves passes over the buffers of ``RowPass``; very long ones, and those of other threads, take the usual way.
+layer. It serves passes over caches whose ``layers`` have ``rows``, ``slots`` and ``seen``; very long ones, and those of
+other threads, take the usual way.
 Weights stay where they are: matrices that read the same input are one product, wherever each lies. With many tokens,
 as of many rows, products are the library's, and what is left, attention without copies of the keys above all, is ours.
 """
@@ -21,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from sprinter.models.capture.trace import RowBuffers
-from sprinter.models.quantised.families import (
+from sprinter_kernels.families import (
     ACTIVATIONS,
     FAMILIES,
     LayerFamily,
@@ -30,7 +30,7 @@ from sprinter.models.quantised.families import (
     MatrixPart,
     Norms,
 )
-from sprinter.models.quantised.fused_plan import (
+from sprinter_kernels.fused_plan import (
     CHUNK,
     COLUMNS,
     LARGEST,
@@ -45,9 +45,8 @@ from sprinter.models.quantised.fused_plan import (
     stages,
     tokens_block,
 )
-from sprinter.models.quantised.layers import RoundedLinear, plain_matrix
-from sprinter.models.quantised.unchanged import changed_layer, hooks_everywhere, hooks_of
-from sprinter.models.runners.forward import decoder_layers
+from sprinter_kernels.layers import RoundedLinear, plain_matrix
+from sprinter_kernels.unchanged import changed_layer, hooks_everywhere, hooks_of
 
 __all__ = ["fused_layers", "why_not_fused"]
 
@@ -86,6 +85,19 @@ def why_not_fused(model: PreTrainedModel) -> str | None:
     if strange := next((layer for layer in layers if not _fits(layer)), None):
         return f"the kernels do not know {type(strange).__name__}"
     return changed_layer(model)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's decoder layers, first to last.
+
+    Raises:
+        NotImplementedError: they are not found.
+    """
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    for part in model.modules():
+        if isinstance(part, nn.ModuleList) and len(part) == count:
+            return part
+    raise NotImplementedError(f"the decoder layers of {type(model).__name__} are not found")
 
 
 def _fits(layer: nn.Module) -> bool:
@@ -215,7 +227,7 @@ def _offsets(tensors: list[Any]) -> tuple[int, int]:
 def _multiply(x: Tensor, matrix: _Matrices, split: bool = True) -> Tensor:
     """``x [M, columns]`` -> ``[splits, M, rows]`` in float32; without splits, or with more than ``MOST`` tokens,
     ``[1, M, rows]`` in the dtype of x."""
-    from sprinter.models.quantised import fused_kernels as kernels
+    from sprinter_kernels import fused_kernels as kernels
 
     (tokens, columns), rows = x.shape, matrix.rows
     if tokens > MOST:
@@ -301,7 +313,7 @@ class _Layer(_Own):
         batch, n, width = hidden_states.shape
         if (
             not self._is_here()
-            or not isinstance(cache, RowBuffers)
+            or not hasattr(next(iter(getattr(cache, "layers", ())), None), "seen")
             or batch * n > self._largest
             or mask is None
             or mask.dtype != torch.bool
@@ -329,12 +341,12 @@ class _Layer(_Own):
         self,
         normed: Tensor,
         batch: int,
-        cache: RowBuffers,
+        cache: Any,
         mask: Tensor,
         positions: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         """``[M, width]`` -> ``[M, heads * d]``."""
-        from sprinter.models.quantised import fused_kernels as kernels
+        from sprinter_kernels import fused_kernels as kernels
 
         shape, heads, kv, tokens = self._shape, self._heads, self._kv, len(normed)
         n, norms, buffers = tokens // batch, self._norms, cache.layers[self._number]
@@ -374,7 +386,7 @@ class _Layer(_Own):
 
     def _inner(self, normed: Tensor) -> Tensor:
         """``[M, width]`` -> ``[M, inner]``."""
-        from sprinter.models.quantised import fused_kernels as kernels
+        from sprinter_kernels import fused_kernels as kernels
 
         matrix, (tokens, columns) = self._feed, normed.shape
         rows, gated = matrix.rows[0], matrix.rows[1] > 0
@@ -410,7 +422,7 @@ class _Layer(_Own):
         norm_bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """x plus the sum of the parts (which ``after`` norms), and the norm of that (or, without a weight, x again)."""
-        from sprinter.models.quantised import fused_kernels as kernels
+        from sprinter_kernels import fused_kernels as kernels
 
         tokens, width = x.shape
         states = x if parts is None else torch.empty_like(x)

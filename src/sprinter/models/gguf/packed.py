@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sprinter.errors import UserError
 from sprinter.models.cachedir import cache_dir, check_own, hash_file, make_cache_dir
-from sprinter.models.quantised.library import layout
+from sprinter.models.kernels import kernels
 
 __all__ = ["ASKED", "SourceFile", "packed_matrices"]
 
@@ -125,8 +125,8 @@ def packed_matrices(
 
 
 def _key(source: SourceFile, facts: Sequence[str]) -> str:
-    code = [hash_file(Path(__file__).with_name(name)) for name in ("layout.py", "packed.py")]
-    lines = [*facts, str(source.size), str(source.changed_ns), str(layout()), *code]
+    lines = [*facts, str(source.size), str(source.changed_ns), str(kernels("native").LAYOUT)]
+    lines += [hash_file(Path(kernels("layout").__file__)), hash_file(Path(__file__))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Layers with quantised weights: float32 in, float32 out."""
+"""Matrices as the kernels read them, and layers over them: float32 in, float32 out."""
 
 from __future__ import annotations
 
@@ -9,25 +9,19 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from sprinter.models.quantised.layout import Codes, Format, eight_bits, joined
-from sprinter.models.quantised.library import NUMBER, MatrixFacts, kernel
+from sprinter_kernels.layout import Codes, Format, eight_bits, joined
+from sprinter_kernels.native import FLOATS, NUMBER, floats, native, pack_codes, packed_size
 
 __all__ = [
-    "ROWS",
-    "Matrix",
-    "QuantisedEmbedding",
-    "QuantisedLinear",
-    "RoundedLinear",
-    "is_quantised",
-    "parameter_count",
-    "plain_matrix",
-    "without_gradient",
-]
+    "ROWS", "Matrix", "QuantisedEmbedding", "QuantisedLinear", "RoundedLinear", "is_quantised", "parameter_count",
+    "plain_matrix", "reads_in_place",
+]  # fmt: skip
 
 _MOST_CODE = 127
 ROWS = 4096
 """Rows of a matrix that are in float32 at a time, where it is rounded."""
 _KEPT = "a quantised model cannot be saved: save the one that it was made from"
+_COLUMNS = 16  # of which rows in place are multiples
 
 
 class Matrix:
@@ -46,7 +40,40 @@ class Matrix:
     def of_codes(cls, codes: Codes, width: int | None = None) -> Self:
         """A matrix of codes ``[out, in]``; ``width`` None: no column is padding."""
         high, padded = codes.codes.shape
-        return cls(kernel().pack(codes), codes.form, high, padded, padded if width is None else width)
+        return cls(pack_codes(codes), codes.form, high, padded, padded if width is None else width)
+
+    def native(
+        self, first: int = 0, rows: int = 0, run: int = 0, step: int = 0, bias: Tensor | None = None
+    ) -> Any:
+        """Some rows for the kernels, valid as long as this lives; all if ``rows`` is 0.
+
+        Args:
+            first: the first of them. rows: their number. run, step: they come in runs of so many, which begin so many
+                apart; each begins a block of channels. bias: of the whole matrix, float32.
+        """
+        rows = rows or self.high
+        more = 0 if bias is None else bias.data_ptr() + first * bias.element_size()
+        at = self.packed.data_ptr() + packed_size(self.form, first, self.padded)
+        return native().Matrix(NUMBER[self.form.name], at, rows, self.padded, more, run or rows, step or rows)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows ``ids`` ``[n]`` int64, contiguous, as float32 ``[n, width]``."""
+        made = floats(len(ids), self.padded)
+        native().rows(self.native(), ids.data_ptr(), len(ids), made.data_ptr())
+        return made[:, : self.width]
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``[n, width]`` -> ``[n, high]``."""
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise RuntimeError(
+                "quantised layers have no gradients: train on the model that they were made from"
+            )
+        x = nn.functional.pad(x.float(), (0, self.padded - self.width)).contiguous()
+        made = floats(len(x), self.high)
+        native().linear(
+            self.native(bias=bias), x.data_ptr(), len(x), made.data_ptr(), torch.get_num_threads()
+        )
+        return made
 
     def __deepcopy__(self, memo: object) -> Matrix:
         return self  # it never changes
@@ -55,25 +82,20 @@ class Matrix:
         raise TypeError(_KEPT)
 
 
-def without_gradient(x: Tensor) -> Tensor:
-    """The same activations in float32.
-
-    Raises:
-        RuntimeError: a gradient is wanted, which the kernels do not make.
-    """
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise RuntimeError(
-            "quantised and compiled layers have no gradients: train on the model that they were made from, or load it "
-            "with compile=False"
-        )
-    return x.float()
-
-
 def plain_matrix(part: nn.Module) -> Tensor | None:
     """The weights ``[out, in]`` of a linear layer, or of transformers' ``Conv1D``; None: it is neither."""
     if type(part) is nn.Linear:
         return part.weight
     return part.weight.t() if type(part) is Conv1D else None
+
+
+def reads_in_place(part: nn.Module) -> bool:
+    """Whether the kernels can read the weights of a layer where they are."""
+    weight = plain_matrix(part)
+    if weight is None or type(part.weight.data) is not Tensor:
+        return False
+    fits = weight.dtype in FLOATS and weight.device.type == "cpu" and weight.is_contiguous()
+    return fits and weight.shape[1] % _COLUMNS == 0
 
 
 class _Quantised(nn.Module):
@@ -106,34 +128,17 @@ class QuantisedLinear(_Quantised):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` -> ``[..., out]``."""
         own = self._matrix
-        rows = without_gradient(x).reshape(-1, own.width)
-        if own.padded != own.width:
-            rows = nn.functional.pad(rows, (0, own.padded - own.width))
-        made = kernel().product(own.packed, own.form, own.high, rows.contiguous(), self.bias)
-        return made.view(*x.shape[:-1], own.high)
+        return own.product(x.reshape(-1, own.width), self.bias).view(*x.shape[:-1], own.high)
 
     def some_rows(self, ids: Tensor) -> QuantisedLinear:
         """A layer with the outputs ``ids`` ``[k]`` alone, in 8 bits."""
         own, whole = self._matrix, ids.cpu().to(torch.int64).contiguous()
+        pad = (0, own.padded - own.width)
         parts = [
-            eight_bits(kernel().rows(own.packed, own.form, own.padded, some).numpy())
-            for some in torch.split(whole, ROWS)
+            eight_bits(nn.functional.pad(own.rows(some), pad).numpy()) for some in torch.split(whole, ROWS)
         ]
         bias = None if self.bias is None else self.bias[ids]
         return QuantisedLinear(Matrix.of_codes(joined(parts), own.width), bias)
-
-    def facts(self, first: int, rows: int, run: int, step: int) -> MatrixFacts:
-        """Where the numbers of some rows are, for the kernels; valid as long as it lives.
-
-        Args:
-            first: the first of them. rows: their number. run, step: they come in runs of so many, which begin so many
-                apart; each begins a block (``CHANNELS``).
-        """
-        own, bias = self._matrix, None
-        if self.bias is not None:
-            bias = self.bias.data_ptr() + first * self.bias.element_size()
-        at = own.packed.data_ptr() + kernel().size(own.form, first, own.padded)
-        return MatrixFacts(NUMBER[own.form.name], at, rows, own.padded, bias, run, step)
 
 
 class QuantisedEmbedding(_Quantised):
@@ -161,7 +166,7 @@ class QuantisedEmbedding(_Quantised):
                 raise IndexError(
                     f"token ids go from {int(least)} to {int(most)}, and there are {own.high} rows"
                 )
-        made = kernel().rows(own.packed, own.form, own.padded, flat)[:, : own.width]
+        made = own.rows(flat)
         if self._scale != 1.0:
             made = made * self._scale
         return made.reshape(*ids.shape, own.width)

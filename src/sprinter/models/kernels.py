@@ -1,0 +1,280 @@
+"""Our kernels, the package ``sprinter-kernels``, which may be missing: the only module that knows it.
+
+It runs whole passes of known families on a CPU, over weights of 4 to 8 bits or as they are, and layers inside of CUDA
+graphs. What it refuses becomes a ``UserError`` here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sprinter.errors import UserError, first_line
+from sprinter.fingerprint import count_as, weights_fingerprint
+from sprinter.models.reduced_vocab import CutHead
+from sprinter.models.runners.forward import StraightPass
+from sprinter.models.runners.rope import find_switch
+from sprinter.models.runners.row_cache import RowCache
+
+__all__ = [
+    "BITS", "GGUF", "compile_layers", "is_quantised", "kernels", "knows", "name_of", "parameter_count",
+    "passes_of", "put_matrices", "quantise", "quantise_linears", "renew", "round_linears", "runs", "why_none",
+    "why_not_fused",
+]  # fmt: skip
+
+BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
+"""Names of dtypes -> bits of a weight."""
+GGUF = "gguf"
+"""The dtype of the weights of a GGUF file as they are stored."""
+
+_log = logging.getLogger("sprinter")
+_packed: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""Models that the kernels run -> what runs them."""
+_asked: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Models whose passes were given to the kernels, with weights as they are; since a reload, some may run without."""
+
+
+@cache
+def _found() -> bool:
+    try:
+        import_module("sprinter_kernels")
+    except ImportError:
+        return False
+    return True
+
+
+def kernels(part: str = "") -> Any:
+    """The package, or a module of it.
+
+    Raises:
+        UserError: it is not installed, or has nothing for this processor.
+    """
+    try:
+        module = import_module("sprinter_kernels" + (part and f".{part}"))
+        import_module("sprinter_kernels.native").instruction_set()
+    except ImportError as error:
+        raise UserError(
+            "weights of 4 and 8 bits, and compile=True, need our kernels, which are not installed: "
+            "pip install ./packages/sprinter-kernels in a clone, which takes a C++ compiler, or use "
+            "dtype=bfloat16 or float32 with compile=False"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"our kernels cannot be loaded: {error}") from error
+    return module
+
+
+def why_none() -> str | None:
+    """Why there are no kernels for this CPU, and how to get them; None: there are."""
+    try:
+        kernels()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def name_of() -> str:
+    """What tells the kernels in use from others: their version and instruction set.
+
+    Raises:
+        UserError: as ``kernels``.
+    """
+    return f"sprinter-kernels {version('sprinter-kernels')}, {kernels('native').instruction_set()}"
+
+
+def knows(model_type: str) -> bool:
+    """Whether there are kernels for models of this type, as configs name them."""
+    return why_none() is None and model_type in kernels("families").TYPES
+
+
+@contextmanager
+def _refused(before: str = "", after: str = "") -> Iterator[None]:
+    """What the package refuses, as a line of ours."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"{before}{error}{after}") from error
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Whether a module has layers of 4 to 8 bits for a CPU."""
+    return any(type(part).__name__ == "QuantisedLinear" for part in model.modules())
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of parameters; quantised ones count as what they were."""
+    if why_none() is not None:
+        return sum(weights.numel() for weights in model.parameters())
+    count: int = kernels("layers").parameter_count(model)
+    return count
+
+
+def runs(model: object) -> bool:
+    """Whether the kernels run a model's passes. Then a token is the same, to the bit, in each over a chain."""
+    return isinstance(model, nn.Module) and model in _packed
+
+
+def quantise(model: PreTrainedModel, dtype: str) -> None:
+    """Quantise a model on a CPU in place, and have the kernels run it if they know it, else its linear layers.
+
+    It keeps its fingerprint, so that gates and heads for it load.
+
+    Raises:
+        UserError: there are no kernels, its weights cannot be rounded, or it does not run with them replaced.
+    """
+    rounding, fingerprint = kernels("quantise"), weights_fingerprint(model)
+    with _refused():
+        rounding.quantise(model, dtype)
+    _run_quantised(model)
+    count_as(model, fingerprint)
+
+
+def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Any]) -> None:
+    """Replace the layers at these paths by quantised ones; as ``quantise``."""
+    kernels("quantise").put_matrices(model, matrices)
+    _run_quantised(model)
+
+
+def _run_quantised(model: PreTrainedModel) -> None:
+    name, config = model.name_or_path or type(model).__name__, model.config.get_text_config(decoder=True)
+    try:
+        with torch.inference_mode():
+            model(torch.arange(8)[None] % config.vocab_size)
+    except Exception as error:  # models' own code may read the weights that are gone
+        raise UserError(
+            f"{name} does not run with quantised layers ({type(error).__name__}: {first_line(error)}): use bfloat16"
+        ) from error
+    why = kernels().supports(model)
+    if why is None:
+        with _refused(after=": use bfloat16"):
+            _packed[model] = kernels().pack(model, find_switch(model))
+    elif knows(config.model_type):
+        _log.warning("the kernels run the linear layers of %s alone, which is slower: %s", name, why)
+
+
+def quantise_linears(module: nn.Module) -> None:
+    """Replace the linear layers of a module on a CPU by ones of 8 bits, in place; it need not be a model.
+
+    Raises:
+        UserError: weights that are not finite, or no kernels.
+    """
+    rounding = kernels("quantise")
+    with _refused():
+        rounding.quantise_linears(module)
+
+
+def round_linears(model: PreTrainedModel) -> None:
+    """Replace the linear layers of a model on a GPU by ones of 8 bits, in place. It keeps its fingerprint.
+
+    Raises:
+        UserError: weights that are not finite, a model that does not run with such layers, or no kernels.
+    """
+    rounding, fingerprint = kernels("quantise"), weights_fingerprint(model)
+    with _refused():
+        rounding.round_linears(model)
+    name = model.name_or_path or type(model).__name__
+    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config(decoder=True).vocab_size
+    try:
+        with torch.inference_mode():
+            made = model(ids).logits
+    except Exception as error:  # models' own code may read what is gone
+        raise UserError(
+            f"{name} does not run with layers of 8 bits ({type(error).__name__}: {error}): use bfloat16"
+        ) from error
+    if not bool(torch.isfinite(made).all()):
+        raise UserError(f"{name} gives no numbers with layers of 8 bits: use bfloat16")
+    count_as(model, fingerprint)
+
+
+def compile_layers(model: PreTrainedModel) -> str | None:
+    """Have the kernels run a model's passes over its weights where they are; why they cannot, in words, or None.
+
+    Raises:
+        UserError: there are no kernels, or the model computes something else with them.
+    """
+    if (why := kernels().supports(model)) is not None:
+        return str(why)
+    with _refused(after=": use compile=False"):
+        _packed[model] = kernels().pack(model, find_switch(model))
+    _asked[model] = True
+    return None
+
+
+def renew(model: PreTrainedModel) -> None:
+    """After a change of a model, see anew whether the kernels can run it; a warning says that they no longer can.
+
+    Raises:
+        UserError: as ``compile_layers``.
+    """
+    _packed.pop(model, None)
+    if is_quantised(model):
+        _run_quantised(model)
+    elif model in _asked and (why := compile_layers(model)) is not None:
+        _log.warning("our kernels no longer run %s, which is slower: %s", type(model).__name__, why)
+
+
+def passes_of(model: PreTrainedModel) -> StraightPass | None:
+    """What runs a model's passes over a ``RowCache``, for runners; None: transformers does."""
+    packed = _packed.get(model)
+    return None if packed is None else _Passes(packed, model.get_output_embeddings())  # type: ignore[no-untyped-call]
+
+
+class _Passes:
+    """Passes of one model with this output layer. A call is a ``StraightPass``."""
+
+    def __init__(self, packed: Any, head: nn.Module) -> None:
+        self._packed, self._slots = packed, kernels().Slots
+        self._cut = head if isinstance(head, CutHead) else None
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        logits: bool,
+        position_ids: Tensor,
+        attention_mask: Tensor | Mapping[str, Tensor | None] | None,
+        cache: RowCache,
+        layers: Sequence[int] = (),
+    ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]]:
+        packed, span, (batch, n) = self._packed, cache.span, tokens.shape
+        if not cache.holds(packed.numbers):
+            cache.reserve(packed.numbers, packed.kv, packed.d)
+        keys, _, seen = cache.visible(packed.numbers[0])
+        buffers, slots = cache.addresses(packed.numbers), keys.stride(1) // keys.stride(2)
+        if span.index is None:
+            where = self._slots(buffers, slots, keys.shape[2], span.start)
+        else:
+            row, slot = cache.places(batch, n)
+            position = position_ids.expand(batch, n).reshape(-1)
+            where = self._slots(buffers, slots, keys.shape[2], 0, position, row, slot, seen)
+        if span.flat:  # each token attends in a row of its own
+            tokens, attention_mask = tokens.transpose(0, 1), _turned(attention_mask)
+        said, states, taken = packed.forward(tokens, where, attention_mask, layers, logits)
+        if span.flat:
+            said = None if said is None else said.transpose(0, 1)
+            states, taken = states.transpose(0, 1), tuple(one.transpose(0, 1) for one in taken)
+        if said is not None and self._cut is not None:
+            said = self._cut.spread(said)
+        return said, states, taken
+
+
+def _turned(mask: Any) -> Any:
+    if isinstance(mask, Mapping):
+        return {kind: _turned(one) for kind, one in mask.items()}
+    return None if mask is None else mask.transpose(0, 2)
+
+
+def why_not_fused(model: PreTrainedModel) -> str | None:
+    """Why the kernels for GPUs do not run a model's layers inside of CUDA graphs; None: they do."""
+    if not _found():
+        return "the package sprinter-kernels is not installed"
+    why: str | None = import_module("sprinter_kernels.fused").why_not_fused(model)
+    return why
