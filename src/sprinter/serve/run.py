@@ -7,7 +7,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import replace
 
 import uvicorn
 
@@ -96,7 +95,7 @@ def serve(settings: ServeSettings, load: Callable[[], Pair]) -> None:
         UserError: what is wrong with the settings or the models.
         SprinterError: the engine has failed.
     """
-    service = Service(replace(settings), lambda: _kept(load()))
+    service = Service(settings, lambda: _kept(load()))
     server = make_server(service)
     try:
         server.run()

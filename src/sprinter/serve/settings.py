@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Self
 
-from sprinter.decode.checks import at_least
+from pydantic import Field, model_validator
+
 from sprinter.errors import UserError
+from sprinter.parameters import Checked, WholeNumber
 
 __all__ = ["ServeSettings"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeSettings:
+Seconds = Annotated[float, Field(gt=0)]
+Positive = Annotated[WholeNumber, Field(ge=1)]
+Natural = Annotated[WholeNumber, Field(ge=0)]
+
+
+class ServeSettings(Checked):
     """What a server is started with.
 
     Attributes:
@@ -51,55 +57,40 @@ class ServeSettings:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: WholeNumber = Field(8000, ge=0, le=65535)
     model: str | None = None
     method: str | None = None
-    budget: float | None = None
+    budget: float | None = Field(None, ge=0, le=1)
     require_lossless: bool = False
     never_slower: bool = True
-    rows: int = 8
-    max_len: int | None = None
-    memory_bytes: int | None = None
-    max_waiting: int = 64
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    max_choices: int = 64
-    max_draft: int = 64
-    max_logprobs: int = 2**18
-    max_body_bytes: int = 4 * 2**20
-    queue_timeout_s: float = 60.0
-    request_timeout_s: float = 600.0
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    drain_timeout_s: float = 30.0
-    max_connections: int = 512
-    min_free_bytes: int = 64 * 2**20
+    rows: Positive = 8
+    max_len: Positive | None = None
+    memory_bytes: WholeNumber | None = None
+    max_waiting: Natural = 64
+    max_prompt_tokens: Positive | None = None
+    max_new_tokens: Positive | None = None
+    max_choices: Positive = 64
+    max_draft: Positive = 64
+    max_logprobs: Positive = 2**18
+    max_body_bytes: Positive = 4 * 2**20
+    queue_timeout_s: Seconds = 60.0
+    request_timeout_s: Seconds = 600.0
+    header_timeout_s: Seconds = 10.0
+    body_timeout_s: Seconds = 30.0
+    drain_timeout_s: Seconds = 30.0
+    max_connections: Positive = 512
+    min_free_bytes: Natural = 64 * 2**20
     api_keys: Path | None = None
     allow_anonymous: bool = False
     allowed_hosts: tuple[str, ...] = ()
-    rate_limit: int | None = None
-    token_limit: int | None = None
+    rate_limit: Positive | None = None
+    token_limit: Positive | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     log_prompts: bool = False
 
-    def __post_init__(self) -> None:
-        for name in (
-            "rows", "max_choices", "max_draft", "max_logprobs", "max_body_bytes", "max_connections",
-        ):  # fmt: skip
-            at_least(name, getattr(self, name), 1)
-        for name in ("max_len", "max_prompt_tokens", "max_new_tokens", "rate_limit", "token_limit"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
-        for name in ("max_waiting", "min_free_bytes"):
-            at_least(name, getattr(self, name), 0)
-        for name in (
-            "queue_timeout_s", "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s",
-        ):  # fmt: skip
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name}={getattr(self, name)!r} is out of range: give seconds above 0")
-        if not 0 <= self.port <= 65535:
-            raise UserError(f"port={self.port!r} is out of range: give 0 to 65535")
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UserError("tls_cert and tls_key go together: give both files, or neither")
         if self.api_keys is None and not self.allow_anonymous and not self.is_loopback:
@@ -107,6 +98,7 @@ class ServeSettings:
                 f"host={self.host!r} is reached by other machines, and no key is asked for: give api_keys=FILE, or "
                 "allow_anonymous=True"
             )
+        return self
 
     @property
     def has_owners(self) -> bool:
