@@ -13,9 +13,9 @@ from tests.cli.tiny import Places, Run
 from typer.main import get_command
 
 import sprinter
-from sprinter.cli import running
+from sprinter.cli import signature
 from sprinter.cli.app import app
-from sprinter.errors import install_line
+from sprinter.errors import UserError, install_line
 
 CHECKS = [
     "versions", "devices", "threads", "cpu", "kernels", "cache", "pair", "target", "draft", "passes", "gate",
@@ -173,11 +173,16 @@ def test_one_option_has_one_name_in_all_commands() -> None:
     assert "--max-new-tokens" in names and "--new-tokens" not in names
 
 
-@pytest.mark.parametrize("args", [
-    ("generate", "x", "--stop", "--target", "--target", "a", "--stop", "--target"),  # values of another option
-    ("generate", "--", "--target", "--target"),
-    ("generate", "x", "-n", "4", "--temperature", "0", "--temperature", "1", "--target", "a"),
-    ("gate", "label", "--head", "a", "--head", "b"),
+@pytest.mark.parametrize("line", [
+    "x --stop --target --target a --stop --target",  # values of another option
+    "-- --target --target",
+    "x -n 4 --temperature 0 --temperature 1 --target a",
+    "x --head a --head b",
 ])  # fmt: skip
-def test_only_what_names_one_thing_may_not_be_given_twice(args: tuple[str, ...]) -> None:
-    running._check_repeated(get_command(app), args)
+def test_only_what_names_one_thing_may_not_be_given_twice(line: str) -> None:
+    command: Any = COMMANDS["generate",]
+    context = command.context_class(command)
+    signature._refuse_repeated(command, context, line.split())
+    twice = f"--draft a --device cpu --draft a {line}".split()
+    with pytest.raises(UserError, match="--draft was given twice: give it once"):
+        signature._refuse_repeated(command, context, twice)
