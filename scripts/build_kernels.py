@@ -1,6 +1,6 @@
 """Build packages/sprinter-kernels into the environment that runs this, unless it is there as it stands in the clone.
 
-Without a C++ compiler a line says so, and everything goes on without the kernels. Called by ``make``.
+Without a C++ compiler or Python's headers a line says so, and everything goes on without. Called by ``make``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -26,8 +27,9 @@ def compiler() -> str | None:
 
 
 def sources() -> str:
-    """Digest of the package's files."""
-    files = sorted(path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    """Digest of the package's files, but for its page."""
+    found = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = sorted(path for path in found if path.suffix != ".md")
     parts = [part for path in files for part in (str(path.relative_to(PACKAGE)).encode(), path.read_bytes())]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
@@ -37,10 +39,12 @@ def main() -> None:
     wanted = sources()
     if STAMP.is_file() and STAMP.read_text() == wanted:
         return
-    if compiler() is None:
+    lacking = None if compiler() else "C++ compiler (install g++ or clang++, or set CXX)"
+    if lacking is None and not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        lacking = "Python.h (on Debian: install python3-dev)"
+    if lacking is not None:
         print(
-            "   there is no C++ compiler (install g++ or clang++, or set CXX): the kernels are left out, everything "
-            "runs, some of it slower",
+            f"   there is no {lacking}: the kernels are left out, everything runs, some of it slower",
             flush=True,
         )
         return

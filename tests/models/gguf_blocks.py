@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+
+pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
 from sprinter_kernels.layout import Codes, Format
 
 __all__ = ["take_apart"]
