@@ -22,7 +22,7 @@ from sprinter.decode.draft import AskDraft, Draft, Record, Verdict
 from sprinter.decode.enumerate import ChainDriver
 from sprinter.decode.grow import grow_from
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.tree import Tree
+from sprinter.decode.sequence import Tree
 from sprinter.laws import entropy, overlap, tv_distance
 from sprinter.plots import COLOURS
 from sprinter.random import AddressedDraws

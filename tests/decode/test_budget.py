@@ -11,7 +11,7 @@ import torch
 from tests.decode.chains import ids, paths
 from tests.decode.test_head import LOSSY
 
-from sprinter.decode import row
+from sprinter.decode import decoding
 from sprinter.decode.accept import (
     Block,
     Cactus,
@@ -24,19 +24,19 @@ from sprinter.decode.accept import (
     SpecInfer,
     Typical,
 )
-from sprinter.decode.budget import BUDGET_RUN, Budget
+from sprinter.decode.budget import BUDGET_RUN, DriftAccount
 from sprinter.decode.conformance import check_same_law
+from sprinter.decode.decoding import Decoding
 from sprinter.decode.draft import Draft, Origin, Record
 from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
-from sprinter.decode.row import Row
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.stop import Confidence, Fixed, Never, Svip, Untrusted
+from sprinter.decode.text_rules import Verdicts
 from sprinter.decode.trust import Certain, Coin, Everyone, Gate, Online
-from sprinter.decode.verdicts import Verdicts
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -94,7 +94,7 @@ def test_accept_rules_keep_to_it_at_every_token(name: str, budget: float) -> Non
 
 @pytest.mark.parametrize("name", ["gate", "certain"])
 def test_what_was_judged_exactly_is_not_called_trusted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Budget, "allows", lambda self, signals, position, wanted: True)
+    monkeypatch.setattr(DriftAccount, "allows", lambda self, signals, position, wanted: True)
     tight, loose = (decoded(replace(TRUSTING[name], budget=one), 1, 60) for one in (1e-9, 1.0))
     assert {token.origin for token in tight.tokens} == {Origin.ACCEPTED, Origin.REPLACEMENT}
     assert tight.stats.checked == len(tight.tokens) and loose.stats.trusted > loose.stats.checked
@@ -119,35 +119,35 @@ def test_trusted_tokens_keep_to_it_at_every_token(name: str, budget: float) -> N
 def test_copies_are_checked_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy is as certain as can be, and says nothing of what the target thinks of it: tokens of the draft model are
     trusted, copies never, nor does the budget learn from them, and they end no run."""
-    copied: set[tuple[int, int]] = set()  # round, position
+    copies: set[tuple[int, int]] = set()  # round, position
     drafted: list[int] = []
-    budgets: list[Budget] = []
-    ask, wait, allows = row._ask_rules, Verdicts.wait, Budget.allows
+    budgets: list[DriftAccount] = []
+    ask, wait, allows = decoding._ask_rules, Verdicts.wait, DriftAccount.allows
 
-    def asked(own: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:
+    def asked(own: Decoding, answer: Draft, i: int, position: int, copied: bool) -> tuple[bool, bool]:
         if answer.proposed:
-            copied.add((own.record.stats.rounds, position))
-        return ask(own, answer, i, position)
+            copies.add((own.record.stats.rounds, position))
+        return ask(own, answer, i, position, copied)
 
     def waits(own: Verdicts, position: int, answer: Draft, i: int) -> None:
         drafted.append(position)
         assert not answer.proposed
         wait(own, position, answer, i)
 
-    def seen(own: Budget, *args: Any) -> bool:
+    def seen(own: DriftAccount, *args: Any) -> bool:
         budgets.append(own)
         return allows(own, *args)
 
-    monkeypatch.setattr(row, "_ask_rules", asked)
+    monkeypatch.setattr(decoding, "_ask_rules", asked)
     monkeypatch.setattr(Verdicts, "wait", waits)
-    monkeypatch.setattr(Budget, "allows", seen)
+    monkeypatch.setattr(DriftAccount, "allows", seen)
     method = Method(
         trust=Certain("max_prob"), stop=Untrusted(), drafter=Lookup(4, 4, "model", 6), cap=20, budget=0.2
     )
     record = run_chain(method, NEAR, (0,), Limits(400), AddressedDraws(1), complete=True)
     origins = {(token.round, 1 + i): token.origin for i, token in enumerate(record.tokens)}
-    assert Origin.TRUSTED not in {origins.get(place) for place in copied}
-    assert len(copied) > 12 and any(origins.get(place) is Origin.ACCEPTED for place in copied)
+    assert Origin.TRUSTED not in {origins.get(place) for place in copies}
+    assert len(copies) > 12 and any(origins.get(place) is Origin.ACCEPTED for place in copies)
     assert record.stats.trusted > 20 and len(drafted) > 100
     fit = budgets[-1]._fit
     assert fit is not None and int(fit[2]) <= len(drafted)
@@ -259,7 +259,7 @@ def test_what_it_predicts_from() -> None:
 
 def test_predictions_are_learned() -> None:
     """A signal that says nothing at first and all after some verdicts."""
-    budget = Budget(0.1, ("entropy",), 0)
+    budget = DriftAccount(0.1, ("entropy",), 0)
     chance = torch.Generator().manual_seed(1)
     for _ in range(60):
         certain = torch.rand(4, generator=chance) < 0.5

@@ -12,7 +12,7 @@ from tests.decode.chains import LikelyToken, TablePair, UnlikelyToken
 from tests.decode.test_head import LOSSY
 
 from sprinter.decode.accept import Block, Exact
-from sprinter.decode.budget import BUDGET_RUN, Budget
+from sprinter.decode.budget import BUDGET_RUN, DriftAccount
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin, Record
 from sprinter.decode.enumerate import MarkovPair, check_same_law, joint_law, run_chain, target_joint_law
@@ -165,7 +165,7 @@ JUDGED = {
 def test_what_does_not_fit_is_judged_exactly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the rule trusts is drafted, and no drift fits: the texts have the target's law to 1e-9."""
     monkeypatch.setattr(
-        Budget, "allows", lambda self, signals, position, wanted: True if wanted is None else wanted
+        DriftAccount, "allows", lambda self, signals, position, wanted: True if wanted is None else wanted
     )
     pair = MarkovPair(2, 4)
     method = replace(JUDGED[name], budget=1e-6)

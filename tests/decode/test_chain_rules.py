@@ -17,6 +17,7 @@ from sprinter.decode.conformance import check_accept, check_same_law
 from sprinter.decode.draft import Control
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, joint_law, target_joint_law
 from sprinter.decode.method import Method
+from sprinter.decode.sequence import Tree
 from sprinter.decode.stop import (
     AdaEdl,
     Calibrated,
@@ -27,7 +28,6 @@ from sprinter.decode.stop import (
     Svip,
     Untrusted,
 )
-from sprinter.decode.tree import Tree
 from sprinter.decode.trust import Coin, Gate, Nobody
 from sprinter.laws import residual
 

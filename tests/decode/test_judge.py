@@ -13,9 +13,9 @@ from sprinter.decode.accept import AcceptRule, Exact, Lenient, Mentored, TargetC
 from sprinter.decode.draft import Control, Verdict
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.loop import Limits
+from sprinter.decode.sequence import Tree
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed
-from sprinter.decode.tree import Tree
 from sprinter.laws import tv_distance
 from sprinter.random import AddressedDraws, Purpose
 

@@ -279,10 +279,10 @@ def test_the_meter_finds_its_rows() -> None:
     meter.wait(11, tokens[0], q)
     meter.wait(12, tokens[1], q, saw_token=True)
     meter.wait(13, tokens[2], q, saw_token=True)
-    assert meter.waiting == 3
+    assert len(meter.waiting) == 3
     meter.score(10, Scores(p))
     assert [token.drift for token in tokens] == pytest.approx([0.4, 0.0, 1.0])
-    assert meter.waiting == 0
+    assert meter.waiting == []
     meter.score(10, Scores(torch.ones(3, 2) / 2))
     assert tokens[0].drift == pytest.approx(0.4)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sprinter.decode import Method, parse_method
-from sprinter.decode import row as row_module
+from sprinter.decode import decoding as decoding_module
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin, Record
@@ -71,8 +71,8 @@ def copies_of_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(copied))
         return copied
 
-    monkeypatch.setattr(row_module, "COPIES", Lookup(1, 1, length=2))
-    monkeypatch.setattr(row_module, "look_up", counted)
+    monkeypatch.setattr(decoding_module, "COPIES", Lookup(1, 1, length=2))
+    monkeypatch.setattr(decoding_module, "look_up", counted)
     return found
 
 
@@ -414,7 +414,7 @@ def test_levels_of_trees_cost_what_they_read() -> None:
         row = AdaptiveSwitch(tracker)
         for number in range(1, 8):
             if row.drafts(number):
-                row.count(RoundCount(steps=4, width=width, read=30, added=2))  # 4.2 or 1.4 against 2
+                row.count(RoundCount(steps=4, width=width, target_tokens=30, added=2))  # 4.2 or 1.4 against 2
         assert bool(row.changes) is (tracker is wide)
 
 
@@ -428,6 +428,6 @@ def test_what_the_host_does_for_each_row_counts() -> None:
             row = AdaptiveSwitch(tracker)
             for number in range(1, 60):
                 if row.drafts(number):
-                    row.count(RoundCount(steps=4, width=1, read=5, added=3))  # 1.8 s in passes
+                    row.count(RoundCount(steps=4, width=1, target_tokens=5, added=3))  # 1.8 s in passes
             off.append(bool(row.changes))
     assert off == [False, False, False, True]  # 2.0 s for one row, 5.0 s for 16 of them

@@ -57,8 +57,8 @@ from sprinter.decode.enumerate import (
 from sprinter.decode.grow import grow_from
 from sprinter.decode.growers import _DrawnGrowth
 from sprinter.decode.loop import Limits
+from sprinter.decode.sequence import Tree, paths_of
 from sprinter.decode.stop.chance import ChanceRule
-from sprinter.decode.tree import Tree, paths_of
 from sprinter.decode.trust import State
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws

@@ -20,7 +20,7 @@ from tests.models.eager_units import EagerUnits
 from transformers import PreTrainedModel
 
 import sprinter
-from sprinter.decode import row as row_module
+from sprinter.decode import decoding as decoding_module
 from sprinter.decode.accept import AcceptRule
 from sprinter.engine import pool
 from sprinter.engine.engine import Engine
@@ -104,7 +104,7 @@ class Disturber:
                     handle.remove()
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        passes, ask, judge = Executor.run, row_module._ask_rules, AcceptRule.judge
+        passes, ask, judge = Executor.run, decoding_module._ask_rules, AcceptRule.judge
 
         def run(models: Executor, inputs: Any) -> Any:
             if self.now("no memory for a pass", 4e-3):
@@ -125,7 +125,7 @@ class Disturber:
             return asked
 
         patch.setattr(Executor, "run", run)
-        patch.setattr(row_module, "_ask_rules", rule(ask))
+        patch.setattr(decoding_module, "_ask_rules", rule(ask))
         patch.setattr(AcceptRule, "judge", rule(judge))
 
     @contextmanager

@@ -14,8 +14,8 @@ from tests.models.tiny import CONTEXT, tiny, word_tokenizer
 from torch import Tensor
 
 import sprinter
+from sprinter.decode import decoding as decoding_module
 from sprinter.decode import parse_method
-from sprinter.decode import row as row_module
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.sequence import ReadState
@@ -137,7 +137,7 @@ def test_states_of_refused_nodes_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     real = RequestRun._leave_tree
 
     def first_nodes(self: RequestRun, view: ReadState, rows: Any) -> None:
-        first, states, had = view.base + len(view.kept), dict(view.states), view.nodes_read
+        first, states, had = view.base + len(view.path), dict(view.states), view.nodes_read
         real(self, view, rows)
         if had:
             view.states = {layer: each[:first] for layer, each in states.items()}
@@ -224,7 +224,7 @@ def test_never_slower_counts_the_heads_own_steps() -> None:
 @pytest.mark.parametrize("method", ["heads(gamma=4)", "medusa(nodes=6)"])
 def test_a_text_is_copied_while_heads_rest(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        row_module, "COPIES", Lookup(1, 1, length=4)
+        decoding_module, "COPIES", Lookup(1, 1, length=4)
     )  # a text of random weights seldom repeats three tokens
     pair = sprinter.Pair(pair_of("llama").models, None, [half_trained("llama")])
     flat = tuple((n, 1.0) for n in (1, 8))

@@ -15,7 +15,7 @@ from tests.engine.disturbed import text as words
 from tests.models.told import Told
 
 import sprinter
-from sprinter.decode import row as row_module
+from sprinter.decode import decoding as decoding_module
 from sprinter.engine import pool
 from sprinter.engine.backends.base import RowInput
 from sprinter.engine.backends.eager import EagerBackend
@@ -120,7 +120,7 @@ def test_a_rules_own_error_ends_its_request_alone(
     pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where another request finishes in the same step: its result is not lost."""
-    alone, ask, calls = pair.generate(**asked(0)), row_module._ask_rules, [0]
+    alone, ask, calls = pair.generate(**asked(0)), decoding_module._ask_rules, [0]
 
     def broken(row: Any, *args: Any) -> Any:
         if row.method.name.startswith("sprinter"):
@@ -129,7 +129,7 @@ def test_a_rules_own_error_ends_its_request_alone(
                 raise ZeroDivisionError("a rule of mine")
         return ask(row, *args)
 
-    monkeypatch.setattr(row_module, "_ask_rules", broken)
+    monkeypatch.setattr(decoding_module, "_ask_rules", broken)
     with Engine(pair, rows=2) as engine:
         good, bad = engine.add(**asked(0)), engine.add(**asked(1, "sprinter(tau=0.5)"))
         with pytest.raises(BatchError, match=f"request {bad} failed: a rule of mine") as caught:

@@ -13,7 +13,7 @@ from tests.theory.tools import INSTANCES, chains, check_family, laws, record_cha
 from tests.tools import FALSE_ALARM, chi_square_p
 
 from sprinter.decode.accept import Exact, Fuzzy, Lenient, Opt, RandomAccept, Typical, Uno
-from sprinter.decode.budget import Budget
+from sprinter.decode.budget import DriftAccount
 from sprinter.decode.draft import Record
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.spec import Method, parse_method
@@ -146,7 +146,7 @@ def test_the_draft_alone_writes_the_drafts_text() -> None:
 # --- lossy methods ---------------------------------------------------------------------------------------------------
 def test_tokens_that_a_budget_has_judged_exactly_have_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = record_chain(MarkovChain.random(4, 10, seed=2), 40, "target")
-    monkeypatch.setattr(Budget, "allows", lambda self, signals, position, wanted: True)
+    monkeypatch.setattr(DriftAccount, "allows", lambda self, signals, position, wanted: True)
     tight, loose = (replay(recording, parse_method(f"draft-only(budget={limit})")) for limit in (1e-9, 1.0))
     assert tight.accepted > 0 == tight.trusted == tight.drift == tight.kl
     assert loose.kl > 0.01 * loose.tokens

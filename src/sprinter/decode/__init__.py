@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from sprinter.decode.method import Method
     from sprinter.decode.presets import preset
     from sprinter.decode.registry import Registry
+    from sprinter.decode.sequence import Chain, Siblings, Tree
     from sprinter.decode.signals import SIGNALS, signal
     from sprinter.decode.sparse import Sparse
     from sprinter.decode.spec import ACCEPT, DRAFTER, METHODS, STOP, TRUST, method_table, parse_method
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
         Svip,
         Untrusted,
     )
-    from sprinter.decode.tree import Chain, Siblings, Tree
     from sprinter.decode.trust import (
         DEFAULT,
         MEASURED,
@@ -246,7 +246,7 @@ __getattr__, __dir__ = lazy_names(
             "AdaEdl", "BildFallback", "Calibrated", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "Optimal",
             "SpecDec", "StopRule", "Svip", "Untrusted",
         ),
-        "sprinter.decode.tree": ("Chain", "Siblings", "Tree"),
+        "sprinter.decode.sequence": ("Chain", "Siblings", "Tree"),
         "sprinter.decode.trust": (
             "DEFAULT", "MEASURED", "RECORDED", "Certain", "Coin", "Everyone", "Gate", "Nobody", "Online", "State",
             "TrustRule",

@@ -8,7 +8,7 @@ transformers: bias, repetition penalty, frequency and presence penalty, bad word
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -153,7 +153,7 @@ class Adjuster:
             )
         signals = {name: values[:n] for name, values in draft.signals.items()}
         raw = None if draft.raw is None else draft.raw[:n]
-        return replace(draft, tokens=draft.tokens[:n], laws=draft.laws[:n], signals=signals, raw=raw)
+        return draft._replace(tokens=draft.tokens[:n], laws=draft.laws[:n], signals=signals, raw=raw)
 
     def _count(self, tokens: Sequence[int], number: float) -> None:
         if tokens and self._settings.counts:

@@ -27,10 +27,11 @@ from torch import Tensor
 from sprinter.decode.accept import AcceptRule, Exact, Judge
 from sprinter.decode.accept.base import TargetCall, control_of, decide, emitted
 from sprinter.decode.draft import Verdict
+from sprinter.decode.method import Method
 from sprinter.decode.regression import Fit, Regression
 from sprinter.laws import tv_distance
 
-__all__ = ["BUDGET_RUN", "Budget", "BudgetedRule"]
+__all__ = ["BUDGET_RUN", "BudgetedRule", "DriftAccount"]
 
 BUDGET_RUN = 20
 """Maximum number of trusted tokens in a run, and length of a run if the method names none."""
@@ -41,7 +42,7 @@ _SLACK = 1e-9  # of sums
 
 
 @dataclass(slots=True)
-class Budget:
+class DriftAccount:
     """The account of one text.
 
     Attributes:
@@ -60,6 +61,13 @@ class Budget:
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _drafted: int = 0
     _run: list[float] = field(default_factory=list)  # expected drifts of the run's trusted tokens
+
+    @classmethod
+    def of(cls, method: Method, prompt: int) -> DriftAccount | None:
+        """The account of a text behind a prompt of so many tokens; None: the method has no budget, or is lossless."""
+        if not method.budget or method.lossless():
+            return None
+        return cls(method.budget, method.predicts, prompt)
 
     def __post_init__(self) -> None:
         self._regression = Regression("+".join(self.names) or "entropy", _MEMORY)
@@ -115,11 +123,11 @@ class BudgetedRule(Judge):
 
     Args:
         rule: judges one draft.
-        budget: the text's account.
+        account: of the text.
     """
 
-    def __init__(self, rule: Judge, budget: Budget) -> None:
-        self._rule, self._budget = rule, budget
+    def __init__(self, rule: Judge, account: DriftAccount) -> None:
+        self._rule, self._account = rule, account
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
@@ -132,13 +140,13 @@ class BudgetedRule(Judge):
         if n == 0:
             return call.plain()
         if not isinstance(rule, AcceptRule):
-            fits = self._budget.fitting([1.0], call.position)
+            fits = self._account.fitting([1.0], call.position)
             return (rule if fits[0] else Exact()).judge(call)
         p, q, exact = call.p[:n], torch.stack(list(call.tree.laws)), Exact()
         b, r = rule.both(p, q, control_of(call, n))
         pi = emitted(q, b, r)
         drifts = tv_distance(pi, p).tolist()
-        fits = self._budget.fitting(drifts, call.position)
+        fits = self._account.fitting(drifts, call.position)
         if not all(fits):
             own = torch.tensor(fits, device=p.device).unsqueeze(-1)
             b = torch.where(own, b, exact.keep(p, q))

@@ -17,10 +17,10 @@ from sprinter.decode.accept import AcceptRule, ChainRule, Judge
 from sprinter.decode.accept.base import at_tokens, ends_of
 from sprinter.decode.draft import Control
 from sprinter.decode.enumerate import JOINT, MarkovPair, check_same_law, joint_law, target_joint_law
+from sprinter.decode.sequence import Siblings
 from sprinter.decode.signals import GIVEN, SIGNALS, Given, Signal
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import AdaEdl, Fixed, StopRule, Svip, Untrusted
-from sprinter.decode.tree import Siblings
 from sprinter.decode.tree_conformance import TREES, check_longest, check_trees, control_of_pair
 from sprinter.decode.trust import Gate, TrustRule
 from sprinter.kinds import HEAD_KINDS

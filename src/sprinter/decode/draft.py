@@ -15,7 +15,8 @@ is still its text, is in the sequence's views.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -89,8 +90,7 @@ class Verdict(NamedTuple):
         return len(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class AskDraft:
+class AskDraft(NamedTuple):
     """Ask for a draft that continues the sequence, of at most ``at_most`` tokens.
 
     A driver may answer with fewer than ``at_most`` tokens, and the loop asks again; with none, it calls the target.
@@ -100,8 +100,7 @@ class AskDraft:
     at_most: int
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """A proposal: tokens, and the laws that they were drawn from.
 
     Attributes:
@@ -119,8 +118,7 @@ class Draft:
     proposed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AskTips:
+class AskTips(NamedTuple):
     """Ask for the draft model's laws at the tips of a tree that grows: after the sequence, or after new nodes.
 
     Attributes:
@@ -165,8 +163,7 @@ class Tips(NamedTuple):
     reached: Sequence[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AskScore:
+class AskScore(NamedTuple):
     """Ask for one target forward pass: a law after each of the sequence's tokens from ``start`` to ``end``, at least
     one, and after each of ``nodes``.
 
@@ -188,16 +185,17 @@ class AskScore:
         return (*self.sequence.tokens[self.start : self.end], *self.nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(NamedTuple):
     """The target's laws: row i of ``laws [n, V]`` is p after token i of the request; ``raw`` as in ``Draft``.
 
     ``heads``: by kind, for those that the accept rule ``needs``, the score of the target's state at token i, ``[n]``.
+    ``token``: drawn from the last law, where the request is about no draft and the driver draws; None: the loop does.
     """
 
     laws: Tensor
     raw: Tensor | None = None
-    heads: Mapping[str, Tensor] = field(default_factory=dict)
+    heads: Mapping[str, Tensor] = MappingProxyType({})
+    token: int | None = None
 
     def at(self, rows: Sequence[int]) -> Tensor:
         """The laws ``[k, V]`` of these rows, in ascending order, at least one."""
@@ -414,15 +412,20 @@ class Record:
         """
         tokens, stats = self.tokens, self.stats
         stats.new_tokens = len(tokens)
-        stats.trusted = sum(token.origin is Origin.TRUSTED for token in tokens)
-        stats.accepted = sum(token.origin is Origin.ACCEPTED for token in tokens)
+        origins = Counter(token.origin for token in tokens)
+        stats.trusted, stats.accepted = origins[Origin.TRUSTED], origins[Origin.ACCEPTED]
         drifts = [token.drift for token in tokens if token.drift is not None]
         # A lossy chain rule has no drift of single positions: a mean over the others would say nothing.
-        judged = any(token.drift is None and token.origin is not Origin.TRUSTED for token in tokens)
+        partly = len(drifts) < len(tokens)
+        judged = partly and any(
+            token.drift is None and token.origin is not Origin.TRUSTED for token in tokens
+        )
         known = bool(drifts) and not judged
         stats.mean_drift = sum(drifts) / len(drifts) if known else None
         stats.worst_drift = max(drifts) if known else None
-        stats.drift_by_origin = _sums((token.origin.value, token.drift) for token in tokens)
+        by_origin = {origin: [one.drift for one in tokens if one.origin is origin] for origin in origins}
+        sums = {origin.value: [one for one in each if one is not None] for origin, each in by_origin.items()}
+        stats.drift_by_origin = {origin: sum(each) for origin, each in sums.items() if each}
         ratios = [token.ratio for token in tokens if token.ratio is not None]
         agreements = [min(1.0, ratio) for ratio in ratios]
         stats.least_ratio, stats.largest_ratio = min(ratios, default=None), max(ratios, default=None)
@@ -430,12 +433,3 @@ class Record:
         stats.text_drift = 1 - math.prod(agreements) if len(ratios) == len(tokens) > 0 else None
         stats.drift_coverage = len(drifts) / len(tokens) if tokens else 0.0
         return stats
-
-
-def _sums(values: Iterable[tuple[str, float | None]]) -> dict[str, float]:
-    """Sums by name of the values that are known."""
-    sums: dict[str, float] = {}
-    for name, value in values:
-        if value is not None:
-            sums[name] = sums.get(name, 0.0) + value
-    return sums

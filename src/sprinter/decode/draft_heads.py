@@ -20,8 +20,8 @@ from sprinter.decode.draft import AskDraft, AskTips, Draft, Tips
 from sprinter.decode.drafter import Allocated, Drafter, Model
 from sprinter.decode.grow import Root, TreeBuilder, ranked
 from sprinter.decode.registry import DRAFTER
+from sprinter.decode.sequence import Siblings
 from sprinter.decode.signals import SIGNALS, read_signals
-from sprinter.decode.tree import Siblings
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling, process, raw_law
 from sprinter.random import Draws, Purpose

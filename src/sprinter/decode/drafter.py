@@ -15,8 +15,8 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Draft
 from sprinter.decode.grow import Independent, Root, TreeBuilder
 from sprinter.decode.registry import DRAFTER
+from sprinter.decode.sequence import Siblings
 from sprinter.decode.signals import SIGNALS, read_signals, state_signals
-from sprinter.decode.tree import Siblings
 from sprinter.errors import SprinterError
 from sprinter.random import Draws, Purpose
 

@@ -13,8 +13,8 @@ from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
 from sprinter.decode.enumerate import MarkovPair, states_of
 from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.method import Method
+from sprinter.decode.sequence import Siblings
 from sprinter.decode.stop import Fixed, Svip
-from sprinter.decode.tree import Siblings
 from sprinter.decode.tree_conformance import check_trees
 from sprinter.random import AddressedDraws
 

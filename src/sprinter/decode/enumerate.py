@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sprinter.decode.decoding import Answer, LoopRequest
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Record, Scores, Tips
 from sprinter.decode.draft_heads import DraftHeads, HeadDrafts, HeadText
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.row import Answer, LoopRequest
+from sprinter.decode.sequence import paths_of
 from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, TARGET_HEADS, read_signals
 from sprinter.decode.spec import Method
 from sprinter.decode.switch import DraftSwitch
-from sprinter.decode.tree import paths_of
 from sprinter.laws import Sampling, one_hot
 from sprinter.random import Draws, Purpose
 

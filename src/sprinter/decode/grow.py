@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import AskTips, Ranked, Tips
-from sprinter.decode.sequence import TokenSequence
-from sprinter.decode.tree import Tree
+from sprinter.decode.sequence import TokenSequence, Tree
 from sprinter.random import Draws, Purpose
 
 __all__ = ["NO_LAW", "Independent", "Root", "TreeBuilder", "grow_from", "likely", "ranked"]

@@ -15,7 +15,7 @@ from sprinter.decode.draft import Tips
 from sprinter.decode.drafter import Drafter
 from sprinter.decode.grow import Root, TreeBuilder, likely
 from sprinter.decode.registry import DRAFTER
-from sprinter.decode.tree import Siblings
+from sprinter.decode.sequence import Siblings
 from sprinter.errors import UserError
 
 __all__ = ["Drawn", "Dynamic", "Static", "Widened"]

@@ -1,4 +1,4 @@
-"""The decoding loop: a coroutine that yields requests for one row and holds no model.
+"""The decoding loop: a coroutine that yields requests for one text and holds no model.
 
     draft run      ask for draft tokens until a rule, the cap or the end of the text stops the run;
                    trusted tokens are final at once, tokens from the first untrusted one on are not
@@ -15,25 +15,23 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from sprinter.decode.accept import TargetCall
-from sprinter.decode.draft import AskScore, Origin, Record, Scores, Token, Verdict
-from sprinter.decode.review import review
-from sprinter.decode.row import (
+from sprinter.decode.decoding import (
     METER_CHUNK,
     Answer,
     Asking,
+    Decoding,
     Limits,
     LoopRequest,
-    Row,
     closing_pass,
     copy_run,
     draft_run,
     draft_tree,
-)
-from sprinter.decode.sequence import TokenSequence
+)  # fmt: skip
+from sprinter.decode.draft import AskScore, Origin, Record, Scores, Token, Verdict
+from sprinter.decode.sequence import Siblings, TokenSequence
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import DraftSwitch
-from sprinter.decode.tree import Siblings
 from sprinter.random import Draws
 
 __all__ = ["METER_CHUNK", "Limits", "decode"]
@@ -49,7 +47,7 @@ def decode(
     rules: RuleState | None = None,
     switch: DraftSwitch | None = None,
 ) -> Asking:
-    """Decode one row. Tokens are added to ``record`` as soon as they are final.
+    """Decode one text. Tokens are added to ``record`` as soon as they are final.
 
     Args:
         prompt: token ids, at least one; or the sequence that begins with them, for a driver that holds it.
@@ -58,70 +56,76 @@ def decode(
         switch: says before each round whether it drafts; None: each does.
     """
     sequence = prompt if isinstance(prompt, TokenSequence) else TokenSequence.begin(prompt)
-    row = Row.begin(sequence, method, limits, draws, record, complete, rules, switch)
+    decoding = Decoding.begin(sequence, method, limits, draws, record, complete, rules, switch)
+    drafting = draft_run if method.drafter.siblings is Siblings.ALONE else draft_tree
     while record.finish is None:
-        row.begin_round()
+        decoding.begin_round()
         before = len(record.tokens)
-        if row.pace.drafts:
-            yield from draft_run(row) if method.drafter.siblings is Siblings.ALONE else draft_tree(row)
-        elif row.pace.copies:
-            copy_run(row)
-        record.stats.drafted += len(record.tokens) - before + len(sequence.tree.tokens)
-        accepted, tried = 0, len(row.on_trial)
-        checked = sequence.tree.depth - tried
+        if decoding.pace.drafts:
+            yield from drafting(decoding)
+        elif decoding.pace.copies:
+            copy_run(decoding)
+        drafted = sequence.tree.tokens
+        record.stats.drafted += len(record.tokens) - before + len(drafted)
+        read = accepted = checked = 0
+        if drafted:
+            checked = sequence.tree.depth - len(decoding.on_trial)
         if record.finish is None:
-            accepted = max(0, (yield from _target_call(row)) - tried)
-        row.end_round(len(record.tokens) - before, checked, accepted)
-    if complete and row.meter.waiting:
-        yield from closing_pass(row)
+            read, accepted = yield from _target_call(decoding)
+            accepted = max(0, accepted - len(decoding.on_trial))
+        decoding.end_round(len(record.tokens) - before, read, checked, accepted)
+    if complete and decoding.meter.waiting:
+        yield from closing_pass(decoding)
 
 
-def _target_call(row: Row) -> Generator[LoopRequest, Answer, int]:
-    """Score the unread tokens in one target forward pass, judge the draft, add a token; returns the number accepted."""
-    record, sequence, text = row.record, row.sequence, row.sequence.tokens
-    tree, round, start = sequence.tree, sequence.round, sequence.scored
+def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int, int]]:
+    """Score the unread tokens in one target forward pass, judge the draft, add a token.
+
+    Returns:
+        The number of tokens that the target read, and of draft tokens that stay.
+    """
+    record, sequence, text = decoding.record, decoding.sequence, decoding.sequence.tokens
+    tree, round, start, final = sequence.tree, sequence.round, sequence.scored, sequence.final
     grown = tree.parents is not None  # the tokens of a chain are in the text already
-    scores = yield AskScore(sequence, start, len(text), tree.tokens if grown else (), tree.parents or ())
+    nodes = (tree.tokens, tree.parents or ()) if grown else ((), ())
+    scores = yield AskScore(sequence, start, len(text), *nodes)
     assert isinstance(scores, Scores)
     record.stats.target_calls += 1
-    row.pace.read = len(text) - start + len(tree.tokens) * grown
-    row.score(start, scores)
-    row.rules.learn()
-    final = sequence.final
-    first = final - 1 - start  # the row of the law at the first untrusted position
-    raw_p = None if scores.raw is None else scores.raw[first:]
-    heads = {kind: values[first:] for kind, values in scores.heads.items() if kind in row.accept.needs}
-    verdict = _judge(row, TargetCall(tree, scores.laws[first:], raw_p, row.draws, round, final, heads))
+    read = len(text) - start + len(nodes[0])
+    decoding.score(start, scores)
+    decoding.rules.learn()
+    if scores.token is not None:
+        verdict = Verdict((), scores.token, (0.0,))
+    else:
+        first = final - 1 - start  # the row of the law at the first untrusted position
+        raw_p = None if scores.raw is None else scores.raw[first:]
+        heads = {
+            kind: values[first:] for kind, values in scores.heads.items() if kind in decoding.accept.needs
+        }
+        call = TargetCall(tree, scores.laws[first:], raw_p, decoding.draws, round, final, heads)
+        verdict = decoding.judge(call)
+    path, accepted = verdict.path, 0
     if grown:
-        read = [row.read[node] for node in verdict.path]
-        sequence.commit(verdict.path, [node for node in read if node >= 0])
-    accepted = 0
-    for i, node in enumerate(verdict.path):
+        drafted = [decoding.draft_nodes[node] for node in path]
+        sequence.commit(path, [node for node in drafted if node >= 0])
+    for i, node in enumerate(path):
         origin = Origin.TRUSTED if any(verdict.trusted[i : i + 1]) else Origin.ACCEPTED
         token = Token(tree.tokens[node], origin, round, verdict.drifts[i], ratio=verdict.ratio(i))
-        if row.gate_scores:
-            token.gate_score = row.gate_scores[i]
+        if decoding.gate_scores:
+            token.gate_score = decoding.gate_scores[i]
         accepted += 1
-        if not row.settle(final + accepted - 1, token):
+        if not decoding.settle(final + accepted - 1, token):
             break
-    refused = not tree.is_leaf(verdict.path[-1] if verdict.path else -1)
-    judged, tried = accepted if record.finish else accepted + refused, len(row.on_trial)
-    record.stats.checked += judged - sum(verdict.trusted[:judged])
-    record.stats.taken_back += max(0, tried - accepted) if refused and not record.finish else 0
-    sequence.cut(final + accepted)
+    refused = len(tree.tokens) > 0 and not tree.is_leaf(path[-1] if path else -1)
+    if path or refused:
+        judged, tried = accepted if record.finish else accepted + refused, len(decoding.on_trial)
+        record.stats.checked += judged - sum(verdict.trusted[:judged])
+        record.stats.taken_back += max(0, tried - accepted) if refused and not record.finish else 0
+        sequence.cut(final + accepted)
     if record.finish is None:
         text.append(verdict.token)
-        drift, ratio = verdict.drifts[verdict.accepted], verdict.ratio(verdict.accepted)
+        drift, ratio = verdict.drifts[len(path)], verdict.ratio(len(path))
         origin = Origin.REPLACEMENT if refused else Origin.BONUS if tree.tokens else Origin.TARGET
-        row.settle(len(text) - 1, Token(verdict.token, origin, round, drift, ratio=ratio))
+        decoding.settle(len(text) - 1, Token(verdict.token, origin, round, drift, ratio=ratio))
     sequence.final, sequence.scored = len(text), len(text) - 1
-    return accepted
-
-
-def _judge(row: Row, call: TargetCall) -> Verdict:
-    """Judge the round's draft."""
-    ratio = row.method.tail_ratio
-    # Exact rules differ in what becomes of a token: if trust depends on tokens, two of them together are not exact.
-    if not row.on_trial or (ratio == 1 and row.accept.lossless):
-        return row.accept.judge(call)
-    return review(ratio or 0.0, row.on_trial, row.accept, row.meter.rule, call, row.budget)
+    return read, accepted

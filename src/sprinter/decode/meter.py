@@ -37,10 +37,11 @@ class Meter:
     Attributes:
         rule: the accept rule that judges checked tokens; None: it has no law of single positions, and tokens trusted by
             their value have no drift.
+        waiting: trusted tokens that the target has not scored: position, token, q, raw q, whether trust saw the token.
     """
 
     rule: AcceptRule | None = Exact()
-    _waiting: list[tuple[int, Token, Tensor, Tensor | None, bool]] = field(default_factory=list)
+    waiting: list[tuple[int, Token, Tensor, Tensor | None, bool]] = field(default_factory=list)
 
     def wait(
         self, position: int, token: Token, q: Tensor, saw_token: bool = False, raw_q: Tensor | None = None
@@ -52,17 +53,12 @@ class Meter:
                 ``decode.meter``) instead of TV(q, p).
             raw_q: the raw law ``[V]`` if the accept rule decides on raw laws.
         """
-        self._waiting.append((position, token, q, raw_q, saw_token))
-
-    @property
-    def waiting(self) -> int:
-        """Number of trusted tokens that the target has not scored."""
-        return len(self._waiting)
+        self.waiting.append((position, token, q, raw_q, saw_token))
 
     def score(self, start: int, scores: Scores) -> None:
         """Fill in the drift of the waiting tokens: row i of the scores is the law at position ``start + i + 1``."""
         whole = []
-        for position, token, q, raw_q, saw_token in self._waiting:
+        for position, token, q, raw_q, saw_token in self.waiting:
             row = position - start - 1
             if saw_token and self.rule is not None:
                 pair, itself = LawPair(scores.laws[row], q), torch.zeros_like(q)
@@ -77,7 +73,7 @@ class Meter:
             ratios = ratios_at([token.id for token in tokens], p, q)
             for token, drift, ratio in zip(tokens, tv_distance(p, q).tolist(), ratios, strict=True):
                 token.drift, token.ratio = drift, ratio
-        self._waiting.clear()
+        self.waiting.clear()
 
 
 def one_sample(

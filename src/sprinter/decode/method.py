@@ -13,10 +13,10 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST
 from sprinter.decode.regression import PREDICTORS
+from sprinter.decode.sequence import Siblings
 from sprinter.decode.signals import GIVEN, HEADS, TARGET_HEADS, state_signals
 from sprinter.decode.spans import check_only
 from sprinter.decode.stop import Fixed, Never, StopRule, Untrusted
-from sprinter.decode.tree import Siblings
 from sprinter.decode.trust import FILLED_IN, Everyone, Nobody, TrustRule
 from sprinter.errors import UserError, refuse_long
 

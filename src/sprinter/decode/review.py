@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Judge
 from sprinter.decode.accept.base import TargetCall, at_tokens, chances, emitted, ratios_at
-from sprinter.decode.budget import Budget
+from sprinter.decode.budget import DriftAccount
 from sprinter.decode.draft import Control, LawPair, Verdict
 from sprinter.decode.meter import becomes, control_at, one_sample
 from sprinter.laws import residual, tv_distance
@@ -56,7 +56,7 @@ def review(
     rule: Judge,
     meter_rule: AcceptRule | None,
     call: TargetCall,
-    budget: Budget | None = None,
+    account: DriftAccount | None = None,
 ) -> Verdict:
     """Judge a chain whose first tokens were trusted: these by ``TailRatio``, the others, if all stay, by ``rule``.
 
@@ -65,7 +65,7 @@ def review(
             then a one-sample bound: TV(π₀, p) + TV(K, K₀), with π₀ the law of ``meter_rule``, and K and K₀ the laws of
             what becomes of x under ``TailRatio`` and ``meter_rule``.
         meter_rule: the rule that would have judged a trusted token; None: such positions have no drift.
-        budget: the text's account; a trusted token whose drift does not fit is judged exactly (``rule`` is lossless).
+        account: of the text's drift; a trusted token whose drift does not fit is judged exactly (``rule`` is lossless).
     """
     tree, p, raw_p, draws, round, position, heads = call
     n = len(saw_token)
@@ -84,9 +84,9 @@ def review(
 
     pi, fits = emitted(q, b, r), [True] * n
     drifts: list[float | None] = list(tv_distance(pi, own_p).tolist())
-    if budget is not None:
+    if account is not None:
         costs = [sampled(i, tree.tokens[i])[0] if saw else drifts[i] for i, saw in enumerate(saw_token)]
-        fits = budget.fitting([1.0 if cost is None else cost for cost in costs], position)
+        fits = account.fitting([1.0 if cost is None else cost for cost in costs], position)
         if not all(fits):
             b = torch.where(torch.tensor(fits, device=b.device).unsqueeze(-1), b, chances(own_p, q))
             for i, fit in enumerate(fits):

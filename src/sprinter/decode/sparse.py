@@ -12,7 +12,7 @@ from sprinter.decode.draft import Tips
 from sprinter.decode.drafter import Drafter
 from sprinter.decode.grow import Root, TreeBuilder, likely
 from sprinter.decode.registry import DRAFTER
-from sprinter.decode.tree import Siblings
+from sprinter.decode.sequence import Siblings
 from sprinter.decode.trust import RECORDED
 from sprinter.errors import UserError
 

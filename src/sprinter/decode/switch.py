@@ -43,12 +43,12 @@ class RoundCount:
 
     Attributes:
         steps: draft steps. width: tokens that each of them reads, in the mean; more than one in trees.
-        read: tokens that the target read. added: tokens of the text.
+        target_tokens: that the target read. added: tokens of the text.
     """
 
     steps: int
     width: float
-    read: int
+    target_tokens: int
     added: int
 
 
@@ -199,7 +199,7 @@ class Tracker:
         if self._never(rows):
             return
         self._decoding.add(row)
-        plain = not drafted and done.read <= 1
+        plain = not drafted and done.target_tokens <= 1
         time = as_all = alike = 1.0 if plain else self._time(done, rows)
         if spent is not None and not plain:
             # Rows that still read their prompt, or that decode by other methods and are not always in the same passes,
@@ -285,7 +285,7 @@ class Tracker:
             if len(self._times) >= _KEPT_TIMES:
                 self._times.clear()
             costs = self._costs_of(rows)
-            spent = costs.target_s(max(1, done.read)) + done.steps * costs.draft_s(done.width)
+            spent = costs.target_s(max(1, done.target_tokens)) + done.steps * costs.draft_s(done.width)
             self._times[key] = spent / costs.target_s(1)
         return self._times[key]
 

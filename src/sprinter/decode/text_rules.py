@@ -1,20 +1,65 @@
-"""A method's rules in one text: their states, what they have learned, and the account of a budget."""
+"""A method's rules in one text: their states, and the target's verdicts on draft tokens, for those that learn."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.budget import Budget
+from sprinter.decode.budget import DriftAccount
 from sprinter.decode.draft import Draft, Scores
 from sprinter.decode.method import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.trust import State
-from sprinter.decode.verdicts import Verdicts
+from sprinter.laws import overlap
 
-__all__ = ["TextRules"]
+__all__ = ["TextRules", "Verdicts"]
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """Holds a round's draft tokens until the target has scored them, and passes the verdicts on at the target call.
+
+    A closing forward pass of the meter may score them earlier. The rules learn at the target call all the same, so that
+    metering does not change texts.
+
+    Attributes:
+        needs: signals that the rules that learn read; None: no rule learns.
+    """
+
+    needs: frozenset[str] | None
+    _waiting: list[tuple[int, Mapping[str, Tensor], Tensor]] = field(default_factory=list)
+    _scored: list[tuple[Mapping[str, Tensor], Tensor]] = field(default_factory=list)
+
+    def wait(self, position: int, answer: Draft, i: int) -> None:
+        """Add token i of an answer, which stands at ``position`` of the text."""
+        if self.needs is not None:
+            signals = {name: answer.signals[name][i] for name in self.needs & answer.signals.keys()}
+            self._waiting.append((position, signals, answer.laws[i]))
+
+    def score(self, start: int, scores: Scores) -> None:
+        """Take β at the waiting positions: row i of the scores is the law at position ``start + i + 1``."""
+        rows = [position - start - 1 for position, *_ in self._waiting]
+        count = sum(row < len(scores.laws) for row in rows)
+        if count:
+            q = torch.stack([law for *_, law in self._waiting[:count]])
+            found = overlap(scores.at(rows[:count]), q).cpu()
+            self._scored += [
+                (signals, beta) for (_, signals, _), beta in zip(self._waiting[:count], found, strict=True)
+            ]
+            del self._waiting[:count]
+
+    def take(self) -> tuple[dict[str, Tensor], Tensor] | None:
+        """Signals ``[n]`` by name and overlaps ``[n]`` since the last target call; None: nothing was scored."""
+        if not self._scored:
+            return None
+        signals, overlaps = zip(*self._scored, strict=True)
+        self._scored.clear()
+        return {name: torch.stack([one[name] for one in signals]) for name in signals[0]}, torch.stack(
+            overlaps
+        )
 
 
 @dataclass(slots=True)
@@ -23,7 +68,7 @@ class TextRules:
 
     Attributes:
         trust, stop: states of the rules.
-        budget: the text's account, if the method has a budget and is lossy.
+        account: of a budget, which predicts what it learns.
         verdicts: the round's draft tokens, for rules that learn.
         levels: of a tree, the signals before each level, if the stop rule learns from them.
     """
@@ -31,37 +76,32 @@ class TextRules:
     method: Method
     trust: State
     stop: State
-    budget: Budget | None
+    account: DriftAccount | None
     verdicts: Verdicts
     levels: list[dict[str, Tensor]] = field(default_factory=list)
+    _last: RuleState | None = None
 
     @classmethod
-    def begin(cls, method: Method, prompt: int, earlier: RuleState | None) -> TextRules:
-        """At the beginning of a text.
-
-        Args:
-            prompt: its length in tokens. earlier: the state of an earlier text to continue from.
-        """
+    def begin(cls, method: Method, account: DriftAccount | None, earlier: RuleState | None) -> TextRules:
+        """At the beginning of a text; ``earlier``: the state of an earlier text to continue from."""
         states = RuleState.begin(method.trust, method.stop, earlier)
-        budget = (
-            Budget(method.budget, method.predicts, prompt)
-            if method.budget and not method.lossless()
-            else None
-        )
-        return cls(method, states.trust_state, states.stop_state, budget, Verdicts(method.learned_from))
+        return cls(method, states.trust_state, states.stop_state, account, Verdicts(method.learned_from))
 
     @property
     def state(self) -> RuleState:
         """What another text can continue from."""
-        return RuleState(self.method.trust, self.method.stop, self.trust, self.stop)
+        last = self._last
+        if last is None or last.trust_state is not self.trust or last.stop_state is not self.stop:
+            last = self._last = RuleState(self.method.trust, self.method.stop, self.trust, self.stop)
+        return last
 
     def begin_round(self, drafts: bool) -> None:
         """A round begins; ``drafts``: whether it drafts."""
         self.levels = []
         if drafts:
             self.stop = self.method.stop.begin_round(self.stop)
-        if self.budget is not None:
-            self.budget.begin_run()
+        if self.account is not None:
+            self.account.begin_run()
 
     def wait(self, position: int, answer: Draft, i: int, copied: bool) -> None:
         """Token i of an answer stands at a position of the text, and waits for its verdict.
@@ -70,15 +110,18 @@ class TextRules:
             copied: it says nothing of the draft model; without a budget trust rules judge copies too, and must see what
                 becomes of them.
         """
-        if not copied or (self.method.trust.learns and self.budget is None):
+        if not copied or (self.method.trust.learns and self.account is None):
             self.verdicts.wait(position, answer, i)
 
     def score(self, start: int, scores: Scores) -> None:
         """The target's laws from position ``start + 1`` on are known."""
-        self.verdicts.score(start, scores)
+        if self.verdicts.needs is not None:
+            self.verdicts.score(start, scores)
 
     def learn(self) -> None:
         """Pass the target's verdicts since the last call to the rules that learn."""
+        if self.verdicts.needs is None:
+            return
         method, taken = self.method, self.verdicts.take()
         if taken is None:
             return
@@ -86,8 +129,8 @@ class TextRules:
             self.trust = method.trust.learn(*taken, self.trust)
         if method.stop.learns:
             self.stop = method.stop.learn(*taken, self.stop)
-        if self.budget is not None and method.predicts:
-            self.budget.learn(*taken)
+        if self.account is not None and method.predicts:
+            self.account.learn(*taken)
 
     def learn_levels(self, accepted: int, depth: int, over: bool) -> None:
         """Pass on which levels of a tree that were reached had a token that the target accepted.

@@ -15,8 +15,8 @@ from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, check_same_la
 from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
 from sprinter.decode.method import Method
+from sprinter.decode.sequence import Siblings
 from sprinter.decode.stop import Calibrated, Fixed, Svip
-from sprinter.decode.tree import Siblings
 
 __all__ = ["TREES", "check_longest", "check_trees", "control_of_pair"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from sprinter.decode.adjust import Adjustments
 from sprinter.decode.costs import PassCosts
+from sprinter.decode.decoding import COPIES
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
-from sprinter.decode.row import COPIES
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
@@ -252,8 +252,9 @@ class Request:
                 paces.charge(share)
 
     def generation(self) -> Generation:
-        """A copy of the result so far, each token with its text."""
-        tokens, writer = [replace(token) for token in self.record.tokens], self.writer()
+        """The result so far, each token with its text; tokens of a text that goes on are copies."""
+        over, writer = self.record.finish is not None, self.writer()
+        tokens = [token if over else replace(token) for token in self.record.tokens]
         plain_s = self._runtime.plain_token_s if self._alone and self._may_switch else None
         stats = replace(self.record.count(), plain_token_s=plain_s)
         if writer is not None:
@@ -364,27 +365,28 @@ def advance(models: Executor, requests: Sequence[Request], pads: tuple[bool, boo
     Args:
         pads: whether passes of target and draft cost what the longest row does in each row; see ``pass_shares``.
     """
-    taken = 0
+    taken, runs = 0, [request.run for request in requests]
     try:
-        given = [request.run.input for request in requests if request.run.input is not None]
+        given = [run.input for run in runs if run.input is not None]
         done = iter(models.run(given) if given else ())
         charged = bool(given) and any(request.charged is not None for request in requests)
-        shares = iter(pass_shares(given, *pads) if charged else [[]] * len(given))
-        for request in requests:
-            if request.run.input is None:
-                request.run.begin()
+        shares = iter(pass_shares(given, *pads) if charged else ())
+        for request, run in zip(requests, runs, strict=True):
+            if run.input is None:
+                run.begin()
             else:
-                request.charge(next(shares))
-                request.run.take(next(done))
+                if charged:
+                    request.charge(next(shares))
+                run.take(next(done))
             taken += 1
     except BaseException as error:
-        for request in requests[taken:]:
-            request.run.fail(error)
+        for run in runs[taken:]:
+            run.fail(error)
         if not isinstance(error, Exception):
             raise
     finally:
-        for request in requests:
-            if request.run.over:
+        for request, run in zip(requests, runs, strict=True):
+            if run.over:
                 request.end()
 
 

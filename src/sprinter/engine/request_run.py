@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.adjust import Adjuster, Adjustments
+from sprinter.decode.decoding import Answer, Asking, LoopRequest
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Scores, Stats, Tips
 from sprinter.decode.draft_heads import DraftHeads, HeadDrafts
 from sprinter.decode.drafter import Context, Proposals
-from sprinter.decode.row import Answer, Asking, LoopRequest
 from sprinter.decode.sequence import ReadState, TokenSequence
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
@@ -119,6 +118,7 @@ class RequestRun:
         self._sampling, self._draws = sampling, draws
         self._needs, self._needs_raw = method.needs, method.accept.needs_raw
         self._judging = {kind: heads[kind] for kind in sorted(method.accept.needs)}
+        self._judging_flops = sum(head.flops for head in self._judging.values())
         self._logprobs, self._raw = logprobs, self._needs_raw or logprobs is not None
 
         def adjuster(rows: EagerBackend | None) -> Adjuster | None:
@@ -224,6 +224,8 @@ class RequestRun:
         """The next chunk of the prompt, but for its last token, that a model has not read."""
         assert rows is not None, "the method asks a model that was not given"
         end, tokens = self.sequence.prompt - 1, self.sequence.tokens
+        if view.begun and view.read >= end:
+            return None
         layers = self._layers if view is self.sequence.target else ()
         if not view.begun:
             began = time.perf_counter()
@@ -272,13 +274,17 @@ class RequestRun:
         if self._adjust_p is not None:
             adjust = self._adjust_p.along(sequence.tokens, feed.start, feed.tokens, feed.parents)
         layers = (*self._layers, FINAL) if self._judging else self._layers
-        return TargetRow(feed, self._sampling, self._raw, layers, adjust)
+        plain = not (
+            sequence.tree.tokens or ask.closing
+        )  # what follows the text is drawn with the other rows'
+        draw = (self._draws, sequence.round, ask.end) if plain else None
+        return TargetRow(feed, self._sampling, self._raw, layers, adjust, draw)
 
     def _leave_tree(self, view: ReadState, rows: EagerBackend | None) -> None:
         """Move the path of a tree that stays next to the text, before anything else is read."""
         if not view.nodes:
             return
-        base, path = view.base, [view.base + node for node in view.kept]
+        base, path = view.base, [view.base + node for node in view.path]
         if view.nodes_read:  # also if no node stays: the row must be a chain again
             assert rows is not None
             rows.runner.commit_path(view.row, [*range(view.root, base), *path])
@@ -348,6 +354,8 @@ class RequestRun:
     def _answer(self, given: PassInput | None, done: PassOutput) -> Answer | None:
         """The answer for the loop; None: its request needs more."""
         ask = self._ask
+        if isinstance(given, TargetRow) and isinstance(ask, AskScore) and isinstance(done, Scored):
+            return self._scores(ask, given, done)
         if isinstance(given, PromptRow) and isinstance(done, PromptRead):
             view = self.sequence.target if given.model == "target" else self.sequence.draft
             self._was_read(view, given.feed, given.layers, done.states)
@@ -355,10 +363,8 @@ class RequestRun:
             return None
         if isinstance(given, DraftRow) and isinstance(done, Drafted):
             return self._draft(done)
-        if isinstance(given, TreeRow) and isinstance(ask, AskTips) and isinstance(done, TipLaws):
-            return self._tips(ask, given, done)
-        assert isinstance(given, TargetRow) and isinstance(ask, AskScore) and isinstance(done, Scored)
-        return self._scores(ask, given, done)
+        assert isinstance(given, TreeRow) and isinstance(ask, AskTips) and isinstance(done, TipLaws)
+        return self._tips(ask, given, done)
 
     def _draft(self, done: Drafted) -> Draft:
         view, gather, n = self.sequence.draft, self._models.gather, len(done.tokens)
@@ -377,7 +383,7 @@ class RequestRun:
         if self._logprobs is None:
             return draft
         self._logprobs.drafted(len(self.sequence), draft)
-        return draft if self._needs_raw else replace(draft, raw=None)
+        return draft if self._needs_raw else draft._replace(raw=None)
 
     def _tips(self, ask: AskTips, given: TreeRow, done: TipLaws) -> Tips:
         gather = self._models.gather
@@ -395,7 +401,7 @@ class RequestRun:
         if self._logprobs is not None and raw is not None:
             self._logprobs.scored(ask, raw)
         judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
-        answer = Scores(gather(done.laws), raw if self._needs_raw else None, judged)
+        answer = Scores(gather(done.laws), raw if self._needs_raw else None, judged, done.token)
         if ask.closing:
             self._seen = ask.start if self._seen is None else self._seen  # its states must change no draft
             stats.closing_s += done.target_s
@@ -406,7 +412,7 @@ class RequestRun:
         read = len(given.feed.tokens)
         stats.target_s += done.target_s
         stats.target_tokens += read
-        heads = read * sum(head.flops for head in self._judging.values())
+        heads = read * self._judging_flops
         stats.flops_passes += self._costs.target + heads
         stats.flops_tokens += read * self._costs.target + heads
         return answer

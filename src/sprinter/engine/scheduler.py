@@ -20,6 +20,7 @@ from sprinter.engine.backends.base import DraftRow, PassInput, PromptRow, Target
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
 from sprinter.engine.request import Request, advance
+from sprinter.engine.request_run import RequestRun
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import TokenReader
 from sprinter.errors import ContextLengthError, RowsError, UserError
@@ -57,14 +58,16 @@ class _Live:
 
     id: int
     request: Request
+    run: RequestRun
     reader: TokenReader | None
     began: float
     passed_over: int = 0
 
-    def asks(self, kind: type[PassInput], model: str | None = None) -> bool:
-        """Whether its next input is of a kind, and for a model."""
-        given = self.request.run.input
-        return isinstance(given, kind) and (model is None or getattr(given, "model", None) == model)
+    @property
+    def asks(self) -> type[PassInput] | str | None:
+        """The kind of its next input; of a prompt, the model that reads it."""
+        given = self.run.input
+        return given.model if isinstance(given, PromptRow) else None if given is None else type(given)
 
 
 class Scheduler:
@@ -131,7 +134,7 @@ class Scheduler:
 
     @property
     def _free(self) -> list[int]:
-        taken = {one.request.run.row for one in self._live.values()}
+        taken = {one.run.row for one in self._live.values()}
         return [number for number in range(self._rows) if number not in taken]
 
     def add(self, request: Request) -> int:
@@ -181,20 +184,11 @@ class Scheduler:
         began = time.perf_counter()
         try:
             self._admit()
-            self._do(
-                [
-                    one
-                    for one in self._live.values()
-                    if one.request.run.input is None and not one.request.run.over
-                ]
-            )
-            for model in ("target", "draft"):
-                self._do(self._asking(PromptRow, model))
-            self._do(self._asking(DraftRow))
-            self._do(self._asking(TreeRow))
+            for kind in (None, "target", "draft", DraftRow, TreeRow):
+                self._do(self._asking(kind))
             waiting = self._asking(TargetRow)
             longest = max((one.passed_over for one in waiting), default=0)
-            under_way = sum(not one.request.run.over for one in self._live.values())
+            under_way = sum(not one.run.over for one in self._live.values())
             # Requests that need the target since this step take part.
             if waiting and self._policy.calls(len(waiting), under_way, longest):
                 self._do(waiting)
@@ -243,7 +237,7 @@ class Scheduler:
                 rows.owners[row] = request.owner
             request.begin(self._models, row, self._policy.prompt_piece)
             reader = TokenReader(request) if self._streams else None
-            self._live[id] = _Live(id, request, reader, time.perf_counter())
+            self._live[id] = _Live(id, request, request.run, reader, time.perf_counter())
             del self._waiting[id]
 
     def _best(self, free: Sequence[int], request: Request) -> int:
@@ -252,10 +246,10 @@ class Scheduler:
         models = self._models.models
         return models[0].best_row(oldest_first, request.prefix, request.owner) if models else oldest_first[0]
 
-    def _asking(self, kind: type[PassInput], model: str | None = None) -> list[_Live]:
-        """Requests whose next input is of a kind, in the order of their rows."""
-        asking = [one for one in self._live.values() if one.asks(kind, model)]
-        return sorted(asking, key=lambda one: one.request.run.row)
+    def _asking(self, kind: type[PassInput] | str | None) -> list[_Live]:
+        """Requests that ask for a kind of input, in the order of their rows; None: those that have not begun."""
+        asking = [one for one in self._live.values() if one.asks == kind and not one.run.over]
+        return sorted(asking, key=lambda one: one.run.row)
 
     def _do(self, group: Sequence[_Live]) -> None:
         """Run one forward pass for a group."""
@@ -266,20 +260,20 @@ class Scheduler:
 
     def _leave(self, one: _Live) -> None:
         """Free the rows of a request."""
-        row = one.request.run.row
+        row = one.run.row
         one.request.leave(self._models)
         self._order = [*(other for other in self._order if other != row), row]
         del self._live[one.id]
 
     def _note(self, one: _Live) -> None:
         """Append the event of a request that has new tokens, or that has ended, whose rows are freed."""
-        over = one.request.run.over
+        over = one.run.over
         generation = one.request.generation() if over else None
         if over:
             self._leave(one)
         tokens = one.reader.read() if one.reader else []
         if tokens or over:
-            error = one.request.run.error
+            error = one.run.error
             self.events.append(
                 Event(one.id, tokens, generation, error if isinstance(error, Exception) else None)
             )

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import at_least, between, ranged
+from sprinter.decode.decoding import Answer, Asking, LoopRequest
 from sprinter.decode.draft import AskScore, AskTips, Draft, Origin, Record, Scores, Tips
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.row import Answer, Asking, LoopRequest
+from sprinter.decode.sequence import depths_of
 from sprinter.decode.signals import SIGNALS, given_by
 from sprinter.decode.spec import Method
-from sprinter.decode.tree import depths_of
 from sprinter.decode.trust import State, TrustRule
 from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge
 from sprinter.decode.checks import at_least
+from sprinter.decode.decoding import Answer, LoopRequest
 from sprinter.decode.draft import (
     AskDraft,
     AskScore,
@@ -43,9 +44,8 @@ from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
-from sprinter.decode.row import Answer, LoopRequest
+from sprinter.decode.sequence import depths_of
 from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals
-from sprinter.decode.tree import depths_of
 from sprinter.errors import UserError
 from sprinter.laws import kl_divergence, one_hot
 from sprinter.random import Draws, Purpose
@@ -328,7 +328,7 @@ class ReplayDriver:
         for i, y in enumerate(tokens):
             self._draws.proposed(position + i, y, laws[i])
         found = torch.stack(laws) if laws else like[:0]
-        return replace(draft, tokens=tuple(tokens), laws=found, raw=None if draft.raw is None else found)
+        return draft._replace(tokens=tuple(tokens), laws=found, raw=None if draft.raw is None else found)
 
     def _places(self, position: int, count: int) -> list[int]:
         return [self._draws.place(position + i) for i in range(count)]

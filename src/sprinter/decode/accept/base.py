@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import Control, Verdict
-from sprinter.decode.tree import Siblings, Tree
+from sprinter.decode.sequence import Siblings, Tree
 from sprinter.errors import SprinterError
 from sprinter.laws import residual, tv_distance, wide
 from sprinter.random import Draws, Purpose

@@ -13,7 +13,7 @@ from sprinter.decode.accept.base import BLIND, AcceptRule
 from sprinter.decode.checks import ranged
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
-from sprinter.decode.tree import Siblings
+from sprinter.decode.sequence import Siblings
 from sprinter.laws import entropy, one_hot
 
 __all__ = ["Bild", "GreedyMatch", "Margin", "RandomAccept", "Typical"]

@@ -14,7 +14,7 @@ from sprinter.decode.accept.base import Judge, TargetCall
 from sprinter.decode.accept.tree import Keep, recursion
 from sprinter.decode.draft import Verdict
 from sprinter.decode.registry import ACCEPT
-from sprinter.decode.tree import Chain, Siblings
+from sprinter.decode.sequence import Chain, Siblings
 from sprinter.laws import wide
 from sprinter.random import Purpose
 

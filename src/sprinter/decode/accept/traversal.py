@@ -12,7 +12,7 @@ from sprinter.decode.accept.base import Judge, TargetCall
 from sprinter.decode.accept.tree import without
 from sprinter.decode.draft import Verdict
 from sprinter.decode.registry import ACCEPT
-from sprinter.decode.tree import Siblings
+from sprinter.decode.sequence import Siblings
 from sprinter.laws import wide
 from sprinter.random import Purpose
 

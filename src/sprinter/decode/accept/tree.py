@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.base import Judge, TargetCall
 from sprinter.decode.draft import Verdict
-from sprinter.decode.tree import Siblings, Tree
+from sprinter.decode.sequence import Siblings, Tree
 from sprinter.laws import residual
 from sprinter.random import Purpose
 

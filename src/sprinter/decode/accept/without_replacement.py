@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.tree import Keep, TreeRule, recursion
 from sprinter.decode.registry import ACCEPT
-from sprinter.decode.tree import Siblings, Tree
+from sprinter.decode.sequence import Siblings, Tree
 
 __all__ = ["Without"]
 

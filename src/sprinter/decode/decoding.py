@@ -1,4 +1,4 @@
-"""A draft run: ask for draft tokens until a rule, the cap or the end of the text stops it."""
+"""The state of one decoding, and its draft runs: ask for draft tokens until a rule, the cap or the text's end stops."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import Exact, Judge
-from sprinter.decode.budget import BUDGET_RUN, Budget, BudgetedRule
+from sprinter.decode.accept import Exact, Judge, TargetCall
+from sprinter.decode.budget import BUDGET_RUN, BudgetedRule, DriftAccount
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips, Token
+from sprinter.decode.draft import (
+    AskDraft,
+    AskScore,
+    AskTips,
+    Draft,
+    Origin,
+    Record,
+    Scores,
+    Tips,
+    Token,
+    Verdict,
+)
 from sprinter.decode.drafter import one_hot_rows
 from sprinter.decode.grow import Root
 from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.meter import Meter
-from sprinter.decode.sequence import TokenSequence
+from sprinter.decode.review import review
+from sprinter.decode.sequence import NO_DRAFT, TokenSequence, Tree
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.stop import Never
 from sprinter.decode.switch import DraftSwitch, RoundCount
 from sprinter.decode.text_rules import TextRules
-from sprinter.decode.tree import Tree
 from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "COPIES",
-    "METER_CHUNK",
-    "Answer",
-    "Asking",
-    "Limits",
-    "LoopRequest",
-    "Row",
-    "closing_pass",
-    "copy_run",
-    "draft_run",
-    "draft_tree",
-]
+    "COPIES", "METER_CHUNK", "Answer", "Asking", "Decoding", "Limits", "LoopRequest", "closing_pass", "copy_run",
+    "draft_run", "draft_tree",
+]  # fmt: skip
 
 METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
 GUARDED_RUN = 8  # maximum number of tokens in a run that is judged exactly, if the method names none
@@ -106,41 +108,38 @@ class Pace:
     Attributes:
         proposes: whether any round of this text does. switch: says which; None: all do.
         drafts: whether this round does. copies: whether it copies from the text instead.
-        read: tokens that the target read in this round.
     """
 
     proposes: bool
     switch: DraftSwitch | None
     drafts: bool = True
     copies: bool = False
-    read: int = 0
 
     def begin_round(self, round: int) -> None:
         """Decide for a round."""
-        switch, self.read = self.switch, 0
-        self.drafts = self.proposes and (switch is None or switch.drafts(round))
-        self.copies = self.proposes and not self.drafts and switch is not None and switch.copies(round)
-
-    def count(self, steps: int, tree: Tree, added: int) -> None:
-        """Tell the switch what the round did: so many draft steps for a draft, and tokens that it added."""
-        if self.switch is not None:
-            width = 1.0 if tree.parents is None else len(tree.tokens) / max(1, steps)
-            self.switch.count(RoundCount(steps, max(1.0, width), self.read, added))
+        switch, self.drafts = self.switch, self.proposes
+        if switch is not None:
+            self.drafts = self.proposes and switch.drafts(round)
+            self.copies = self.proposes and not self.drafts and switch.copies(round)
 
 
 @dataclass(slots=True)
-class Row:
+class Decoding:
     """The state of one decoding.
 
     Attributes:
         sequence: the text; ``sequence.tree`` has the round's untrusted tokens. end: its largest length.
         rules, guard, pace, meter: of this text, asked by the loop where they are due.
+        account: of the drift that the text spends, if the method has a budget and is lossy.
+        blind: whether no token can be trusted. length: of each draft run, if it is fixed. longest: at most.
+        by_model: whether the draft model drafts: proposals in its place are copies.
+        provisional: whether trusted tokens are final only when the target has scored them.
         like: an empty tensor of the form of the target's laws, after the first pass.
         drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
         gate_scores: of the tokens of a chain in the tree, as in ``Token``.
-        on_trial: for the first tokens of the tree that are trusted until the target has scored them (``tail_ratio``,
-            ``budget``), whether the decision saw the token.
-        read: for each node of a grown tree, the number that ``AskTips`` gave it, or -1.
+        on_trial: for the first tokens of the tree that are trusted until the target has scored them, whether the
+            decision saw the token.
+        draft_nodes: for each node of a grown tree, the number that ``AskTips`` gave it, or -1.
     """
 
     method: Method
@@ -154,12 +153,18 @@ class Row:
     guard: Guard
     pace: Pace
     meter: Meter
+    account: DriftAccount | None
+    blind: bool
+    length: int | None
+    longest: int | None
+    by_model: bool
+    provisional: bool
     like: Tensor | None = None
     drafted: int = 0
     proposed: int = 0
     gate_scores: list[float | None] = field(default_factory=list)
     on_trial: list[bool] = field(default_factory=list)
-    read: list[int] = field(default_factory=list)
+    draft_nodes: list[int] = field(default_factory=list)
 
     @classmethod
     def begin(
@@ -172,27 +177,28 @@ class Row:
         complete: bool,
         rules: RuleState | None = None,
         switch: DraftSwitch | None = None,
-    ) -> Row:
-        """A row before its first round; arguments as in ``decode``."""
+    ) -> Decoding:
+        """A decoding before its first round; arguments as in ``decode``."""
         # For a single token, as in the meter, lossless rules of chains or several drafts reduce to the exact rule.
         rule = method.accept.per_position or (Exact() if method.accept.lossless else None)
         record.stats.budget = method.budget
         if switch is not None:
             record.stats.switches, record.stats.copy_switches = switch.changes, switch.copy_changes
+        account = DriftAccount.of(method, sequence.prompt)
+        end = sequence.prompt + limits.max_new_tokens
+        bounds = [bound for bound in (method.cap, method.length) if bound is not None]
         return cls(
-            method, limits, draws, record, complete, sequence, sequence.prompt + limits.max_new_tokens,
-            TextRules.begin(method, sequence.prompt, rules), Guard.of(method, limits, sequence.prompt),
-            Pace(method.drafter.begin(draws), switch), Meter(rule),
+            method, limits, draws, record, complete, sequence, end,
+            TextRules.begin(method, account, rules), Guard.of(method, limits, sequence.prompt),
+            Pace(method.drafter.begin(draws), switch), Meter(rule), account,
+            method.trust.never, method.length, min(bounds, default=None), method.drafter.uses_model,
+            method.tail_ratio is not None or account is not None,
         )  # fmt: skip
-
-    @property
-    def budget(self) -> Budget | None:
-        """The text's account, if the method has a budget and is lossy."""
-        return self.rules.budget
 
     def score(self, start: int, scores: Scores) -> None:
         """Meter the trusted tokens that wait, given the target's laws from position ``start + 1`` on."""
-        self.meter.score(start, scores)
+        if self.meter.waiting:
+            self.meter.score(start, scores)
         if self.like is None:
             self.like = scores.laws.new_empty(0, scores.laws.shape[-1])
         self.rules.score(start, scores)
@@ -200,36 +206,46 @@ class Row:
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""
         self.record.tokens.append(token)
-        if self.budget is not None:
-            self.budget.spent += token.distance or 0.0
-            self.record.stats.spent_drift = self.budget.spent
-        over, text = "length" if position + 1 == self.end else None, self.sequence.tokens
-        text = text if len(text) == position + 1 else text[: position + 1]
-        self.record.finish = self.limits.ends(text) or over
+        if self.account is not None:
+            self.account.spent += token.distance or 0.0
+            self.record.stats.spent_drift = self.account.spent
+        text = self.sequence.tokens
+        reason = self.limits.ends(text if len(text) == position + 1 else text[: position + 1])
+        self.record.finish = reason or ("length" if position + 1 == self.end else None)
         return self.record.finish is None
-
-    def copied(self, answer: Draft) -> bool:
-        """Whether a proposer drafted these tokens in the draft model's place: their laws say nothing of the model."""
-        return answer.proposed and self.method.drafter.uses_model
 
     def begin_round(self) -> None:
         """Start a round with nothing drafted."""
-        self.record.stats.rounds = self.sequence.round = self.record.stats.rounds + 1
-        self.sequence.tree = Tree()
-        self.drafted, self.proposed, self.gate_scores, self.on_trial = 0, 0, [], []
-        self.pace.begin_round(self.sequence.round)
-        self.rules.begin_round(self.pace.drafts)
-        self.guard.on = self.guard.next(self.sequence.tokens)
+        sequence = self.sequence
+        self.record.stats.rounds = sequence.round = self.record.stats.rounds + 1
+        sequence.tree = NO_DRAFT
+        self.pace.begin_round(sequence.round)
+        if self.pace.proposes:
+            self.drafted, self.proposed, self.gate_scores, self.on_trial = 0, 0, [], []
+            self.rules.begin_round(self.pace.drafts)
+        self.guard.on = self.guard.next(sequence.tokens)
 
-    def end_round(self, added: int, checked: int, accepted: int) -> None:
-        """Let rules and switch learn from a round that added so many tokens."""
-        tree = self.sequence.tree
-        self.rules.learn_levels(accepted, tree.depth, self.record.finish is not None)
-        if self.pace.drafts:  # rules learn neither from copies nor from rounds that rest
-            self.rules.end_round(self.drafted, checked, accepted)
-        self.record.rules = self.rules.state
+    def end_round(self, added: int, target_tokens: int, checked: int, accepted: int) -> None:
+        """Let rules and switch learn from a round that added so many tokens, for which the target read so many."""
+        tree, pace, rules = self.sequence.tree, self.pace, self.rules
+        if rules.levels:
+            rules.learn_levels(accepted, tree.depth, self.record.finish is not None)
+        if pace.drafts:  # rules learn neither from copies nor from rounds that rest
+            rules.end_round(self.drafted, checked, accepted)
+        self.record.rules = rules.state
         self.record.accept_lengths.append(added)
-        self.pace.count(self.drafted - self.proposed, tree, added)
+        if pace.switch is not None:
+            steps = self.drafted - self.proposed
+            width = 1.0 if tree.parents is None else len(tree.tokens) / max(1, steps)
+            pace.switch.count(RoundCount(steps, max(1.0, width), target_tokens, added))
+
+    def judge(self, call: TargetCall) -> Verdict:
+        """Judge the round's draft."""
+        rule, method, trusted = self.accept, self.method, self.on_trial
+        # Exact rules differ in what becomes of a token: if trust depends on tokens, two of them together are not exact.
+        if not trusted or (method.tail_ratio == 1 and rule.lossless):
+            return rule.judge(call)
+        return review(method.tail_ratio or 0.0, trusted, rule, self.meter.rule, call, self.account)
 
     @property
     def accept(self) -> Judge:
@@ -237,92 +253,89 @@ class Row:
         if self.guard.on or self.pace.copies:
             return Exact()
         rule = self.method.accept
-        return rule if self.budget is None or rule.lossless else BudgetedRule(rule, self.budget)
+        return rule if self.account is None or rule.lossless else BudgetedRule(rule, self.account)
 
     @property
     def room(self) -> int:
         """Number of tokens that may still be drafted in this round."""
-        method = self.method
         # If no token can be trusted, the target call draws the last token of the text.
-        left = self.end - len(self.sequence) - int(method.trust.never and not method.to_horizon)
-        if self.guard.on and method.cap is None and method.length is None:  # made for runs of trusted tokens
-            left = min(left, GUARDED_RUN - self.drafted)
-        elif self.budget is not None and method.cap is None and method.length is None:
-            left = min(left, BUDGET_RUN - self.drafted)
-        bounds = [bound - self.drafted for bound in (method.cap, method.length) if bound is not None]
-        return min([left, *bounds])
+        method = self.method
+        left = self.end - len(self.sequence.tokens) - (self.blind and not method.to_horizon)
+        longest = self.longest
+        if longest is None and (self.guard.on or self.account is not None):  # made for runs of trusted tokens
+            longest = GUARDED_RUN if self.guard.on else BUDGET_RUN
+        return left if longest is None else min(left, longest - self.drafted)
 
 
-def draft_run(row: Row) -> Asking:
+def draft_run(decoding: Decoding) -> Asking:
     """Draft one run: trusted tokens are final at once, if no guard holds them back; others go to the tree."""
-    method, sequence, text = row.method, row.sequence, row.sequence.tokens
+    method, sequence, text = decoding.method, decoding.sequence, decoding.sequence.tokens
     tokens: list[int] = []
     laws: list[Tensor] = []
     raws: list[Tensor] = []
     sequence.tree = Tree(tokens, laws, raws)
-    trusting, stopped = not row.guard.on, False
-    while not stopped and row.room >= 1:
-        answer = yield AskDraft(sequence, row.room)
+    trusting, stopped = not decoding.guard.on, False
+    while not stopped and (room := decoding.room) >= 1:
+        answer = yield AskDraft(sequence, room)
         assert isinstance(answer, Draft)
-        stopped = not answer.tokens
+        stopped, copied = not answer.tokens, answer.proposed and decoding.by_model
         for i, x in enumerate(answer.tokens):
-            position, row.drafted = len(text), row.drafted + 1
-            row.proposed += answer.proposed
-            trusted, stop = _ask_rules(row, answer, i, position)
+            position, decoding.drafted = len(text), decoding.drafted + 1
+            decoding.proposed += answer.proposed
+            trusted, stop = _ask_rules(decoding, answer, i, position, copied)
             if stop and method.stop.discards:
                 stopped = True
                 break
             text.append(x)
-            row.rules.wait(position, answer, i, row.copied(answer))
-            ended = len(text) == row.end or row.limits.ends(text) is not None
-            forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
+            decoding.rules.wait(position, answer, i, copied)
+            ended = len(text) == decoding.end or decoding.limits.ends(text) is not None
+            forced = (
+                stop or decoding.drafted == method.cap
+            )  # checked even if trusted, unless it ends the text
             # One rule judges a draft: no run leaves or enters a guarded part. A trusted token before its border stays
             # trusted, as whether it is one must not depend on where it leads.
-            leaves = row.guard.next(text) != row.guard.on
+            leaves = decoding.guard.next(text) != decoding.guard.on
             stopped = forced or ended or leaves
             trusting = trusting and trusted and (ended or not forced)
-            # In the second case it is trusted only because it ends the text.
-            saw_token = method.sees_token or (forced and len(text) < row.end)
-            if trusting and method.tail_ratio is None and row.budget is None:
+            gate = answer.signals.get("gate")
+            score = None if gate is None else float(gate[i])
+            if trusting:
+                # In the second case it is trusted only because it ends the text.
+                saw_token = method.sees_token or (forced and len(text) < decoding.end)
+            if trusting and not decoding.provisional:
                 sequence.final += 1
-                token = Token(x, Origin.TRUSTED, sequence.round, gate_score=_gate_score(answer, i))
-                if row.complete or not method.trusts_all:
+                token = Token(x, Origin.TRUSTED, sequence.round, gate_score=score)
+                if decoding.complete or not method.trusts_all:
                     raw_q = None if answer.raw is None else answer.raw[i]
-                    row.meter.wait(position, token, answer.laws[i], saw_token, raw_q)
-                row.settle(position, token)
+                    decoding.meter.wait(position, token, answer.laws[i], saw_token, raw_q)
+                decoding.settle(position, token)
             else:
                 if trusting:
-                    row.on_trial.append(saw_token)
+                    decoding.on_trial.append(saw_token)
                 tokens.append(x)
-                row.gate_scores.append(_gate_score(answer, i))
+                decoding.gate_scores.append(score)
                 laws.append(answer.laws[i])
                 raws += [] if answer.raw is None else [answer.raw[i]]
             if stopped:
                 break
         sequence.cut(len(text))  # tokens that were drafted beyond the stop
-        if row.complete and row.meter.waiting >= METER_CHUNK:
-            yield from closing_pass(row)
+        if decoding.complete and len(decoding.meter.waiting) >= METER_CHUNK:
+            yield from closing_pass(decoding)
 
 
-def copy_run(row: Row) -> None:
+def copy_run(decoding: Decoding) -> None:
     """Prompt lookup in a round that rests: the tree gets what followed the text's last tokens earlier."""
-    at_most, text = min(row.room, COPIES.length), row.sequence.tokens
-    if row.like is None or at_most < 1:
+    at_most, text = min(decoding.room, COPIES.length), decoding.sequence.tokens
+    if decoding.like is None or at_most < 1:
         return
     tokens: list[int] = []
     for x in look_up(text[-_SEARCHED:], COPIES.n, COPIES.least, at_most):
         text.append(x)
         tokens.append(x)
-        if row.limits.ends(text) is not None or row.guard.next(text) != row.guard.on:
+        if decoding.limits.ends(text) is not None or decoding.guard.next(text) != decoding.guard.on:
             break
-    laws = [*one_hot_rows(tokens, row.like.shape[-1], row.like)]
-    row.sequence.tree = Tree(tokens, laws, laws if row.method.accept.needs_raw else [])
-
-
-def _gate_score(answer: Draft, i: int) -> float | None:
-    """The gate's score of token i of an answer, if a rule reads it."""
-    scores = answer.signals.get("gate")
-    return None if scores is None else float(scores[i])
+    laws = [*one_hot_rows(tokens, decoding.like.shape[-1], decoding.like)]
+    decoding.sequence.tree = Tree(tokens, laws, laws if decoding.method.accept.needs_raw else [])
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -331,40 +344,40 @@ def _number(value: int) -> Tensor:
     return torch.tensor(value, device="cpu")
 
 
-def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:
-    """(trusted, stop) for token i of an answer."""
-    method, rules, budget = row.method, row.rules, row.budget
-    if method.trust.never and method.length is not None:
-        return False, row.drafted >= method.length
+def _ask_rules(decoding: Decoding, answer: Draft, i: int, position: int, copied: bool) -> tuple[bool, bool]:
+    """(trusted, stop) for token i of an answer; ``copied``: a proposer drafted it in the draft model's place."""
+    method, rules, account = decoding.method, decoding.rules, decoding.account
+    if decoding.blind and decoding.length is not None:
+        return False, decoding.drafted >= decoding.length
     signals = {name: values[i] for name, values in answer.signals.items()}
-    signals |= {"drafted": _number(row.drafted), "copied": _number(row.copied(answer))}
+    signals |= {"drafted": _number(decoding.drafted), "copied": _number(copied)}
     if "uniform" in method.needs:
-        number = row.draws.uniform(row.record.stats.rounds, position, Purpose.TRUST)
+        number = decoding.draws.uniform(decoding.record.stats.rounds, position, Purpose.TRUST)
         signals["uniform"] = torch.tensor(number, dtype=torch.float64)
-    within = budget is not None and not method.trust.never and not row.guard.on
+    spends = account is not None and not decoding.blind and not decoding.guard.on
     wanted: bool | None = None
-    if not (within and method.chooses_threshold):
-        trusted, rules.trust = method.trust.trust(signals, rules.trust)
-        wanted = bool(trusted)
-    if within and row.copied(answer):  # checked: what a copy drifts is not predicted
+    if not (spends and method.chooses_threshold):
+        decision, rules.trust = method.trust.trust(signals, rules.trust)
+        wanted = bool(decision)
+    if spends and copied:  # checked: what a copy drifts is not predicted
         wanted = False
-    elif within and budget is not None:
-        wanted = budget.allows(signals, position, wanted)
+    elif spends and account is not None:
+        wanted = account.allows(signals, position, wanted)
     trusted = _number(bool(wanted))
     stop, rules.stop = method.stop.stop({**signals, "trusted": trusted}, rules.stop)
-    if within and method.cap is None and type(method.stop) is Never:
+    if spends and method.cap is None and type(method.stop) is Never:
         stop = ~trusted & ~signals["copied"]  # no other rule would end the run
     return bool(trusted), bool(stop)
 
 
-def draft_tree(row: Row) -> Asking:
+def draft_tree(decoding: Decoding) -> Asking:
     """Grow a tree of untrusted tokens, until the stop rule, at the best path's tip, or the drafter ends it."""
-    method, sequence, depth = row.method, row.sequence, row.room
+    method, sequence, depth = decoding.method, decoding.sequence, decoding.room
     if method.drafter.levels is not None:
         depth = min(depth, method.drafter.levels)
     if depth < 1:
         return
-    growth = method.drafter.growth(Root(row.draws, sequence.round, len(sequence), depth))
+    growth = method.drafter.growth(Root(decoding.draws, sequence.round, len(sequence), depth))
     tips, stopped = [-1], False
     while tips and not stopped:
         found = yield growth.ask(sequence, tips)
@@ -373,25 +386,25 @@ def draft_tree(row: Row) -> Asking:
             break
         if found.reached is not None:
             tips = [tips[i] for i in found.reached]
-        growth.grow(row.drafted, tips, found)
-        row.drafted += 1
+        growth.grow(decoding.drafted, tips, found)
+        decoding.drafted += 1
         signals = {name: values[0] for name, values in found.signals.items()}
         if method.stop.learns:
-            row.rules.levels.append(signals)
-        given = {"drafted": _number(row.drafted), "trusted": _number(False)}
-        stop, row.rules.stop = method.stop.stop({**signals, **given}, row.rules.stop)
-        stopped = bool(stop) or row.drafted == depth
+            decoding.rules.levels.append(signals)
+        given = {"drafted": _number(decoding.drafted), "trusted": _number(False)}
+        stop, decoding.rules.stop = method.stop.stop({**signals, **given}, decoding.rules.stop)
+        stopped = bool(stop) or decoding.drafted == depth
         tips = [] if stopped else growth.tips()
     if growth.tokens:
-        sequence.tree, row.read = growth.finish()
+        sequence.tree, decoding.draft_nodes = growth.finish()
 
 
-def closing_pass(row: Row) -> Asking:
+def closing_pass(decoding: Decoding) -> Asking:
     """Run a target forward pass for the meter alone."""
-    sequence = row.sequence
+    sequence = decoding.sequence
     start, end = sequence.scored, sequence.final - 1
     scores = yield AskScore(sequence, start, end, closing=True)
     assert isinstance(scores, Scores)
-    row.record.stats.closing_passes += 1
-    row.score(start, scores)
+    decoding.record.stats.closing_passes += 1
+    decoding.score(start, scores)
     sequence.scored = end
