@@ -159,3 +159,27 @@ def test_a_round_goes_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     running = iter(calls)
     late = [step for step in functions if step not in running]  # each is looked for behind the one before
     assert late[:1] == [], "not called in the order of the page"
+
+
+def test_a_round_opens_few_files() -> None:
+    """Files whose functions run in the middle of a text by ``speculative``: it may only fall."""
+    opened: set[str] = set()
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(installed):
+            opened.add(path.relative_to(installed).as_posix())
+
+    installed, before = Path(sprinter.__file__).parent, sys.getprofile()
+    pair = sprinter.load_pair(compile=False)
+    stream = pair.stream("The river rises in the", method="speculative(gamma=4)", max_new_tokens=40, seed=1)
+    with stream:
+        for _ in range(6):
+            next(stream)
+        sys.setprofile(note)
+        try:
+            for _ in range(6):
+                next(stream)
+        finally:
+            sys.setprofile(before)
+    assert 0 < len(opened) <= 25, sorted(opened)
