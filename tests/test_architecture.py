@@ -182,4 +182,4 @@ def test_a_round_opens_few_files() -> None:
                 next(stream)
         finally:
             sys.setprofile(before)
-    assert 0 < len(opened) <= 25, sorted(opened)
+    assert 0 < len(opened) <= 21, sorted(opened)

@@ -42,7 +42,7 @@ def raw_law(logits: Tensor) -> Tensor:
 def process(logits: Tensor, sampling: Sampling) -> Tensor:
     """The law that tokens are drawn from. ``[..., V]`` -> ``[..., V]``, float32 (float64 stays float64)."""
     full = _full(logits)
-    if sampling.greedy:
+    if sampling.temperature == 0:
         return one_hot(full)
     if 0 < sampling.top_k < full.shape[-1]:
         full = _keep_top_k(full, sampling.top_k)

@@ -22,7 +22,7 @@ from sprinter.errors import UserError
 from sprinter.heads.drafting import save_heads
 from sprinter.heads.glide import GlideHeads
 from sprinter.heads.load import load_any_head
-from sprinter.models.cache_name import with_cache
+from sprinter.models.cache_name import model_cache_name
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.glide import GlideLearner, fresh_glide
 from sprinter.training.drafts.run import run_to_end
@@ -50,7 +50,7 @@ def glide(family: str = "llama", **more: object) -> GlideHeads:
 def cached(family: str, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Keys and values of the target's last layer, ``[kv_heads, n, size]``, out of its own cache."""
     model, cache = tiny(family), DynamicCache()
-    model(torch.tensor([list(ids)]), use_cache=True, **with_cache(model, cache))
+    model(torch.tensor([list(ids)]), use_cache=True, **{model_cache_name(type(model).forward): cache})
     layer = cache.layers[-1]
     return layer.keys[0], layer.values[0]
 

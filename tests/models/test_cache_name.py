@@ -15,7 +15,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 import sprinter
 from sprinter.errors import UserError
-from sprinter.models.cache_name import cache_name, with_cache
+from sprinter.models.cache_name import cache_name, model_cache_name
 
 pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
 from sprinter_kernels.families import FAMILIES
@@ -35,9 +35,8 @@ class Around(nn.Module):
 
 def test_modules_are_asked_for_the_name() -> None:
     assert cache_name(Before) == "past_key_values" and cache_name(After) == "cache"
-    made = DynamicCache()
-    assert with_cache(Before(), made) == {"past_key_values": made}
-    assert with_cache(Around(), made) == with_cache(tiny("llama"), made)
+    assert model_cache_name(Before.forward) == "past_key_values"
+    assert model_cache_name(Around.forward) == model_cache_name(type(tiny("llama")).forward)
     with pytest.raises(UserError, match=r"^transformers [\d.]+ calls the cache of Around by a name"):
         cache_name(Around)
 
@@ -71,5 +70,7 @@ def test_a_pair_writes_without_a_word_of_transformers(dtype: str, caplog: pytest
 
 def test_a_cache_that_a_model_is_given_is_filled() -> None:
     model, cache = tiny("llama"), DynamicCache()
-    model(torch.ones(1, 3, dtype=torch.long), use_cache=True, **with_cache(model, cache))
+    model(
+        torch.ones(1, 3, dtype=torch.long), use_cache=True, **{model_cache_name(type(model).forward): cache}
+    )
     assert cache.get_seq_length() == 3

@@ -12,7 +12,7 @@ from tests.models.tiny import tiny
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from sprinter.models.cache_name import with_cache
+from sprinter.models.cache_name import model_cache_name
 from sprinter.models.choose import make_runner
 from sprinter.models.runners import forward
 
@@ -26,7 +26,7 @@ def states_of(model: PreTrainedModel, text: Sequence[int]) -> tuple[list[Tensor]
         input_ids=torch.tensor([list(text)]),
         use_cache=True,
         output_hidden_states=True,
-        **with_cache(model, cache),
+        **{model_cache_name(type(model).forward): cache},
     )
     handle.remove()
     return [*output.hidden_states[1:-1], last[0] if isinstance(last[0], Tensor) else last[0][0]], cache

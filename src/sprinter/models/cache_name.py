@@ -14,11 +14,10 @@ from typing import Any
 import transformers
 from torch import nn
 from transformers import LlamaForCausalLM
-from transformers.cache_utils import Cache
 
 from sprinter.errors import UserError
 
-__all__ = ["cache_name", "with_cache"]
+__all__ = ["cache_name", "model_cache_name"]
 
 _NAMES = ("cache", "past_key_values", "layer_past")
 
@@ -37,10 +36,13 @@ def cache_name(module: type[nn.Module]) -> str:
     return name
 
 
-def with_cache(model: nn.Module, cache: Cache) -> dict[str, Any]:
-    """The argument by which a model is given its cache."""
-    # A model around another passes on what it is given, and names nothing.
-    return {_found(type(model).forward) or cache_name(LlamaForCausalLM): cache}
+@lru_cache(64)
+def model_cache_name(forward: Callable[..., Any]) -> str:
+    """The argument of a whole model's ``forward`` that is its cache.
+
+    A model around another passes on what it is given, and names nothing.
+    """
+    return _found(forward) or cache_name(LlamaForCausalLM)
 
 
 @lru_cache(64)

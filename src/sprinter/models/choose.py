@@ -26,9 +26,8 @@ from sprinter.models.fused_trial import forget_trial, fused
 from sprinter.models.interface import Runner, ServedModel
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner
-from sprinter.models.runners.masks import BOOLEAN
 from sprinter.models.runners.rope import find_switch
-from sprinter.models.runners.row import RowRunner, Windows
+from sprinter.models.runners.row import BOOLEAN, RowRunner, Windows
 
 __all__ = [
     "capture_kind",

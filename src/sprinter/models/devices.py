@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ from sprinter.errors import UserError
 
 __all__ = [
     "Threads", "busy_cores", "choose_threads", "cpu_flags", "device_of", "dtype_name", "dtype_of", "find_threads",
-    "place_of", "unmoved", "usable_cores",
+    "place_of", "refuse_moved", "usable_cores",
 ]  # fmt: skip
 
 _log = logging.getLogger("sprinter")
@@ -188,18 +186,13 @@ def place_of(model: Any) -> str:
     return f"{dtype_name(model.dtype)} on {model.device}"
 
 
-@contextmanager
-def unmoved(model: Any, was: str) -> Iterator[None]:
-    """Context of a pass of a model over caches that were made where it ``was`` (``place_of``).
+def refuse_moved(model: Any, was: str, error: RuntimeError) -> None:
+    """After a pass of a model failed over caches that were made where it ``was`` (``place_of``).
 
     Raises:
-        UserError: it failed, and is somewhere else.
+        UserError: it is somewhere else now.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if (now := place_of(model)) == was:
-            raise
+    if (now := place_of(model)) != was:
         raise UserError(
             f"{type(model).__name__} was moved from {was} to {now} while caches hold texts: close engines and "
             "streams, call pair.reload(), and begin the texts anew"

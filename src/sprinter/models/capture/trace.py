@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sprinter.models.runners.forward import StateFilter, call_model
-from sprinter.models.runners.masks import window_mask
+from sprinter.models.runners.row import window_mask
 
 __all__ = ["RowBuffers", "RowPass"]
 

@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from sprinter.errors import UserError
-from sprinter.models.cache_name import with_cache
-from sprinter.models.devices import place_of, unmoved
+from sprinter.models.cache_name import model_cache_name
+from sprinter.models.devices import place_of, refuse_moved
 from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.tree import RowTree
 
@@ -355,7 +355,7 @@ class ModelRunner(BaseRunner):
         self.straight: StraightPass | None = None
 
     def _call(self, tokens: Tensor, logits: bool, layers: Sequence[int], **kwargs: Any) -> ModelOutput:
-        with unmoved(self.model, self._place):
+        try:
             if self.straight is not None:
                 with _turn(head_of(self.model)):
                     if (made := self.straight(tokens, logits, layers=layers, **kwargs)) is not None:
@@ -363,6 +363,9 @@ class ModelRunner(BaseRunner):
             said, hidden, *states = call_model(
                 self.model, tokens, None if logits else _last, layers, **kwargs
             )
+        except RuntimeError as error:
+            refuse_moved(self.model, self._place, error)
+            raise
         return ModelOutput(said if logits else None, hidden, tuple(states))
 
     def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
@@ -415,9 +418,8 @@ def call_model(
         handle = head.register_forward_pre_hook(catch)
         try:
             caught = []
-            output = model(
-                input_ids=tokens, use_cache=True, return_dict=True, **with_cache(model, cache), **kwargs
-            )
+            kwargs[model_cache_name(type(model).forward)] = cache
+            output = model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
         finally:
             handle.remove()
     return (output.logits, caught[0], *(states[layer] for layer in layers))
