@@ -97,7 +97,7 @@ class Request:
         rules = RuleState.begin(method.trust, method.stop, options.rules)  # raises before any work
         self._rules = None if options.rules is None else rules
         self._prompt = encode_prompt(prompt, runtime.models, options.chat_template_kwargs)
-        self._ids = self._prompt.ids
+        self.sequence = TokenSequence.begin(self._prompt.ids)
         self._chat_kwargs = options.chat_template_kwargs
         self.needs_target = method.needs_target or options.meter == "complete"
         self.needs_draft = method.drafter.uses_model
@@ -110,7 +110,7 @@ class Request:
             budget=None if unnamed else options.budget,
             chat_template_kwargs=None,  # they are in the prompt's ids now
         )  # fmt: skip
-        self.length = len(self._ids) + new
+        self.length = self.sequence.prompt + new
         self.spare = _spare(method)
         self._check(new)
         ends = (*runtime.models.target.eos_ids, *stops)
@@ -124,7 +124,6 @@ class Request:
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else runtime.method_for(options)
         self._alone = most == 1
-        self.sequence = TokenSequence.begin(self._ids)
         self._run: RequestRun | None = None
         self._paces: weakref.ref[AdaptiveSwitch] | None = None  # it ends with the text
         self.record = Record(stats=Stats(lossless=method.lossless(options.sampling.greedy)))
@@ -137,12 +136,12 @@ class Request:
     @property
     def prompt_ids(self) -> list[int]:
         """Token ids of the prompt."""
-        return list(self._ids)
+        return self.sequence.tokens[: self.sequence.prompt]
 
     @property
     def prefix(self) -> list[int]:
         """The prompt without its last token: what prefill reads."""
-        return self._ids[:-1]
+        return self.sequence.tokens[: self.sequence.prompt - 1]
 
     def writer(self) -> TextWriter | None:
         """Create a writer of this request's text; None without a tokenizer."""
@@ -167,8 +166,8 @@ class Request:
         """
         needed = self.length, 1, self.needs_target, self.needs_draft
         if self.length + self.spare > _LONG:
-            self._runtime.check_memory(*needed, None, self.spare, self._ids)
-        return self._runtime.take(*needed, self.spare, self._ids)
+            self._runtime.check_memory(*needed, None, self.spare, self.sequence.tokens)
+        return self._runtime.take(*needed, self.spare, self.sequence.tokens)
 
     def give_back(self, models: Executor) -> None:
         """Return rows that were borrowed for this request alone."""
@@ -192,7 +191,7 @@ class Request:
         switch = self._switch()
         self._paces = weakref.ref(switch) if isinstance(switch, AdaptiveSwitch) else None
         method, complete = self.method, options.meter == "complete"
-        logprobs = None if options.logprobs is None else LogProbs(len(self._ids), options.logprobs)
+        logprobs = None if options.logprobs is None else LogProbs(self.sequence.prompt, options.logprobs)
         loop = decode(self.sequence, method, self._limits(), draws, record, complete, self._rules, switch)
         self._run = RequestRun(
             models, row, self.sequence, loop, method, options.sampling, draws, record.stats,
@@ -209,7 +208,9 @@ class Request:
             record.finish = "error" if isinstance(error, Exception) else "interrupted"
         elif self._tuned is not None and self._runtime.watch is not None:
             calls = record.stats.target_calls
-            self._runtime.watch.add(self._tuned, self.options, len(self._ids), len(record.tokens), calls)
+            self._runtime.watch.add(
+                self._tuned, self.options, self.sequence.prompt, len(record.tokens), calls
+            )
 
     def _switch(self) -> DraftSwitch | None:
         """What says whether a round drafts; None: each does."""
@@ -261,9 +262,9 @@ class Request:
             render(tokens, writer, last=True)
         text = "".join(token.text for token in tokens)
         return Generation(
-            text, tokens, stats, self.method.name, self.record.finish or "cancelled", len(self._ids),
+            text, tokens, stats, self.method.name, self.record.finish or "cancelled", self.sequence.prompt,
             list(self.record.accept_lengths), self.record.rules, self._reproducing(), self._prompt.text,
-            list(self._ids), self._runtime.described, self._prompt.messages, self._chat_kwargs,
+            self.prompt_ids, self._runtime.described, self._prompt.messages, self._chat_kwargs,
         )  # fmt: skip
 
     def _reproducing(self) -> GenerationOptions:
@@ -276,8 +277,8 @@ class Request:
     def _limits(self) -> Limits:
         eos_ids, stops = self._runtime.models.target.eos_ids, self.options.stop_token_ids
         only, spelling = self.method.only, self._spelling
-        lossy = None if only is None or spelling is None else SpanReader(only, self._ids, spelling)
-        return Limits(self._new, Ending(len(self._ids), eos_ids, spelling, stops), lossy)
+        lossy = None if only is None or spelling is None else SpanReader(only, self.prompt_ids, spelling)
+        return Limits(self._new, Ending(self.sequence.prompt, eos_ids, spelling, stops), lossy)
 
     def _stops(self, options: GenerationOptions) -> tuple[int, ...]:
         """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""
@@ -293,7 +294,7 @@ class Request:
             raise UserError(
                 "the models of this pair name no context that a text could end at: give max_new_tokens"
             )
-        return max(1, min(one for one in (room, longest) if one is not None) - len(self._ids))
+        return max(1, min(one for one in (room, longest) if one is not None) - self.sequence.prompt)
 
     def _check_tree(self, method: Method) -> None:
         """Refuse a tree that a model's runner cannot read."""
@@ -353,7 +354,7 @@ class Request:
         if outside := [id for id in self.options.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
         self._check_laws(vocab, new)
-        check_request(runtime.models, len(self._ids), new, self.needs_target, self.needs_draft)
+        check_request(runtime.models, self.sequence.prompt, new, self.needs_target, self.needs_draft)
 
 
 def advance(models: Executor, requests: Sequence[Request], pads: tuple[bool, bool] = (True, True)) -> None:
