@@ -75,9 +75,9 @@ MEASURED: dict[str, Any] = {}
 
 @pytest.fixture(scope="session", autouse=True)
 def no_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a test finds compiled must not depend on what was done on this machine before.
+    """What a test finds compiled or measured must not depend on what was done on this machine before.
 
-    Processes of one run share it, so that the kernels are compiled once."""
+    Processes of one run share it."""
     base = tmp_path_factory.getbasetemp()
     (shared := (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled").mkdir(
         exist_ok=True
