@@ -75,21 +75,21 @@ def test_converted_models_are_held_to_the_same_rule(
         path.write_text("GGUF")
 
     monkeypatch.setattr(convert, "convert_gguf", write)
-    origin = Provenance(tmp_path, "org/model")
+    monkeypatch.setattr(convert, "find", lambda *_: Provenance(tmp_path, "org/model"))
     (cache / "killed.gguf.part").parent.mkdir()
     (cache / "killed.gguf.part").write_text("half")
     with pytest.raises(UserError, match=f"^'{cache}' can be written by other users"):
-        convert._kept_gguf(origin, "f16")
+        convert._converted("org/model", "target", None, "float16")
     cache.chmod(0o755)
-    path = convert._kept_gguf(origin, "f16")
-    assert path.stat().st_mode & 0o777 == 0o600 and convert._kept_gguf(origin, "f16") == path
+    path = convert._converted("org/model", "target", None, "float16")
+    assert path.stat().st_mode & 0o777 == 0o600 and convert._converted("org/model", "target", None, "float16") == path
     path.chmod(0o666)
     with pytest.raises(UserError, match=f"^'{path}' can be written by other users"):
-        convert._kept_gguf(origin, "f16")
+        convert._converted("org/model", "target", None, "float16")
     path.chmod(0o644)
     cache.chmod(0o777)
     with pytest.raises(UserError, match=f"^'{cache}' can be written by other users"):
-        convert._kept_gguf(origin, "f16")
+        convert._converted("org/model", "target", None, "float16")
 
 
 def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
