@@ -82,7 +82,10 @@ def test_converted_models_are_held_to_the_same_rule(
         convert._converted("org/model", "target", None, "float16")
     cache.chmod(0o755)
     path = convert._converted("org/model", "target", None, "float16")
-    assert path.stat().st_mode & 0o777 == 0o600 and convert._converted("org/model", "target", None, "float16") == path
+    assert (
+        path.stat().st_mode & 0o777 == 0o600
+        and convert._converted("org/model", "target", None, "float16") == path
+    )
     path.chmod(0o666)
     with pytest.raises(UserError, match=f"^'{path}' can be written by other users"):
         convert._converted("org/model", "target", None, "float16")
