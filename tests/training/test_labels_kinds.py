@@ -80,7 +80,7 @@ def test_expected_labels_are_the_means_of_drawn_ones() -> None:
 @pytest.mark.parametrize("name", LABELS)
 def test_every_label_is_spelled_as_it_is_read_and_stays_in_bounds(name: str) -> None:
     label = parse_label(name)
-    assert parse_label(str(label)) == label
+    assert parse_label(f" {label} ") == label
     values = label.values(make_records(3, 8).columns())
     assert values.shape == (96,) and values.dtype == torch.float32
     assert float(values.min()) >= 0 and float(values.max()) <= 1

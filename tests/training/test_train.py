@@ -265,6 +265,7 @@ def test_texts_of_the_wrong_class_are_one_line(tmp_path: Path, positions: Positi
     ("fields", "message"),
     [
         ({"head": "linea"}, "did you mean 'linear'"),
+        ({"head": "judge"}, "fitted to mined tokens"),
         ({"label": "ovrlap"}, "did you mean 'overlap'"),
         ({"features": "hiden"}, "did you mean 'hidden'"),
         ({"calibration": "temprature"}, "did you mean 'temperature'"),

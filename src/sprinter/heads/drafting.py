@@ -247,8 +247,7 @@ class OutputLayer:
     def __call__(self, x: Tensor) -> Tensor:
         """Logits ``[..., V]`` of states ``[..., d]`` in the dtype of heads; −inf for tokens that it does not know."""
         weight = getattr(self.layer, "weight", None)
-        # One that our kernels run over weights in place takes float32.
-        if isinstance(weight, Tensor) and weight.is_floating_point() and "forward" not in vars(self.layer):
+        if isinstance(weight, Tensor) and weight.is_floating_point():
             x = x.to(weight.dtype)
         logits: Tensor = self.layer(x)
         if self.scale != 1.0:

@@ -436,7 +436,8 @@ def _replay_text(
 def _divergence(recording: Recording, method: Method, first: int, tokens: Sequence[Token]) -> float:
     """Sum of KL(p‖π) over a replayed text: π is q where a token was trusted, the accept rule's law where it drifts."""
     trusted = [first + i for i, token in enumerate(tokens) if token.origin is Origin.TRUSTED]
-    judged = [first + i for i, token in enumerate(tokens) if token.drift and first + i not in {*trusted}]
+    drifting = [first + i for i, token in enumerate(tokens) if token.drift]
+    judged = sorted({*drifting} - {*trusted})
     total, rule = 0.0, method.accept.per_position
     if (trusted or judged) and method.drafter.proposer is not None:
         return math.nan  # the laws of its proposals are not recorded

@@ -228,7 +228,7 @@ def parse_label(spec: str | Label) -> Label:
     """
     if isinstance(spec, Label):
         return spec
-    name, params = parse_call(spec)
+    name, params = parse_call(spec.strip())
     one_of("label", name, LABELS)
     known = {f.name.rstrip("_"): f.name for f in fields(LABELS[name])}  # type: ignore[arg-type]
     for key in params:

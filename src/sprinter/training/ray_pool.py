@@ -109,7 +109,7 @@ class RayPool:
                 if self._address:
                     ray.init(address=self._address, **quiet)
                 else:
-                    cpus = max(self._workers + 1, os.cpu_count() or 1)  # one CPU for reading
+                    cpus = max(self._workers, os.cpu_count() or 1)
                     ray.init(num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 where = f"the cluster at '{self._address}'" if self._address else "a cluster on this machine"

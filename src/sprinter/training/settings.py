@@ -87,6 +87,8 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         one_of("head", self.head, [*PRESETS, *_MINED])
+        if self.head in _MINED:
+            raise UserError(f"a {self.head} head is fitted to mined tokens: use training.harm.fit_harm")
         self._check_network()
         preset = {**_USUAL, **PRESETS[self.head]}
         for field in fields(self):
