@@ -142,4 +142,4 @@ constraints: ## resolve anew and rewrite constraints.txt
 
 clean: ## remove what was built; keep .venv
 	@rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	@find src tests scripts benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} +
+	@find src packages tests scripts benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} +

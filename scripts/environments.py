@@ -46,18 +46,16 @@ def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] = CLEAN, sho
     return done.stdout or ""
 
 
+def installer(folder: Path) -> Sequence[str | Path]:
+    """The words that install in an environment."""
+    python = folder / "bin" / "python"
+    return (python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile")
+
+
 def new_environment(folder: Path) -> Sequence[str | Path]:
-    """Make an empty environment; returns the words that install in it."""
+    """Make an empty environment; returns its ``installer``."""
     run(sys.executable, "-m", "venv", "--clear", folder)
-    return (
-        folder / "bin" / "python",
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "-qq",
-        "--no-compile",
-    )
+    return installer(folder)
 
 
 def pins() -> dict[str, str]:
@@ -252,19 +250,11 @@ def with_versions(kind: str) -> None:
     wanted = [lowest(line) for line in requirements()] if kind == "lowest" else requirements()
     tools = [known[name] for name in TOOLS] if kind == "lowest" else TOOLS
     made_from, stamp = "\n".join([sys.version, known["torch"], *wanted, *tools]), folder / "made-from"
-    python, whole = folder / "bin" / "python", stamp.is_file() and stamp.read_text() == made_from
-    pip: Sequence[str | Path] = (
-        python,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "-qq",
-        "--no-compile",
-    )
+    pip, whole = installer(folder), stamp.is_file() and stamp.read_text() == made_from
+    python = pip[0]
     if not whole:
         print(f"== set-up: the {kind} versions, in {folder} (a few minutes)", flush=True)
-        pip = new_environment(folder)
+        new_environment(folder)
         run(*pip, known["torch"])
         run(*pip, known["hatchling"], "editables")
     # torch is named again, so that pip neither replaces it nor looks for a newer one
