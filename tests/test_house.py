@@ -27,7 +27,7 @@ SOURCES = sorted(SRC.rglob("*.py"))
 MODULES = sorted(
     m.name for m in pkgutil.walk_packages(sprinter.__path__, "sprinter.") if not m.name.endswith("__main__")
 )
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")])
 MAX_TREE_BYTES = 40 * 2**20
 
 

@@ -118,9 +118,10 @@ def test_it_is_known_of_these_files_and_this_machine_alone(
     with monkeypatch.context() as other:
         other.setattr(runners.torch, "get_num_threads", lambda: threads + 1)
         assert choose_runner(target, draft, {}).options == {}
-    with monkeypatch.context() as other:
-        other.setattr(runners, "cpu_name", lambda: "another")
-        assert choose_runner(target, draft, {}).options == {}
+    for name in ("cpu_name", "name_of"):  # other kernels, or none
+        with monkeypatch.context() as other:
+            other.setattr(runners, name, lambda: "another")
+            assert choose_runner(target, draft, {}).options == {}
     with monkeypatch.context() as other:
         other.setattr(runners, "device_of", lambda name: torch.device("cuda"))
         assert choose_runner(target, draft, {}).options == {}

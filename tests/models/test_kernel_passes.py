@@ -264,6 +264,12 @@ def test_angles_that_depend_on_the_text_are_refused(monkeypatch: pytest.MonkeyPa
         packing.pack(model)
     packed = packing.pack(model, longest=100)
     assert len(packed._angles(packed._kinds[0], 20)[0]) == 100
+    buffers = [torch.zeros(1, packed.kv, 101, packed.d) for _ in range(2 * packed.depth)]
+    slots = packing.Slots([one.data_ptr() for one in buffers], 101, 101)
+    with pytest.raises(
+        IndexError, match="the text is longer than 100 tokens, where its rotary embedding changes"
+    ):
+        packed.forward(torch.ones(1, 101, dtype=torch.int64), slots)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-yarn", "phi3-partial", "gemma3"])

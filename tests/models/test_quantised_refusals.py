@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import sprinter
 from sprinter.errors import UserError
-from sprinter.models.kernels import kernels, quantise
+from sprinter.models.kernels import kernels, name_of, quantise
 from sprinter.models.pair import builtin_paths, load_models
 
 pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
@@ -68,6 +68,15 @@ def test_an_instruction_set_that_the_processor_lacks_is_refused(monkeypatch: pyt
     monkeypatch.setenv("SPRINTER_KERNELS", "avx3")
     with pytest.raises(UserError, match=r"SPRINTER_KERNELS='avx3' is none of this processor's: use .*plain"):
         kernels()
+
+
+def test_kernels_that_are_installed_and_cannot_be_imported_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sprinter_kernels.native", None)
+    with pytest.raises(
+        UserError, match=r"^our kernels cannot be loaded: import of sprinter_kernels.native halted"
+    ):
+        kernels()
+    assert name_of() is None
 
 
 def test_without_the_kernels_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class LayerShape(NamedTuple):
         d: of a head. turned: those of a head that a position rotates. activation: in ``ACTIVATIONS``.
         centred: whether norms take the mean off. parallel: whether the feed-forward part reads the layer's input.
         eps: of the norms. offset: what is added to their weights.
-        scaling: of attention's scores. cap: their bound, 0 for none. kind: which mask it sees.
+        scaling: of attention's scores. cap: their bound, 0 for none.
     """
 
     d: int
@@ -83,7 +83,6 @@ class LayerShape(NamedTuple):
     offset: float
     scaling: float
     cap: float
-    kind: str | None
 
 
 class LayerFamily:
@@ -148,7 +147,7 @@ class LayerFamily:
         own = self.attends(layer)
         return LayerShape(
             own.head_dim, own.head_dim, _activation(own.config, "hidden_act"), False, False,
-            layer.input_layernorm.variance_epsilon, 0.0, own.scaling, 0.0, getattr(own, "layer_type", None),
+            layer.input_layernorm.variance_epsilon, 0.0, own.scaling, 0.0,
         )  # fmt: skip
 
 
@@ -167,7 +166,7 @@ class _Gemma(LayerFamily):
         cap = (isinstance(own, Gemma2Attention) and own.attn_logit_softcapping) or 0.0
         return LayerShape(
             own.head_dim, own.head_dim, _activation(own.config, "hidden_activation"), False, False,
-            layer.input_layernorm.eps, 1.0, own.scaling, cap, getattr(own, "layer_type", None),
+            layer.input_layernorm.eps, 1.0, own.scaling, cap,
         )  # fmt: skip
 
 
@@ -226,7 +225,7 @@ class _Gpt2(_Ungated):
             _activation(own.config, "activation_function") if "crossattention" not in layer._modules else None
         )
         eps = layer.ln_1.eps
-        return LayerShape(own.head_dim, 0, activation, True, False, eps, 0.0, own.scaling, 0.0, None)
+        return LayerShape(own.head_dim, 0, activation, True, False, eps, 0.0, own.scaling, 0.0)
 
 
 class _NeoX(_Ungated):
@@ -247,7 +246,7 @@ class _NeoX(_Ungated):
         own = self.attends(layer)
         return LayerShape(
             own.head_size, own.rotary_ndims, _activation(own.config, "hidden_act"), True,
-            layer.use_parallel_residual, layer.input_layernorm.eps, 0.0, own.scaling, 0.0, None,
+            layer.use_parallel_residual, layer.input_layernorm.eps, 0.0, own.scaling, 0.0,
         )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from sprinter_kernels.layout import Codes, Format, eight_bits, joined
 from sprinter_kernels.native import FLOATS, NUMBER, floats, native, pack_codes, packed_size
 
 __all__ = [
-    "ROWS", "Matrix", "QuantisedEmbedding", "QuantisedLinear", "RoundedLinear", "is_quantised", "parameter_count",
-    "plain_matrix", "reads_in_place",
+    "ROWS", "Matrix", "QuantisedEmbedding", "QuantisedLinear", "RoundedLinear", "parameter_count", "plain_matrix",
+    "reads_in_place",
 ]  # fmt: skip
 
 _MOST_CODE = 127
@@ -222,11 +222,6 @@ class RoundedLinear(nn.Module):
         """A layer with the outputs ``ids`` ``[k]`` alone."""
         bias = None if self.bias is None else nn.Parameter(self.bias.detach()[ids], requires_grad=False)
         return RoundedLinear(self.codes[ids], self.scale[ids], bias)
-
-
-def is_quantised(model: nn.Module) -> bool:
-    """Whether a model has such layers."""
-    return any(isinstance(part, QuantisedLinear) for part in model.modules())
 
 
 def parameter_count(model: nn.Module) -> int:

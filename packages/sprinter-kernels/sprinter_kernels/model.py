@@ -272,7 +272,7 @@ class Packed:
         they are made of, and those behind some layers, by their numbers from 0.
 
         Raises:
-            IndexError: a token id has no row.
+            IndexError: a token id has no row, or the text is too long.
         """
         batch, n = ids.shape
         states, said = floats(batch, n, self.width), floats(batch, n, self.vocab) if logits else None
@@ -280,7 +280,7 @@ class Packed:
         last = slots.start + n if slots.position is None else int(slots.position.max()) + 1
         ids, kinds, held = ids.to(torch.int64).contiguous(), [], []
         for kind in self._kinds:
-            own = mask.get(kind, next(iter(mask.values()))) if isinstance(mask, Mapping) else mask
+            own = mask[kind] if isinstance(mask, Mapping) else mask
             seen, steps = None, (0, 0)
             if own is not None:
                 seen = _visible(own)
@@ -306,6 +306,10 @@ class Packed:
     def _made_angles(self, kind: str, last: int) -> tuple[Tensor, Tensor]:
         if self._rotary is None:
             return floats(0), floats(0)
+        if last > (self._longest or last):
+            raise IndexError(
+                f"the text is longer than {self._longest} tokens, where its rotary embedding changes"
+            )
         count = max(256, 1 << max(last - 1, 0).bit_length())
         places = torch.arange(min(count, self._longest or count), device="cpu")[None]
         more = {"layer_type": kind} if isinstance(self._rotary.rope_type, dict) else {}

@@ -1,8 +1,8 @@
 """Whether decoder layers are what their class makes of a config.
 
 The kernels compute what a layer's class computes, and run no code of its parts: whatever else is found there, an
-adapter, a hook, another activation, is found by ``changed_part`` when a model is loaded, and such a layer is left to
-its own modules. A pair is frozen then: nothing is looked at again before it is reloaded.
+adapter, a hook, another activation, is found here when a model is loaded, and keeps the kernels off the whole model. A
+pair is frozen then: nothing is looked at again before it is reloaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from sprinter_kernels.families import FAMILIES
 from sprinter_kernels.layers import QuantisedLinear, RoundedLinear
 
-__all__ = ["changed_layer", "changed_part", "hooks_everywhere", "hooks_of"]
+__all__ = ["changed_layer", "hooks_everywhere", "hooks_of"]
 
 _NOT_READ = {*vars(nn.Module()), "config", "generation_config", "name_or_path", "_is_hf_initialized"}
 """Attributes that do not affect what a module computes, or that are read separately."""
@@ -43,12 +43,12 @@ def changed_layer(model: nn.Module) -> str | None:
             continue
         if not family.is_whole(layer):
             return f"the attention of {path} is not that of its class"
-        if (why := changed_part(layer, family.usual(layer))) is not None:
+        if (why := _changed_part(layer, family.usual(layer))) is not None:
             return f"{path}.{why}"
     return None
 
 
-def changed_part(layer: nn.Module, usual: nn.Module) -> str | None:
+def _changed_part(layer: nn.Module, usual: nn.Module) -> str | None:
     """What parts of a layer compute, or note, besides what their classes do, in words; None: nothing.
 
     Values of weights are nobody's matter.

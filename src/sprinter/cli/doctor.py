@@ -275,8 +275,8 @@ def _kernels() -> Found:
     """Which of our kernels a CPU has."""
     from sprinter.models.kernels import name_of, why_none
 
-    why = why_none()
-    return ("ok", name_of()) if why is None else ("warn", f"slower on a CPU: {why}")
+    name = name_of()
+    return ("ok", name) if name is not None else ("warn", f"slower on a CPU: {why_none()}")
 
 
 def _gate(pair: Pair) -> Found:

@@ -208,13 +208,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "threads": torch.get_num_threads(),
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__),
-        "kernels": kernels.name_of()
-        if any(
-            one is not None
-            and ((one.quantised and one.model.device.type == "cpu") or kernels.runs(one.model))
-            for one in (pair.target, pair.draft)
-        )
-        else None,
+        "kernels": kernels.name_of(),
         "code": [hash_file(path) for folder in (runners, capture) for path in _files(folder)],
         "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT, _HOST_TOKENS),
     }

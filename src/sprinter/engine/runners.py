@@ -18,7 +18,7 @@ from sprinter.models.cachedir import cache_dir, read_kept, write_kept
 from sprinter.models.devices import device_of, dtype_name
 from sprinter.models.gguf.dequantise import why_not_as_stored
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.kernels import BITS, GGUF
+from sprinter.models.kernels import BITS, GGUF, name_of
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.models.source import Source, find
 
@@ -97,8 +97,8 @@ class ChosenOptions(NamedTuple):
 
 
 def choose_runner(target: Source, draft: Source | None, options: Mapping[str, Any]) -> ChosenOptions:
-    """The runner of GGUF files: the fastest one if a probe has found it, else on a CPU our kernels where they can be
-    built and know the files, else llama.cpp.
+    """The runner of GGUF files: the fastest one if a probe has found it, else on a CPU our kernels where they are
+    installed and know the files, else llama.cpp.
 
     Options that were given are never replaced: a dtype, or another device than the CPU, settles the runner. What a
     probe has found and cannot be read counts as nothing, and is logged.
@@ -129,7 +129,7 @@ def choose_runner(target: Source, draft: Source | None, options: Mapping[str, An
     why = next(filter(None, map(why_not_as_stored, files)), None)
     if why is not None:
         return ChosenOptions({}, f"llama.cpp: {why}")
-    return ChosenOptions(RIVALS[OURS], "our kernels, the default where they can be built")
+    return ChosenOptions(RIVALS[OURS], "our kernels, the default where they are installed")
 
 
 def _by_dtype(options: Mapping[str, Any], name: str, device: torch.device) -> str:
@@ -177,8 +177,9 @@ def _key(files: Sequence[Path]) -> str:
     return f"{hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]}.json"
 
 
-def _versions() -> dict[str, str]:
+def _versions() -> dict[str, str | None]:
+    ours = {**versions(), "kernels": name_of()}
     try:
-        return {**versions(), "llama-cpp-python": version("llama-cpp-python")}
+        return {**ours, "llama-cpp-python": version("llama-cpp-python")}
     except PackageNotFoundError:
-        return versions()
+        return ours

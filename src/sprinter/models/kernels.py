@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -44,15 +43,6 @@ _asked: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """Models whose passes were given to the kernels, with weights as they are; since a reload, some may run without."""
 
 
-@cache
-def _found() -> bool:
-    try:
-        import_module("sprinter_kernels")
-    except ImportError:
-        return False
-    return True
-
-
 def kernels(part: str = "") -> Any:
     """The package, or a module of it.
 
@@ -62,14 +52,14 @@ def kernels(part: str = "") -> Any:
     try:
         module = import_module("sprinter_kernels" + (part and f".{part}"))
         import_module("sprinter_kernels.native").instruction_set()
-    except ImportError as error:
+    except (ImportError, OSError, ValueError) as error:
+        if getattr(error, "name", None) != "sprinter_kernels":
+            raise UserError(f"our kernels cannot be loaded: {first_line(error)}") from error
         raise UserError(
             "weights of 4 and 8 bits, and compile=True, need our kernels, which are not installed: "
             "pip install ./packages/sprinter-kernels in a clone, which takes a C++ compiler, or use "
             "dtype=bfloat16 or float32 with compile=False"
         ) from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"our kernels cannot be loaded: {error}") from error
     return module
 
 
@@ -82,12 +72,10 @@ def why_none() -> str | None:
     return None
 
 
-def name_of() -> str:
-    """What tells the kernels in use from others: their version and instruction set.
-
-    Raises:
-        UserError: as ``kernels``.
-    """
+def name_of() -> str | None:
+    """What tells the kernels in use from others, their version and instruction set; None: there are none."""
+    if why_none() is not None:
+        return None
     return f"sprinter-kernels {version('sprinter-kernels')}, {kernels('native').instruction_set()}"
 
 
@@ -252,7 +240,7 @@ class _Passes:
         if span.index is None:
             where = self._slots(buffers, slots, keys.shape[2], span.start)
         else:
-            row, slot = cache.places(batch, n)
+            row, slot = cache.places(span.index)
             position = position_ids.expand(batch, n).reshape(-1)
             where = self._slots(buffers, slots, keys.shape[2], 0, position, row, slot, seen)
         if span.flat:  # each token attends in a row of its own
@@ -274,7 +262,9 @@ def _turned(mask: Any) -> Any:
 
 def why_not_fused(model: PreTrainedModel) -> str | None:
     """Why the kernels for GPUs do not run a model's layers inside of CUDA graphs; None: they do."""
-    if not _found():
-        return "the package sprinter-kernels is not installed"
-    why: str | None = import_module("sprinter_kernels.fused").why_not_fused(model)
+    try:
+        fused = import_module("sprinter_kernels.fused")
+    except ImportError as error:
+        return f"the package sprinter-kernels cannot be imported: {first_line(error)}"
+    why: str | None = fused.why_not_fused(model)
     return why

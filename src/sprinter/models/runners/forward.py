@@ -26,15 +26,12 @@ from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.tree import RowTree
 
 __all__ = [
-    "CHUNK", "NOTING", "BaseRunner", "ModelRunner", "StateFilter",
+    "CHUNK", "BaseRunner", "ModelRunner", "StateFilter",
     "call_model", "decoder_layers", "head_of", "head_sizes", "map_output",
 ]  # fmt: skip
 
 CHUNK = 512
 """Maximum number of tokens per row in one forward pass; longer inputs are split, so that memory stays bounded."""
-
-NOTING = (__name__, "transformers.utils.output_capturing")
-"""Modules whose hooks only record values and change nothing."""
 
 
 def head_of(model: PreTrainedModel) -> nn.Module:
@@ -432,7 +429,7 @@ def _states_of(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[dict[i
     handles: list[Any] = []
 
     def noting(layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        # A function of this module, not a partial: hooks that only note are known by it, see ``NOTING``.
+        # A function of this module, not a partial: the kernels know hooks that only note by it.
         def note(_: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
             states[layer] = output if isinstance(output, Tensor) else output[0]
 

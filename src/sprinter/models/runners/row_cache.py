@@ -138,19 +138,16 @@ class RowCache(Cache):
         own: Any = self.layers
         return max(layers) < len(own) and all(own[layer].is_initialized for layer in layers)
 
-    def reserve(self, layers: Sequence[int], heads: int, d: int) -> bool:
-        """Allocate the buffers of layers on the CPU, in float32, that have none; False: not in their turn."""
+    def reserve(self, layers: Sequence[int], heads: int, d: int) -> None:
+        """Allocate the buffers of layers on the CPU, in float32, that have none."""
         for number in layers:
-            if number > len(self.layers):
-                return False
-            if number == len(self.layers):
+            while number >= len(self.layers):
                 self.layers.append(RowLayer(self.span, self._max_len))
             own = self.layers[number]
             assert isinstance(own, RowLayer)
             if not own.is_initialized:
                 states = torch.empty(1, dtype=torch.float32, device="cpu").expand(self._batch, heads, 1, d)
                 own.lazy_initialization(states, states)
-        return True
 
     def visible(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """``RowLayer.visible`` of a layer, for kernels that write the keys and values of a pass themselves."""
@@ -158,16 +155,9 @@ class RowCache(Cache):
         assert isinstance(own, RowLayer)
         return own.visible()
 
-    def places(self, batch: int, n: int) -> tuple[Tensor, Tensor]:
-        """Row and slot of each token of a pass ``[batch, n]``, int64 ``[batch * n]``, on the CPU."""
-        span = self.span
-        if span.index is not None:
-            index = span.index
-            return span.rows.expand_as(index).reshape(-1).contiguous(), index.reshape(-1).contiguous()
-        slots = torch.arange(span.start, span.start + n, device="cpu")  # whatever PyTorch's default is
-        if batch == 1:
-            return torch.zeros_like(slots), slots
-        return torch.arange(batch, device=slots.device).repeat_interleave(n), slots.repeat(batch)
+    def places(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and slot of each token of a pass ``[rows, n]`` over ragged rows, int64 ``[rows * n]``."""
+        return self.span.rows.expand_as(index).reshape(-1).contiguous(), index.reshape(-1).contiguous()
 
     def addresses(self, layers: Sequence[int]) -> list[int]:
         """Where the keys and values of these layers are, in turn."""
