@@ -14,7 +14,7 @@ from tests.models.gguf_blocks import take_apart
 from tests.models.gguf_families import FAMILIES, written
 from tests.models.gguf_files import NO_GGUF
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import sprinter
 from sprinter.fingerprint import weights_fingerprint
@@ -25,9 +25,11 @@ from sprinter.models.kernels import is_quantised, parameter_count, quantise
 from sprinter.models.pair import load_models
 from sprinter.models.runners.row import RowRunner
 
+BYTES = dict[str, torch.Tensor]()
+"""Format -> a packed matrix of the first instruction set that was tried."""
 PROMPTS = ("The first king of", "In the year 1900 the river", "She was born in")
 pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
-from sprinter_kernels import native  # noqa: E402
+from sprinter_kernels import Slots, native, pack  # noqa: E402
 from sprinter_kernels.layers import Matrix, QuantisedEmbedding, QuantisedLinear  # noqa: E402
 from sprinter_kernels.layout import FORMATS, Codes, eight_bits, four_bits, joined  # noqa: E402
 
@@ -83,6 +85,8 @@ def test_rows_are_the_numbers_of_the_file(built: str, name: str) -> None:
     shuffled = native.pack_stored(data[order], codes.form, np.argsort(order))
     assert torch.equal(shuffled, matrix.packed)
     assert torch.equal(native.pack_stored(data, codes.form, np.arange(37)), matrix.packed)
+    first = BYTES.setdefault(name, matrix.packed)  # one file serves all instruction sets
+    assert torch.equal(matrix.packed, first)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -146,6 +150,39 @@ def test_products_in_place_are_those_of_the_weights(built: str, dtype: torch.dty
         assert torch.equal(product(x[-1:].clone())[0], found[-1])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("d", [8, 16, 40, 128])
+def test_attention_is_that_of_pytorch(built: str, heads: tuple[int, int], d: int) -> None:
+    """In a layer with a cap on its scores; each query sees some of the keys before it, in any pattern."""
+    config = Gemma2Config(
+        vocab_size=50, hidden_size=48, intermediate_size=32, num_hidden_layers=1, num_attention_heads=heads[0],
+        num_key_value_heads=heads[1], head_dim=d, query_pre_attn_scalar=d, attn_logit_softcapping=3.0,
+        initializer_range=0.3, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(d)
+    model = Gemma2ForCausalLM(config).eval()
+    packed, n = pack(model), 21
+    ids = torch.randint(1, 50, (2, n))
+    sees = (torch.rand(2, 1, n, n) < 0.5).tril() | torch.eye(n, dtype=torch.bool)
+    buffers = [torch.zeros(2, heads[1], n, d) for _ in range(2)]
+    slots = Slots([one.data_ptr() for one in buffers], n, n)
+
+    added = torch.where(sees, 0.0, -1e9)
+    with torch.inference_mode():
+        found, states, _ = packed.forward(ids, slots, sees)
+        torch.testing.assert_close(found, model(ids, attention_mask=added).logits, rtol=1e-4, atol=1e-5)
+        model.model.layers[0].self_attn.attn_logit_softcapping = 30.0
+        assert not torch.allclose(
+            found, model(ids, attention_mask=added).logits, rtol=0.01
+        )  # the cap is felt
+        model.model.embed_tokens.weight[0] = torch.nan
+        ids[1, 3] = 0
+        sees[1, :, 4:, 3] = False
+        poisoned = packed.forward(ids, slots, sees)[1]
+    assert torch.equal(poisoned[0], states[0]) and poisoned[1, 3].isnan().all()
+    assert poisoned[1, :3].isfinite().all() and poisoned[1, 4:].isfinite().all()
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
