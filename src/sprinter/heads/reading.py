@@ -33,7 +33,7 @@ class HeadFields:
         files: of the heads. inside: name of a field that holds the fields; None: they are those of the file.
 
     Raises:
-        UserError: ``inside`` is no object.
+        UserError: ``inside`` is not an object.
     """
 
     def __init__(self, files: HeadFiles, inside: str | None = None, default: object = None) -> None:

@@ -170,7 +170,7 @@ def _legend(run: Digest) -> list[tuple[str, list[ArmStyle]]]:
 # --- sections --------------------------------------------------------------------------------------------------------
 _SECTIONS = {
     "plane": ("Speed and drift", "Right is faster, down is nearer to the target. Bars are 95 % intervals."),
-    "speed": ("Speed-up", "Bars with 95 % bootstrap intervals over prompts; speed over others: All numbers."),
+    "speed": ("Speed-up", "Bars with 95 % bootstrap intervals over prompts; other bases: see All numbers."),
     "dials": ("Dials", "What a method gains as its dial is turned, and what it loses."),
     "rounds": ("Tokens a round", "How many tokens one target call yields."),
     "acceptance": ("Acceptance by place in the draft", ""),

@@ -86,7 +86,7 @@ class OverlapFit:
 
 
 def fit_overlap(points: Sequence[tuple[float, float, float]]) -> OverlapFit:
-    """OverlapFit the power law by least squares.
+    """Fit the power law by least squares.
 
     Args:
         points: (parameters, positions trained on, β).
