@@ -281,18 +281,21 @@ class EagerBackend:
 
     def _draft(self, rows: Sequence[DraftRow]) -> list[Drafted | SprinterError]:
         """``draft`` of rows of one kind: as many steps as all need, then those that some need."""
-        # A step whose head reads the state at x ends with a pass, whose output the next one begins with.
-        made = self._steps(rows, 1 if rows[0].plan.reads_x else min(row.count for row in rows))
-        left = {
-            i: own
-            for i, own in enumerate(made)
-            if isinstance(own, Drafted) and rows[i].count > len(own.tokens)
-        }
-        if left:
-            more = self._draft([rows[i].later(own) for i, own in left.items()])
-            for (i, own), next in zip(left.items(), more, strict=True):
-                made[i] = own.joined(next) if isinstance(next, Drafted) else next
-        return made
+        made: dict[int, Drafted | SprinterError] = {}
+        left = dict(enumerate(rows))
+        while left:
+            # A step whose head reads the state at x ends with a pass, whose output the next one begins with.
+            n = 1 if rows[0].plan.reads_x else min(row.count for row in left.values())
+            for i, own in zip([*left], self._steps([*left.values()], n), strict=True):
+                before = made.get(i)
+                if isinstance(own, Drafted) and isinstance(before, Drafted):
+                    own = before.joined(own)
+                made[i] = own
+                if isinstance(own, Drafted) and rows[i].count > len(own.tokens):
+                    left[i] = rows[i].later(own)
+                else:
+                    del left[i]
+        return [made[i] for i in range(len(rows))]
 
     def _steps(self, rows: Sequence[DraftRow], n: int) -> list[Drafted | SprinterError]:
         """Draft n tokens in each row."""
@@ -322,7 +325,7 @@ class EagerBackend:
                     at_x if own[0].plan.reads_x else None,
                 )  # fmt: skip
                 made[at].append(one)
-                gates[at] += gate_s / len(group)
+                gates[at] += gate_s
             tokens = made[0][-1].token
             if len(groups) > 1:
                 tokens = torch.empty(len(rows), dtype=tokens.dtype, device=tokens.device)
@@ -332,11 +335,11 @@ class EagerBackend:
         for at, group in enumerate(groups):
             own = [rows[i] for i in group]
             found |= zip(group, self._fetch(own, own[0].plan.epilogue, made[at], afters.get(at)), strict=True)
-        seconds = (time.perf_counter() - began) / len(rows)
-        for at, group in enumerate(groups):
+        seconds = (time.perf_counter() - began - sum(gates)) / len(rows)
+        for gate_s, group in zip(gates, groups, strict=True):
             for i in group:
                 if isinstance(drafted := found[i], Drafted):
-                    drafted.draft_s, drafted.gate_s = seconds - gates[at], gates[at]
+                    drafted.draft_s, drafted.gate_s = seconds, gate_s / len(group)
         return [found[i] for i in range(len(rows))]
 
     def _fetch(
