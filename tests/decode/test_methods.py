@@ -8,7 +8,7 @@ import pytest
 from tests.decode.chains import LikelyToken, UnlikelyToken, Unsure
 
 from sprinter.decode import registry
-from sprinter.decode.accept import Exact
+from sprinter.decode.accept import Exact, Lenient
 from sprinter.decode.drafter import Nothing
 from sprinter.decode.registry import Registry
 from sprinter.decode.spec import ACCEPT, METHODS, STOP, TRUST, Method, method_table, parse_method, preset
@@ -74,6 +74,16 @@ def test_every_preset_has_documented_defaults_and_takes_a_cap(name: str) -> None
 def test_names_are_canonical(spec: str, name: str) -> None:
     assert parse_method(spec).name == name
     assert parts(parse_method(name)) == parts(parse_method(spec))
+
+
+def test_a_replaced_rule_stays() -> None:
+    method = parse_method("sprinter(tau=0.6)").replace(accept=Lenient())
+    assert parse_method(method.name).accept == Lenient()
+    with pytest.raises(TypeError, match="tau"):  # the preset would make another accept rule
+        method.replace(tau=0.7)
+    # Its guard does not go with the rules of the preset, which it has no longer.
+    trusting = parse_method("speculative").replace(trust=Gate(0.5), tail_ratio=0.5)
+    assert parse_method(trusting.name).is_as(trusting)
 
 
 def test_a_method_passes_through() -> None:

@@ -106,8 +106,7 @@ class Method:
 
         Parameters of which a budget takes the place are left out.
         """
-        made = self._remade()
-        if made is not None and self.is_as(replace(made, **{key: getattr(self, key) for key in VALUES})):
+        if (made := self._remade()) is not None:
             changed = {key: getattr(self, key) for key in VALUES if getattr(self, key) != getattr(made, key)}
             inside = ", ".join(f"{key}={value}" for key, value in {**dict(self.params), **changed}.items())
             return f"{self.preset}({inside})" if inside else self.preset
@@ -125,13 +124,16 @@ class Method:
         """Whether it decodes as another method does, wherever the two come from."""
         return replace(self, preset="", params=(), paper="") == replace(other, preset="", params=(), paper="")
 
-    def _remade(self, **params: Any) -> Method | None:
-        """What its preset makes of its parameters, or of others; None: it has no preset here."""
+    def _remade(self) -> Method | None:
+        """What its preset makes of its parameters; None: it is not a preset's, or has other rules by now."""
         if not self.preset or self.preset not in METHODS.names():
             return None
-        made = METHODS.get(self.preset)(**{**dict(self.params), **params})
+        made = METHODS.get(self.preset)(**dict(self.params))
         assert isinstance(made, Method)
-        return made
+        try:
+            return made if self.is_as(replace(made, **{key: getattr(self, key) for key in VALUES})) else None
+        except UserError:  # the guards go with the other rules alone
+            return None
 
     def replace(self, **values: Any) -> Method:
         """With other parts, or other parameters of its preset.
@@ -140,15 +142,13 @@ class Method:
             UserError: a value is out of range, or does not go with the method.
         """
         own = {key: values.pop(key) for key in dict(self.params).keys() & values.keys()}
-        made, before = (self._remade(**own), self._remade()) if own else (None, None)
-        if made is None or before is None:
+        before = self._remade() if own else None
+        if before is None:
             return replace(self, **values, **own)
+        params = dict(self.params) | own
+        made: Method = METHODS.get(self.preset)(**params)
         guards = {key: getattr(self, key) for key in VALUES if getattr(self, key) != getattr(before, key)}
-        kept = {
-            "preset": self.preset,
-            "params": tuple((dict(self.params) | own).items()),
-            "paper": self.paper,
-        }
+        kept = {"preset": self.preset, "params": tuple(params.items()), "paper": self.paper}
         return replace(made, **{**kept, **guards, **values})
 
     def _check_parts(self) -> None:
