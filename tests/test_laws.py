@@ -99,6 +99,11 @@ def test_sampling_says_what_is_wrong(values: dict[str, float], message: str) -> 
     assert str(error.value) == message
 
 
+def test_sampling_takes_four_values() -> None:
+    with pytest.raises(TypeError, match="Sampling takes temperature, top_k, top_p, min_p: got 5 values"):
+        Sampling(0.5, 5, 0.9, 0.25, 7)
+
+
 def test_sampling_takes_the_edges_of_its_ranges() -> None:
     edges = [Sampling(temperature=1e-30), Sampling(top_p=1e-9), Sampling(min_p=1.0)]
     for sampling in edges:

@@ -173,7 +173,10 @@ class Sampling(Checked):
     )  # fmt: skip
 
     def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(**dict(zip(type(self).model_fields, values, strict=False)), **named)
+        names = [*type(self).model_fields]
+        if len(values) > len(names):
+            raise TypeError(f"Sampling takes {', '.join(names)}: got {len(values)} values")
+        super().__init__(**dict(zip(names, values, strict=False)), **named)
 
     @property
     def greedy(self) -> bool:

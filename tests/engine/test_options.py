@@ -202,6 +202,10 @@ def test_one_object_serves_all_prompts_and_keywords_make_one_for_each() -> None:
         ({"stop_token_ids": torch.tensor([True])}, "stop_token_ids=True is not a whole number"),
         ({"stop_token_ids": np.array(1.5)}, "stop_token_ids=1.5 is not a whole number"),
         ({"stop_token_ids": torch.tensor([[1]])}, "stop_token_ids=[1] is not a whole number"),
+        (
+            {"sampling": {"top_k": 5}},
+            "sampling={'top_k': 5} is not a sprinter.Sampling: give sampling=sprinter.",
+        ),
         ({"rules": 5}, "rules=5 is not a state of rules: give the .rules of an earlier generation"),
     ],
     ids=str,

@@ -13,7 +13,7 @@ from itertools import pairwise
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 from pydantic.fields import FieldInfo
 
 from sprinter.decode.registry import did_you_mean
@@ -164,7 +164,7 @@ class GenerationOptions(Checked):
         "Exact limit of new tokens. None: to the end of the models' context, or of the engine's row."
     ))  # fmt: skip
     sampling: Annotated[
-        Sampling, Expected("is not a sprinter.Sampling", "sampling=sprinter.Sampling(...)")
+        InstanceOf[Sampling], Expected("is not a sprinter.Sampling", "sampling=sprinter.Sampling(...)")
     ] = Field(default_factory=Sampling)
     repetition_penalty: RealNumber = Field(1.0, ge=0.01, le=100, description=(
         "Above 1: tokens in prompt and text are less likely; 1 changes nothing. It divides their positive logits, and "
