@@ -203,6 +203,16 @@ def test_costs_are_measured(pair: Pair) -> None:
     assert cost.draft > 0 and cost.gate >= 0 and cost.token >= 0
 
 
+def test_the_cost_of_a_gate_is_what_a_step_with_it_takes_longer(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {0: 1.0, -1: 1.5, 1: 2.0, 2: 2.5}  # draft step, the same with a gate, target passes
+    monkeypatch.setattr(
+        "sprinter.theory.passes.run_interleaved", lambda models, jobs, *_: {n: [seconds[n]] for n in jobs}
+    )
+    assert measure_costs(pair, context=8, tokens=2, repeats=1) == CostRatio(draft=0.5, gate=0.25, token=0.25)
+
+
 def test_probes_that_cannot_be_are_refused(pair: Pair) -> None:
     with pytest.raises(UserError, match="at least one prompt"):
         probe(pair, [])
