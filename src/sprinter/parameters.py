@@ -88,7 +88,9 @@ def _told(kind: type[Checked], values: Mapping[str, Any], error: ValidationError
         refuse_long(name, one["input"])
     for expected in field.metadata:
         if isinstance(expected, Expected):
-            return UserError(f"{name}={_shown(values[name])} {expected.what}: give {expected.give}")
+            whole, part = _shown(values[name]), _shown(first["input"])
+            wrong = f", not {part}" if len(first["loc"]) > 1 and part != whole else ""
+            return UserError(f"{name}={whole} {expected.what}: give {expected.give}{wrong}")
     return UserError(f"{name}={_shown(first['input'])} {complaint(first, field) or first['msg']}")
 
 
@@ -116,7 +118,7 @@ def complaint(first: Mapping[str, Any], field: Any) -> str | None:
     else:
         return None
     low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
-    span = "" if low is None else f" >= {low}"
+    span = "" if low is None else f" {'>=' if 'ge' in limits else '>'} {low}"
     if low is not None and high is not None:
         span = f" in {'[' if 'ge' in limits else '('}{low}, {high}{']' if 'le' in limits else ')'}"
     neutral = (field.description or "").partition(". ")[0].partition("; ")[2].rstrip(".")

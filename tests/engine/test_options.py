@@ -193,6 +193,10 @@ def test_one_object_serves_all_prompts_and_keywords_make_one_for_each() -> None:
     ("options", "message"),
     [
         ({"stop": ""}, "stop='' is not text or a list of texts, none of them empty: give some text"),
+        (
+            {"stop": ["a", ""]},
+            "stop=['a', ''] is not text or a list of texts, none of them empty: give some text, not ''",
+        ),
         ({"stop": [1]}, "stop=[1] is not text or a list of texts"),
         ({"stop": ["a", None]}, "stop=['a', None] is not text or a list of texts"),
         ({"stop": b"abc"}, "stop=b'abc' is not text or a list of texts"),

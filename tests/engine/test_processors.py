@@ -136,7 +136,7 @@ BAD = [
     ({"logit_bias": {3: 101}}, "logit_bias={3: 101} is not a mapping of token ids to numbers in [-100, 100]"),
     ({"logit_bias": {"a": 1}}, "logit_bias={'a': 1} is not a mapping of token ids"),
     ({"logit_bias": {-1: 1}}, "logit_bias={-1: 1} is not a mapping of token ids"),
-    ({"logit_bias": 5}, "logit_bias=5 is not a mapping of token ids to numbers in [-100, 100]: give {token id: bias}"),
+    ({"logit_bias": 5}, "logit_bias=5 is not a mapping of token ids to numbers in [-100, 100]: give one"),
     ({"min_new_tokens": -1}, "min_new_tokens=-1 is out of range: give a whole number >= 0"),
     ({"bad_words": 5}, "bad_words=5 is not a list of texts and lists of token ids, none of them empty: give"),
     ({"bad_words": [5]}, "bad_words=[5] is not a list of texts and lists of token ids"),

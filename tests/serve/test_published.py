@@ -102,6 +102,7 @@ def test_the_schemas_refuse_other_shapes(server: Running) -> None:
     [
         ({"temperature": 1}, {"temperature": 1e31}),
         ({"top_p": 0.5}, {"top_p": 0}),
+        ({"top_k": -1}, {"top_k": -2}),
         ({"min_p": 0.1}, {"min_p": 1.5}),
         ({"presence_penalty": -2, "frequency_penalty": 2}, {"frequency_penalty": 2.1}),
         ({"repetition_penalty": 1.1}, {"repetition_penalty": 0}),

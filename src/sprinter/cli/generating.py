@@ -33,6 +33,8 @@ _FLAGGED = {
 _MORE: dict[str, dict[str, Any]] = {
     "method": {"autocompletion": complete_method, "default": "exact: auto, or autoregressive without a draft"},
     "logit_bias": {"metavar": "ID=NUMBER"},
+    "logprobs": {"default": "none; with --json or --prompts"},
+    "presence_penalty": {"default": "0; -2 to 2"}, "frequency_penalty": {"default": "0; -2 to 2"},
     "budget": {"default": "what the method says"},
     "never_slower": {"default": "without a method, and with auto"},
     "chat_template_kwargs": {"default": False, "metavar": "JSON"},
@@ -118,12 +120,13 @@ _SWITCHES = {
 _OTHERS = (
     "prompt_share", "prompt_tokens", "classes_per_prompt", "batch_size", "limit", "field", "split",
     "engine", "workers", "ray_address", "width", "layers", "mix", "repeats", "warmup", "judge_price", "host",
-    "port", "api_keys", "vocabulary", "held_out", "on_policy", "warm_up",
+    "port", "api_keys", "tls_cert", "tls_key", "vocabulary", "held_out", "on_policy", "warm_up",
 )  # fmt: skip
 """Options of single commands that appear in messages of the library."""
 _FLAGS = (
     {name: f"--{name.replace('_', '-')}" for name in (*(one.name for one in fields(Loading)), *_OTHERS)}
     | {"new_tokens": "--max-new-tokens"}
+    | {f"{what}_timeout_s": f"--{what}-timeout" for what in ("queue", "request", "drain")}
     | {name: _FLAGGED.get(name, (f"--{name.replace('_', '-')}",))[0] for name in _OFFERED}
 )
 _KEYWORD = re.compile(rf"(?<![\w(.=-])({'|'.join(_FLAGS)})=(?=\S)")

@@ -179,13 +179,13 @@ class GenerationOptions(Checked):
     ))  # fmt: skip
     logit_bias: Annotated[
         tuple[tuple[Id, Bias], ...], BeforeValidator(_biases), AfterValidator(lambda pairs: tuple(sorted(pairs))),
-        Expected("is not a mapping of token ids to numbers in [-100, 100]", "{token id: bias}"),
+        Expected("is not a mapping of token ids to numbers in [-100, 100]", "one"),
     ] = Field((), description=(
         "ID=NUMBER: add the number, -100 to 100, to the logit of this token. {token id: number}; kept as pairs."
     ))  # fmt: skip
     bad_words: Annotated[
         tuple[NonEmpty | Annotated[tuple[Id, ...], Field(min_length=1)], ...], BeforeValidator(_words),
-        Expected("is not a list of texts and lists of token ids, none of them empty", "bad_words=['...', [5, 6]]"),
+        Expected("is not a list of texts and lists of token ids, none of them empty", "one"),
     ] = Field((), description=(
         "A text that is not written, in the tokenizer's spelling. Texts, or sequences of token ids; see "
         "docs/sampling.md."

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -52,9 +53,9 @@ def _few(given: Any) -> Any:
     return given
 
 
-def _all(top_k: Any) -> Any:
+def _all(top_k: int | None) -> int | None:
     """vLLM's -1 is all tokens."""
-    return 0 if type(top_k) is int and top_k == -1 else top_k
+    return 0 if top_k == -1 else top_k
 
 
 Biases = Annotated[
@@ -88,10 +89,10 @@ class RequestObject(BaseModel):
         return found
 
 
-def _as(option: str) -> Any:
-    """A field with the bounds and the description of an option of generation; None: it is absent."""
+def _as(option: str, **more: Any) -> Any:
+    """A field with the bounds (but ``more``) and the description of an option of generation; None: it is absent."""
     field = OPTIONS[option]
-    bounds: dict[str, Any] = limits_of(field)
+    bounds: dict[str, Any] = limits_of(field) | more
     return Field(None, description=field.description, **bounds)
 
 
@@ -126,7 +127,7 @@ class GenerateRequest(RequestObject):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: float | None = _as("temperature")
     top_p: float | None = _as("top_p")
-    top_k: Annotated[int | None, BeforeValidator(_all)] = _as("top_k")
+    top_k: Annotated[int | None, AfterValidator(_all)] = _as("top_k", ge=-1)
     min_p: float | None = _as("min_p")
     presence_penalty: float | None = _as("presence_penalty")
     frequency_penalty: float | None = _as("frequency_penalty")

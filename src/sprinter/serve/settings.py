@@ -92,7 +92,7 @@ class ServeSettings(Checked):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UserError("tls_cert and tls_key go together: give both files, or neither")
+            raise UserError("tls_cert=FILE and tls_key=FILE go together: give both, or neither")
         if self.api_keys is None and not self.allow_anonymous and not self.is_loopback:
             raise UserError(
                 f"host={self.host!r} is reached by other machines, and no key is asked for: give api_keys=FILE, or "
