@@ -73,7 +73,7 @@ app = typer.Typer(
     name="sprinter",
     cls=_AllCommands,
     help="Speculative decoding with a dial: faster tokens, and a measure of how far they drift from the target model.",
-    epilog="Exit status: 0 done, 2 your mistake, 1 anything else. SPRINTER_DEBUG=1 shows tracebacks.",
+    epilog="Exit status: 0 done, 2 a usage error, 1 anything else. SPRINTER_DEBUG=1 shows tracebacks.",
     rich_markup_mode=None,  # its columns cut names of options off at 80 characters
     pretty_exceptions_enable=False,  # errors are shown by sprinter.cli.running
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -152,6 +152,8 @@ def _tell(profile: Mapping[str, Any], out: Path, picture: Path | None) -> None:
     for spec, error in profile["race"]["failed"].items():
         page.print(f"failed: {spec}: {error}", markup=False, highlight=False)
     if not profile["race"]["decided"]:
-        page.print("time was up before the finalists were told apart: the same command again continues")
+        page.print(
+            "time was up before the finalists were statistically distinguishable: the same command again continues"
+        )
     files = str(out) if picture is None else f"{out}, {picture}"
     page.print(f"wrote {files} in {profile['seconds']:.0f} s; use it: sprinter generate ... --profile {out}")
