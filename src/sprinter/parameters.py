@@ -91,7 +91,8 @@ def _told(kind: type[Checked], values: Mapping[str, Any], error: ValidationError
             whole, part = _shown(values[name]), _shown(first["input"])
             wrong = f", not {part}" if len(first["loc"]) > 1 and part != whole else ""
             return UserError(f"{name}={whole} {expected.what}: give {expected.give}{wrong}")
-    return UserError(f"{name}={_shown(first['input'])} {complaint(first, field) or first['msg']}")
+    said = complaint(first, field) or f"is wrong ({first['msg']})"
+    return UserError(f"{name}={_shown(first['input'])} {said}")
 
 
 def _shown(value: Any) -> str:
