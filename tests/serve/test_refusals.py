@@ -15,7 +15,7 @@ import sprinter
 from sprinter.engine.options import OPTIONS
 from sprinter.errors import UserError
 from sprinter.parameters import limits_of
-from sprinter.serve.api_errors import of_error
+from sprinter.serve.api_errors import of_error, of_fields
 from sprinter.serve.guard import network_of
 from sprinter.serve.keys import ApiKeys, RateLimit
 from sprinter.serve.schema import CompletionRequest, fields_of
@@ -90,6 +90,12 @@ def test_bounds_are_those_of_the_options(place: str) -> None:
     assert field.description == option.description
 
 
+def test_a_body_that_is_not_json_names_no_field() -> None:
+    error = {"type": "json_invalid", "loc": ("body", 1), "msg": "JSON decode error"}
+    refusal = of_fields([error], CompletionRequest)
+    assert (refusal.message, refusal.param) == ("the body is not JSON", None)
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
@@ -114,8 +120,8 @@ def test_bounds_are_those_of_the_options(place: str) -> None:
         (TEXT, {"logit_bias": {"x": 1}}, "logit_bias"),
         (TEXT, {"logit_bias": {"1": 1000}}, "logit_bias"),
         (TEXT, {"logit_bias": {"1000000": 1}}, "out of range"),
-        (TEXT, {"stop": [""]}, "stop"),
-        (TEXT, {"stop": ["x"] * 65}, "stop"),
+        (TEXT, {"stop": [""]}, "stop.0: String should have at least 1 character"),
+        (TEXT, {"stop": ["x"] * 65}, "stop: List should have at most 64 items"),
         (TEXT, {"stop_token_ids": [10**6]}, "out of range"),
         (TEXT, {"n": 0}, "n is out of range: give a whole number in [1, 1024]"),
         (TEXT, {"n": 33, "prompt": ["a", "b"]}, "66 texts in one request"),

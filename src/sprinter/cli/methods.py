@@ -31,6 +31,6 @@ def methods(json: JsonOption = False) -> None:
     print_table(columns, table, left=len(columns))
     console().print(
         "A method is used as 'name' or 'name(param=value)', or composed: trust=gate(tau=0.5),stop=fixed(gamma=8). "
-        "tau=recorded: the one that the pair's gate records. Without a method decoding is exact: speculative, or "
-        "autoregressive where there is no draft."
+        "tau=recorded: the one that the pair's gate records. Without a method decoding is exact: auto, or "
+        "autoregressive where no draft can pay."
     )

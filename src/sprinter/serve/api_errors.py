@@ -95,20 +95,28 @@ def of_error(error: Exception) -> Refusal:
 def of_fields(errors: Sequence[Mapping[str, Any]], body: type[RequestObject]) -> Refusal:
     """The refusal for a body that the schema refuses; it repeats nothing of the body but names of fields."""
     fields = fields_of(body)
-    first = errors[0] if errors else {}
-    place = [str(part) for part in first.get("loc", ()) if part not in ("body", *_KINDS)]
-    name = ".".join(part for part in place if part.isidentifier() or part.isdecimal())[:80]
-    if first.get("type") == "extra_forbidden":
+    name = _place(errors[0]).partition(".")[0]
+    own = [error for error in errors if _place(error).partition(".")[0] == name]
+    # of a field with several types, the mistake within the type that was given
+    first = next((error for error in own if not error["type"].endswith("_type")), errors[0])
+    if first["type"] == "json_invalid":
+        return Refusal(400, "the body is not JSON", "invalid_field")
+    name = _place(first)
+    if first["type"] == "extra_forbidden":
         known = {place.rpartition(".")[2]: place for place in fields}
         near = nearest(name.rpartition(".")[2], known, _ALIKE)
         hint = "leave it out" if near is None else f"did you mean {known[near]!r}? Else leave it out"
         return Refusal(400, f"the field {name!r} is not supported: {hint}", "unsupported_field", name)
-    message = f"{name}: {first.get('msg', 'invalid')}" if name else str(first.get("msg", "invalid"))
+    message = f"{name}: {first['msg']}" if name else str(first["msg"])
     if name in fields and (said := complaint(first, fields[name])) is not None:
         message = f"{name} {said}"
-    if first.get("type") == "json_invalid":
-        message = "the body is not JSON"
     return Refusal(400, message, "invalid_field", name or None)
+
+
+def _place(error: Mapping[str, Any]) -> str:
+    """The field of an error of pydantic, by names and numbers joined by dots."""
+    place = (str(part) for part in error["loc"] if part not in ("body", *_KINDS))
+    return ".".join(part for part in place if part.isidentifier() or part.isdecimal())[:80]
 
 
 def _in_fields(message: str) -> str:
