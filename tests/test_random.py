@@ -12,7 +12,8 @@ from tests.tools import FALSE_ALARM, chi_square_p, rate_p, uniform_p
 from torch import Tensor
 
 from sprinter import random as numbers
-from sprinter.random import AddressedDraws, Purpose
+from sprinter.laws import one_hot
+from sprinter.random import AddressedDraws, Purpose, draw_tokens
 
 KEYS = [0, 1, 2**32, 2**64 - 1, 0xDEADBEEF12345678, 0x0123456789ABCDEF]
 LAW = torch.tensor([0.4, 0.0, 0.05, 0.25, 0.1, 0.001, 0.149, 0.05])
@@ -43,6 +44,38 @@ def tokens(axis: Axis, law: Tensor, n: int, purpose: Purpose = Purpose.DRAFT) ->
 def uniforms(axis: Axis, n: int, purpose: Purpose) -> list[float]:
     series = (axis(i, purpose) for i in range(n))
     return [draws.uniform(*address) for draws, address in series]
+
+
+# --- together --------------------------------------------------------------------------------------------------------
+class OtherDraws(AddressedDraws):
+    """Draws of a class that only it knows."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 7), (6, 7), (6, 5000)])
+@pytest.mark.parametrize("other", [AddressedDraws, OtherDraws])
+def test_tokens_drawn_together_are_those_drawn_alone(
+    rows: int, vocab: int, dtype: torch.dtype, other: type[AddressedDraws]
+) -> None:
+    torch.manual_seed(rows)
+    for i in range(8):
+        laws = torch.softmax(3 * torch.randn(rows, vocab, dtype=dtype), -1)
+        laws[: i % (rows + 1)] = one_hot(laws[: i % (rows + 1)])  # up to all of them
+        draws = [AddressedDraws(2**70, 1), other(-1, 2), *map(AddressedDraws, range(rows))]
+        asked = [(one, i, 2**31 + row, row % 3) for row, one in enumerate(draws[:rows])]
+        for purpose in (Purpose.DRAFT, Purpose.TARGET):
+            alone = [
+                one.token(law, round, position, purpose, row)
+                for law, (one, round, position, row) in zip(laws, asked, strict=True)
+            ]
+            assert draw_tokens(laws, asked, purpose).tolist() == alone
+
+
+def test_a_token_is_drawn_on_a_device_without_waiting_for_it() -> None:
+    """A meta tensor has no values: to fetch one is an error."""
+    for rows in (1, 2):
+        laws = torch.empty(rows, 8, device="meta")
+        assert draw_tokens(laws, [(AddressedDraws(), 1, 2, 0)] * rows, Purpose.DRAFT).shape == (rows,)
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------

@@ -128,11 +128,8 @@ def draw_tokens(laws: Tensor, asked: Sequence[tuple[Draws, int, int, int]], purp
         Token ids ``[n]``, on the laws' device.
     """
     cpu, vocab = laws.device.type == "cpu", laws.shape[-1]
-    if (
-        len(asked) == 1
-        or (cpu and vocab >= _MANY)
-        or any(type(one[0]) is not AddressedDraws for one in asked)
-    ):
+    apart = cpu and (len(asked) == 1 or vocab >= _MANY)
+    if apart or any(type(one[0]) is not AddressedDraws for one in asked):
         each = zip(laws, asked, strict=True)
         ids = [draws.token(law, round, position, purpose, row) for law, (draws, round, position, row) in each]
         return torch.tensor(ids, device=laws.device)
