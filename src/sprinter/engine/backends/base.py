@@ -364,7 +364,7 @@ class Epilogue:
         if (some := raw if law is None else law) is not None and self.signals:
             made = read_signals(self.signals, some, some if raw is None else raw)
             signals = {name: each.to("cpu", torch.float64) for name, each in made.items()}
-        top = ranked(adjusted.float().log_softmax(-1), row.top)
+        top = ranked(adjusted.float().log_softmax(-1), row.top) if row.top else []
         return TipLaws(law if row.laws else None, raw if self.raw else None, top, signals, 0.0)
 
 
