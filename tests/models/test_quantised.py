@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,7 @@ def test_gates_load_and_records_repeat(pair: sprinter.Pair, builtin_pair: sprint
     assert made.stats.trusted > 0
     record = made.to_dict()
     assert record["models"]["target"]["dtype"] == target.weights
+    assert record["models"]["draft"]["kernels"] == version("sprinter-kernels"), "their laws hang on it"
     again = sprinter.load_pair(dtype=record["models"]["target"]["dtype"])
     assert again.generate(record["prompt"]["token_ids"], **record["request"]).text == made.text
 

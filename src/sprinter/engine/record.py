@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.models.choose import exactness, runner_kind
 from sprinter.models.interface import ServedModel
-from sprinter.models.kernels import is_quantised
+from sprinter.models.kernels import is_quantised, runs
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.version import __version__
 
@@ -99,8 +100,13 @@ def _model(model: LoadedModel) -> dict[str, Any]:
         "runner": runner_kind(model.model)[0],
         "exactness": exactness(model.model),
         "compile": model.compile,
+        **({"kernels": version("sprinter-kernels")} if _by_kernels(model.model) else {}),
         **_loading(model.model),
     }
+
+
+def _by_kernels(model: PreTrainedModel | ServedModel) -> bool:
+    return runs(model) or (isinstance(model, PreTrainedModel) and is_quantised(model))
 
 
 def _loading(model: PreTrainedModel | ServedModel) -> dict[str, Any]:
