@@ -64,7 +64,7 @@ def test_a_process_serves_and_drains(tmp_path: Path) -> None:
     [
         (["--host", "0.0.0.0"], "is reached by other machines"),
         (["--api-keys", "/nothing/keys"], "the file of keys /nothing/keys cannot be read"),
-        (["--tls-cert", "x"], "tls_cert and tls_key go together"),
+        (["--tls-cert", "x"], "--tls-cert FILE and --tls-key FILE go together"),
         (["--target", "/nothing/here"], "/nothing/here"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
