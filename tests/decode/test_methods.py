@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -89,6 +91,29 @@ def test_a_replaced_rule_stays() -> None:
 def test_a_method_passes_through() -> None:
     method = Method(stop=Fixed(2))
     assert parse_method(method) is method
+
+
+def test_a_number_is_held_by_its_rule_alone() -> None:
+    method = parse_method("sprinter(tau=0.6, cap=none)")
+    assert replace(method, trust=Gate(0.7)).name == "sprinter(tau=0.7, cap=None, tail=0)"
+    assert method.replace(cap=4).name == "sprinter(tau=0.6, cap=4, tail=0)"
+    assert method.replace(tau=0.7) == replace(method, trust=Gate(0.7))
+
+
+@pytest.mark.parametrize(("spec", "dial"), [("sprinter", "tau"), ("trust=certain", "threshold")])
+def test_a_threshold_that_a_budget_chooses_is_not_replaced(spec: str, dial: str) -> None:
+    method = parse_method(spec).replace(budget=0.1)
+    message = (
+        f"the budget of method {method.name} chooses its {dial}: leave {dial}= out, or give budget=None too"
+    )
+    with pytest.raises(UserError, match=re.escape(message)):
+        method.replace(**{dial: 0.7})
+    with pytest.raises(
+        UserError, match=r"unknown parameter of method speculative\(gamma=5\) 'gama'.*'gamma'\?"
+    ):
+        parse_method("speculative").replace(gama=3)
+    free = parse_method("sprinter(budget=0.1)").replace(tau=0.7, budget=None)
+    assert free == parse_method("sprinter(tau=0.7)")
 
 
 # --- composition -----------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def pair() -> sprinter.Pair:
         ({"budgets": (1.5,)}, "budget=1.5 is out of range: give 0 to 1"),
         ({"budgets": (float("nan"),)}, "budget=nan is out of range"),
         ({"budgets": (0.1, 0.1)}, "twice"),
-        ({"coin": "euro"}, "coin='euro' is unknown: give drift, changed, kl"),
+        ({"budget_unit": "euro"}, "budget_unit='euro' is unknown: give drift, changed, kl"),
         ({"time_s": 0.0}, "time=0.0 is out of range"),
         ({"keep": 0}, "keep"),
         ({"temperature": -1.0}, "temperature"),
@@ -90,8 +90,8 @@ def test_goals_are_parsed() -> None:
     [
         ({"budgets": (0.1, 0.05, 0.0)}, (0.05, 0.1)),
         ({"budgets": (0,)}, ()),
-        ({"budgets": (2.0,), "coin": "changed"}, (0.04,)),
-        ({"budgets": (0.3,), "coin": "kl"}, (0.01, 0.02, 0.05, 0.1, 0.2)),
+        ({"budgets": (2.0,), "budget_unit": "changed"}, (0.04,)),
+        ({"budgets": (0.3,), "budget_unit": "kl"}, (0.01, 0.02, 0.05, 0.1, 0.2)),
         ({"budgets": (), "quality": (Goal("exact_match", 0.98),)}, (0.01, 0.02, 0.05, 0.1, 0.2)),
         ({"budgets": ()}, ()),
     ],
@@ -300,7 +300,7 @@ def row(spec: str, prompt: int, seconds: float, drift: float = 0.0, **quality: f
 LOSSY = "certain(budget=0.1)"
 
 
-def test_entries_have_every_coin() -> None:
+def test_entries_have_every_budget_unit() -> None:
     rows = [row(PLAIN, n, 1.0) for n in range(6)] + [row(LOSSY, n, 0.5, 0.05) for n in range(6)]
     expected = {LOSSY: Predicted(LOSSY, 0.1, 2.0, 0.05, 0.02)}
     best, plain = settings_of(rows, {"0.1": [LOSSY]}, expected, TuneSettings(budgets=(0.1,)))
@@ -320,13 +320,13 @@ def test_entries_have_every_coin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("coin", "budget", "spec"),
+    ("unit", "budget", "spec"),
     [
         ("drift", 0.05, LOSSY), ("drift", 0.04, "svip"), ("changed", 0.6, LOSSY), ("changed", 0.4, "svip"),
         ("kl", 0.02, LOSSY), ("kl", 0.01, "svip"), ("drift", 0.0, "svip"),
     ],
 )  # fmt: skip
-def test_the_choice_in_each_coin(coin: Any, budget: float, spec: str) -> None:
+def test_the_choice_in_each_budget_unit(unit: Any, budget: float, spec: str) -> None:
     common = {"allowed": True, "level": None}
     entries = [
         {
@@ -357,7 +357,7 @@ def test_the_choice_in_each_coin(coin: Any, budget: float, spec: str) -> None:
             **common,
         },
     ]
-    exact, chosen = choose(entries, TuneSettings(budgets=(budget,), coin=coin))
+    exact, chosen = choose(entries, TuneSettings(budgets=(budget,), budget_unit=unit))
     assert exact["spec"] == "svip" and (chosen["spec"], chosen["budget"]) == (spec, budget)
 
 

@@ -37,11 +37,11 @@ def tune(
     budget: Annotated[
         list[float] | None,
         option(
-            "Limit of a lossy setting, in --coin; may be repeated; 0: exact methods alone.",
+            "Limit of a lossy setting, in --budget-unit; may be repeated; 0: exact methods alone.",
             default="0.05; none with --quality",
         ),
     ] = None,
-    coin: Annotated[
+    budget_unit: Annotated[
         Literal["drift", "changed", "kl"],
         option("drift: mean TV a token. changed: expected changed tokens a text. kl: KL(p‖π) a token, nats."),
     ] = "drift",
@@ -87,7 +87,11 @@ def tune(
     from sprinter.tuning import tune as run
     from sprinter.tuning.picture import draw_tuning, plot_text
 
-    asked: dict[str, Any] = {"coin": coin, "time_s": _seconds(time), **options.sampling.model_dump()}
+    asked: dict[str, Any] = {
+        "budget_unit": budget_unit,
+        "time_s": _seconds(time),
+        **options.sampling.model_dump(),
+    }
     asked |= {"new_tokens": new_tokens, "seed": seed, "run_code": run_code}
     budgets = tuple(budget) if budget else () if quality else (0.05,)
     goals = tuple(Goal.parse(text) for text in quality or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral
@@ -11,14 +12,14 @@ from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.drafter import Drafter, Model
-from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST
+from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, did_you_mean
 from sprinter.decode.regression import PREDICTORS
 from sprinter.decode.sequence import Siblings
 from sprinter.decode.signals import GIVEN, HEADS, TARGET_HEADS, state_signals
 from sprinter.decode.spans import check_only
 from sprinter.decode.stop import Fixed, Never, StopRule, Untrusted
-from sprinter.decode.trust import FILLED_IN, Everyone, Nobody, TrustRule
-from sprinter.errors import UserError, refuse_long
+from sprinter.decode.trust import Everyone, Nobody, TrustRule
+from sprinter.errors import OptionError, UserError, refuse_long
 
 __all__ = ["VALUES", "Method", "defaults_of", "spell"]
 
@@ -51,7 +52,7 @@ class Method:
             out. None: no limit.
         to_horizon: also draft the last token of the text, which otherwise the target call draws (Theorems 1 and 3 of
             Yin et al. count rejections of such drafts).
-        preset, params: the registered function that made it, and its parameters; "" and (): it was composed.
+        preset: the registered function that made it; "": it was composed.
         paper: its source.
     """
 
@@ -66,7 +67,6 @@ class Method:
     budget: float | None = None
     to_horizon: bool = False
     preset: str = ""
-    params: tuple[tuple[str, Any], ...] = ()
     paper: str = ""
 
     def __post_init__(self) -> None:
@@ -74,7 +74,6 @@ class Method:
         if self.chooses_threshold and (dial := self.trust.dial) is not None:
             usual = {one.name: one.default for one in fields(self.trust)}  # type: ignore[arg-type]
             object.__setattr__(self, "trust", replace(self.trust, **{dial: usual[dial]}))  # type: ignore[type-var]
-            object.__setattr__(self, "params", tuple(one for one in self.params if one[0] != dial))
         self.check_counts(_LARGEST, "any text has tokens")
         if self.cap is not None:
             at_least("cap", self.cap, 1)
@@ -107,14 +106,14 @@ class Method:
         Parameters of which a budget takes the place are left out.
         """
         if (made := self._remade()) is not None:
-            changed = {key: getattr(self, key) for key in VALUES if getattr(self, key) != getattr(made, key)}
-            inside = ", ".join(f"{key}={value}" for key, value in {**dict(self.params), **changed}.items())
+            inside = ", ".join(
+                f"{key}={value}" for key, value in {**self._params, **self._beside(made)}.items()
+            )
             return f"{self.preset}({inside})" if inside else self.preset
         rules = {part: getattr(self, part) for part in _RULES}
         usual = defaults_of(rules)
-        hidden = self.trust.dial if self.chooses_threshold else None
         written = {
-            part: spell(rule, hidden if part == "trust" else None) if part in _RULES else str(rule)
+            part: spell(rule, self._chosen if part == "trust" else None) if part in _RULES else str(rule)
             for part, rule in (rules | {key: getattr(self, key) for key in VALUES}).items()
             if rule != usual[part]
         }
@@ -122,34 +121,62 @@ class Method:
 
     def is_as(self, other: Method) -> bool:
         """Whether it decodes as another method does, wherever the two come from."""
-        return replace(self, preset="", params=(), paper="") == replace(other, preset="", params=(), paper="")
+        return replace(self, preset="", paper="") == replace(other, preset="", paper="")
+
+    @property
+    def _params(self) -> dict[str, Any]:
+        """The parameters of its preset, which its rules hold by the same names; without one that a budget chooses."""
+        build = METHODS.get(self.preset)
+        held: dict[str, Any] = {}
+        for part in (self.drafter, self.accept, self.stop, self.trust):
+            held |= _parameters(part)
+        held |= {key: getattr(self, key) for key in VALUES}
+        renamed, usual = getattr(build, "renamed", {}), inspect.signature(build).parameters
+        found = {key: held.get(renamed.get(key, key)) for key in usual if key != self._chosen}
+        return {key: usual[key].default if value is None else value for key, value in found.items()}
+
+    @property
+    def _chosen(self) -> str | None:
+        """Name of the trust rule's threshold if a budget has its place."""
+        return self.trust.dial if self.chooses_threshold else None
 
     def _remade(self) -> Method | None:
         """What its preset makes of its parameters; None: it is not a preset's, or has other rules by now."""
         if not self.preset or self.preset not in METHODS.names():
             return None
-        made = METHODS.get(self.preset)(**dict(self.params))
-        assert isinstance(made, Method)
         try:
+            made: Method = METHODS.get(self.preset)(**self._params)
             return made if self.is_as(replace(made, **{key: getattr(self, key) for key in VALUES})) else None
         except UserError:  # the guards go with the other rules alone
             return None
+
+    def _beside(self, made: Method) -> dict[str, Any]:
+        """Values that its preset does not give it."""
+        return {key: getattr(self, key) for key in VALUES if getattr(self, key) != getattr(made, key)}
 
     def replace(self, **values: Any) -> Method:
         """With other parts, or other parameters of its preset.
 
         Raises:
-            UserError: a value is out of range, or does not go with the method.
+            UserError: a value is out of range, or does not go with the method. OptionError: it has no such part.
         """
-        own = {key: values.pop(key) for key in dict(self.params).keys() & values.keys()}
-        before = self._remade() if own else None
-        if before is None:
-            return replace(self, **values, **own)
-        params = dict(self.params) | own
-        made: Method = METHODS.get(self.preset)(**params)
-        guards = {key: getattr(self, key) for key in VALUES if getattr(self, key) != getattr(before, key)}
-        kept = {"preset": self.preset, "params": tuple(params.items()), "paper": self.paper}
-        return replace(made, **{**kept, **guards, **values})
+        if (dial := self._chosen) in values:
+            if values.get("budget", self.budget):
+                raise OptionError(
+                    f"the budget of method {self.name} chooses its {dial}: leave {dial}= out, or give budget=None too"
+                )
+            return self.replace(budget=values.pop("budget")).replace(**values)
+        made = self._remade()
+        params = {} if made is None else self._params
+        known = [*dict.fromkeys((*params, *_RULES, *VALUES, "to_horizon"))]
+        if unknown := [key for key in values if key not in known]:
+            raise OptionError(str(did_you_mean(f"parameter of method {self.name}", unknown[0], known)))
+        if made is None or params.keys().isdisjoint(values):
+            return replace(self, **values)
+        own = {key: values.pop(key) for key in [*values] if key in params}
+        kept = {key: value for key, value in self._beside(made).items() if key not in own}
+        kept |= {"preset": self.preset, "paper": self.paper}
+        return replace(METHODS.get(self.preset)(**params | own), **kept | values)
 
     def _check_parts(self) -> None:
         kinds: dict[str, type] = {
@@ -333,11 +360,7 @@ class Method:
         rules["drafter"] = rules["drafter"] if costs is None else rules["drafter"].priced(costs)
         if all(rule == getattr(self, part) for part, rule in rules.items()):
             return self
-        filled = {
-            key: value for part, rule in rules.items() for key, value in _filled(getattr(self, part), rule)
-        }
-        params = tuple((key, filled.get(key, value)) for key, value in self.params)
-        return replace(self, **rules, params=params)
+        return replace(self, **rules)
 
     def lossless(self, greedy: bool = False) -> bool:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""
@@ -399,13 +422,8 @@ def _counts(part: object) -> Iterator[tuple[str, int, int]]:
         yield from _counts(value)
 
 
-def _filled(before: Any, after: Any) -> Iterator[tuple[str, Any]]:
-    """Each parameter that ``settle`` filled in, with its value."""
-    if type(before) is not type(after) or not is_dataclass(before):
-        return
-    for field in fields(before):
-        old, new = getattr(before, field.name), getattr(after, field.name)
-        if isinstance(old, str) and old in FILLED_IN and new != old:
-            yield field.name, new
-        else:
-            yield from _filled(old, new)
+def _parameters(rule: object) -> dict[str, Any]:
+    """The parameters of a rule, and of the rules in it where it has none of the same name."""
+    own = {one.name: getattr(rule, one.name) for one in fields(rule)} if is_dataclass(rule) else {}
+    nested = [_parameters(value) for value in own.values()]
+    return {key: value for part in (*nested, own) for key, value in part.items()}

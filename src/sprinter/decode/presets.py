@@ -56,33 +56,30 @@ from sprinter.decode.stop import (
 )
 from sprinter.decode.trust import DEFAULT, MEASURED, RECORDED, Certain, Coin, Everyone, Gate, Online
 
-__all__ = ["params_of", "preset"]
+__all__ = ["preset"]
 
 _SPECULATIVE = "Leviathan et al. 2023; Chen et al. 2023"
 _SPRINTER = "SPRINTER (2025), Algorithm 2"
 _COPIES = Lookup(4, 3, "model", 11)  # for a real pair (docs/decisions/0051-hybrid.md)
 
 
-def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
-    """Decorator: register a function with keyword parameters that returns a Method, with its documented defaults."""
+def preset(name: str, paper: str, **renamed: str) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+    """Decorator: register a function with keyword parameters that returns a Method, with its documented defaults.
+
+    Args:
+        renamed: parameters that the rules hold under another name than the function.
+    """
 
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
         def named(**params: Any) -> Method:
-            return dataclasses.replace(
-                build(**params), preset=name, params=params_of(build, params), paper=paper
-            )
+            return dataclasses.replace(build(**params), preset=name, paper=paper)
 
         named.__doc__, named.__signature__ = build.__doc__, inspect.signature(build)  # type: ignore[attr-defined]
-        named.paper = paper  # type: ignore[attr-defined]
+        named.paper, named.renamed = paper, renamed  # type: ignore[attr-defined]
         METHODS.add(name, named)
         return named
 
     return register
-
-
-def params_of(build: Callable[..., Method], given: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The parameters of a preset, its defaults included."""
-    return tuple(({key: p.default for key, p in inspect.signature(build).parameters.items()} | given).items())
 
 
 @preset("autoregressive", "plain decoding")
@@ -372,7 +369,9 @@ def lookup(*, n: int = 3, gamma: int = 5) -> Method:
     return Method(stop=Fixed(gamma), drafter=Lookup(n, least=min(2, n)))
 
 
-@preset("hybrid", "of this project; prompt lookup (Saxena 2023) and SVIP (Zhang et al. 2024)")
+@preset(
+    "hybrid", "of this project; prompt lookup (Saxena 2023) and SVIP (Zhang et al. 2024)", copies="length"
+)
 def hybrid(
     *, n: int = _COPIES.n, least: int = _COPIES.least, copies: int = _COPIES.length, h: float = 0.3
 ) -> Method:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sprinter.decode.method import VALUES, Method, defaults_of, spell
-from sprinter.decode.presets import params_of, preset
+from sprinter.decode.presets import preset
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.errors import UserError
 
@@ -101,8 +101,8 @@ def _method_of(name: str, params: dict[str, Any]) -> Method:
     if not isinstance(method, Method):
         raise UserError(f"the function of method '{name}' returned {method!r}: it must return a Method")
     factory = METHODS.get(name)
-    own: dict[str, Any] = {} if method.preset else {"preset": name, "params": params_of(factory, params)}
-    return dataclasses.replace(method, **own, paper=method.paper or getattr(factory, "paper", ""))
+    paper = method.paper or getattr(factory, "paper", "")
+    return dataclasses.replace(method, preset=method.preset or name, paper=paper)
 
 
 def _composed_from(spec: str, items: list[str]) -> Method:

@@ -6,7 +6,7 @@ A profile is one JSON object:
     pair       {"target" | "draft" | other heads' kinds: {"name", "sha256", ...}}
     machine    {"cpu", "gpu", "threads", "device"}
     sampling   {"temperature", "top_k", "top_p", "min_p"}; ``new_tokens``: limit of the texts
-    goal       {"coin", "budgets", "quality": ["exact_match>=0.98"]}: what was asked
+    goal       {"budget_unit", "budgets", "quality": ["exact_match>=0.98"]}: what was asked
     prompts    {"name", "sources", "count", "prompt_tokens", "entropy", "overlap"}: the last three are [mean, standard
                deviation] over prompts, of the prompt's length, and of the means along a text of the draft's entropy
                (nats) and of β = Σ min(p, q)

@@ -1,7 +1,7 @@
 """The tuner: finds the fastest method of a pair on the user's prompts, within a budget on drift or a goal of quality.
 
 ==============  ========================================================================
-``settings``    what is asked: budgets and their coin, goals of quality, time
+``settings``    what is asked: budgets and their unit, goals of quality, time
 ``candidates``  the methods that are tried
 ``probe``       what is known before any method runs: laws along texts, times of passes
 ``prune``       speed and drift of each candidate by replay; the best go on

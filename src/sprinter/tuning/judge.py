@@ -1,4 +1,4 @@
-"""The finalists of a race as entries of a profile: speeds, drift in every coin, quality, and what is chosen."""
+"""The finalists of a race as entries of a profile: speeds, drift in every unit, quality, and what is chosen."""
 
 from __future__ import annotations
 
@@ -134,21 +134,21 @@ def _measured(group: Group, metric: str) -> tuple[Any, Any]:
 
 def choose(entries: Sequence[Mapping[str, Any]], settings: TuneSettings) -> list[dict[str, Any]]:
     """The profile's "chosen": the fastest lossless entry, and the fastest that meets each budget and the goals."""
-    key = settings.coin
+    unit = settings.budget_unit
     chosen = [_chosen("exact", None, [one for one in entries if one["lossless"]])]
     for budget in settings.budgets:
         within = [
-            one for one in entries if one["lossless"] or (one["allowed"] and _spent(one, key) <= budget)
+            one for one in entries if one["lossless"] or (one["allowed"] and _spent(one, unit) <= budget)
         ]
-        chosen.append(_chosen(f"{key}<={budget:g}", budget, within))
+        chosen.append(_chosen(f"{unit}<={budget:g}", budget, within))
     if settings.quality and not settings.budgets:
         goals = ", ".join(map(str, settings.quality))
         chosen.append(_chosen(goals, None, [one for one in entries if one["allowed"]]))
     return chosen
 
 
-def _spent(entry: Mapping[str, Any], coin: str) -> float:
-    value = entry["drift"][0] if coin == "drift" else entry[coin]
+def _spent(entry: Mapping[str, Any], unit: str) -> float:
+    value = entry["drift"][0] if unit == "drift" else entry[unit]
     return float("inf") if value is None else float(value)
 
 

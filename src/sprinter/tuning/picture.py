@@ -51,7 +51,7 @@ def draw_tuning(profile: Mapping[str, Any]) -> Figure:
         left = at[0] > right / 2  # the label is left of a point on the right
         ax.annotate(spec, at, xytext=(-6 if left else 6, 16 if left else 8), textcoords="offset points", fontsize=7.5,
                     color=INK, ha="right" if left else "left")  # fmt: skip
-    for budget in profile["goal"]["budgets"] if profile["goal"]["coin"] == "drift" else ():
+    for budget in profile["goal"]["budgets"] if profile["goal"]["budget_unit"] == "drift" else ():
         ax.axvline(budget, color=GREY, lw=0.9, ls=":")
         ax.annotate(f"budget {budget:g}", (budget, 0.01), xycoords=("data", "axes fraction"), fontsize=7.5,
                     color=GREY, ha="right", va="bottom")  # fmt: skip

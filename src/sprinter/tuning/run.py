@@ -91,7 +91,7 @@ def tune(
             (folder / _REPLAYED).unlink(missing_ok=True)
         known = _read(folder / _REPLAYED) or _probe(pair, prompts, settings, folder, began, progress)
         predicted = [Predicted(**one) for one in known["predicted"]]
-        most_kl = max(settings.budgets) if settings.coin == "kl" and settings.budgets else None
+        most_kl = max(settings.budgets) if settings.budget_unit == "kl" and settings.budgets else None
         race = Race(pair, suite, settings, journal, until, bool(settings.quality), progress)
         race.run(prune(predicted, settings.keep, most_kl))
         specs = ["autoregressive", *(spec for specs in race.classes.values() for spec in specs)]
@@ -106,7 +106,7 @@ def tune(
             "sampling": {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")},
             "new_tokens": settings.new_tokens,
             "goal": {
-                "coin": settings.coin, "budgets": list(settings.budgets),
+                "budget_unit": settings.budget_unit, "budgets": list(settings.budgets),
                 "quality": [str(goal) for goal in settings.quality],
             },
             "prompts": {

@@ -12,10 +12,10 @@ from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 
-__all__ = ["COINS", "LADDER", "CoinName", "Goal", "TuneSettings"]
+__all__ = ["BUDGET_UNITS", "LADDER", "BudgetUnit", "Goal", "TuneSettings"]
 
-CoinName = Literal["drift", "changed", "kl"]
-COINS: dict[str, str] = {
+BudgetUnit = Literal["drift", "changed", "kl"]
+BUDGET_UNITS: dict[str, str] = {
     "drift": "mean TV(π, p) a token",
     "changed": "expected changed tokens a text",
     "kl": "mean KL(p‖π) a token, nats",
@@ -67,8 +67,8 @@ class TuneSettings:
     """Settings of a tuning.
 
     Attributes:
-        budgets: limits in ``coin``; none: exact methods alone, or with ``quality`` any drift of ``LADDER``.
-        coin: what budgets are counted in, see ``COINS``.
+        budgets: limits in ``budget_unit``; none: exact methods alone, or with ``quality`` any drift of ``LADDER``.
+        budget_unit: what budgets are counted in, see ``BUDGET_UNITS``.
         quality: measures of answers that a lossy setting must keep.
         time_s: seconds after which it ends with what it knows; None: no limit.
         temperature, top_k, top_p, min_p: as in ``Sampling``.
@@ -86,7 +86,7 @@ class TuneSettings:
     """
 
     budgets: tuple[float, ...] = (0.05,)
-    coin: CoinName = "drift"
+    budget_unit: BudgetUnit = "drift"
     quality: tuple[Goal, ...] = ()
     time_s: float | None = 600.0
     temperature: float = 1.0
@@ -103,12 +103,14 @@ class TuneSettings:
     run_code: bool = False
 
     def __post_init__(self) -> None:
-        if self.coin not in COINS:
-            raise UserError(f"coin='{self.coin}' is unknown: give {', '.join(COINS)}")
-        most = 1.0 if self.coin == "drift" else 1e6
+        if self.budget_unit not in BUDGET_UNITS:
+            raise UserError(f"budget_unit='{self.budget_unit}' is unknown: give {', '.join(BUDGET_UNITS)}")
+        most = 1.0 if self.budget_unit == "drift" else 1e6
         for budget in self.budgets:
             if not 0 <= budget <= most:
-                raise UserError(f"budget={budget} is out of range: give 0 to {most:g}, in {COINS[self.coin]}")
+                raise UserError(
+                    f"budget={budget} is out of range: give 0 to {most:g}, in {BUDGET_UNITS[self.budget_unit]}"
+                )
         if len(set(self.budgets)) < len(self.budgets):
             raise UserError("a budget was given twice: give each once")
         if self.time_s is not None and not self.time_s > 0:
@@ -133,9 +135,9 @@ class TuneSettings:
         Args:
             mean_tokens: mean number of new tokens a text, which turns changed tokens into drift.
         """
-        if self.coin == "drift" and self.budgets:
+        if self.budget_unit == "drift" and self.budgets:
             found = self.budgets
-        elif self.coin == "changed" and self.budgets:
+        elif self.budget_unit == "changed" and self.budgets:
             found = tuple(min(1.0, budget / max(1.0, mean_tokens)) for budget in self.budgets)
         else:
             found = LADDER if self.quality or any(self.budgets) else ()

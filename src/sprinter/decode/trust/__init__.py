@@ -7,9 +7,6 @@ from sprinter.decode.trust.fixed import Coin, Everyone, Nobody
 from sprinter.decode.trust.gate import Gate
 from sprinter.decode.trust.online import Online
 
-FILLED_IN = (DEFAULT, RECORDED, MEASURED)
-"""Words in place of a number, for which ``settle`` gives the number."""
-
 __all__ = [
     "DEFAULT", "MEASURED", "RECORDED", "Certain", "Coin", "Everyone", "Gate", "Nobody", "Online", "State", "TrustRule",
 ]  # fmt: skip
