@@ -12,12 +12,12 @@ from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
 import sprinter
 from sprinter.cli import doctor, doctor_probe
+from sprinter.decode.costs import PassCosts
 from sprinter.engine import runners
 from sprinter.engine.runners import keep_fastest
 from sprinter.errors import SprinterError
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.repack import Repacking
-from sprinter.theory.passes import PassTimes
 
 RAN = Repacking(True, "a trial with Q4_K ran")
 DIED = Repacking(False, "a trial with Q4_K repacked died of SIGILL")
@@ -95,28 +95,42 @@ def test_a_probe_compares_runners_and_keeps_the_fastest(run: Run, probing: tuple
 @pytest.mark.parametrize(
     ("ours", "fastest", "kept"),
     [
-        (PassTimes({1: 5.0, 9: 6.0}, 0.1), "llamacpp, draft torch", ("llamacpp", "torch")),
-        (PassTimes({1: 0.5, 9: 0.6}, 9.0), "torch, dtype gguf, draft llamacpp", ("torch", "llamacpp")),
-        (PassTimes({1: 0.1, 9: 0.2}, 0.1), "torch, dtype gguf", ("torch", None)),
+        (
+            PassCosts(((1, 5.0), (9, 6.0)), ((1, 0.1), (2, 0.1))),
+            "llamacpp, draft torch",
+            ("llamacpp", "torch"),
+        ),
+        (
+            PassCosts(((1, 0.5), (9, 0.6)), ((1, 9.0), (2, 9.0))),
+            "torch, dtype gguf, draft llamacpp",
+            ("torch", "llamacpp"),
+        ),
+        (
+            PassCosts(((1, 0.1), (9, 0.2)), ((1, 0.1), (2, 0.1))),
+            "torch, dtype gguf",
+            ("torch", None),
+        ),
     ],
 )
 def test_target_and_draft_may_have_different_runners(
     run: Run,
     probing: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
-    ours: PassTimes,
+    ours: PassCosts,
     fastest: str,
     kept: tuple[str, str | None],
 ) -> None:
     """Where one runner has the faster target and the other the faster draft step."""
-    times = {True: PassTimes({1: 1.0, 9: 2.0}, 1.0), False: ours}
+    times = {True: PassCosts(((1, 1.0), (9, 2.0)), ((1, 1.0), (2, 1.0))), False: ours}
 
-    def measured(pair: sprinter.Pair, **_: object) -> PassTimes:
+    def measured(pair: sprinter.Pair, **_: object) -> PassCosts:
         return times[isinstance(pair.models.target.model, GgufModel)]
 
     monkeypatch.setitem(runners.RIVALS, "torch, dtype gguf", {"runner": "torch", "dtype": "float32"})  # type: ignore[arg-type]
     monkeypatch.setattr("sprinter.theory.passes.measure_passes", measured)
-    monkeypatch.setattr(doctor_probe, "_best_gamma", lambda _, one: (1, (one.pass_s(2) + one.draft_s) / 4))
+    monkeypatch.setattr(
+        doctor_probe, "_best_gamma", lambda _, one: (1, (one.target_s(2) + one.draft_s(1)) / 4)
+    )
     done, out, err = run(*probing, "--json")
     assert done == 0, err
     found = json.loads(out)["probe"]

@@ -11,7 +11,7 @@ from tests.cli.tiny import Places, Run
 
 from sprinter.cli.doctor_probe import _best_gamma, _row, _show_agreement
 from sprinter.cli.probe_texts import _share
-from sprinter.theory.passes import PassTimes
+from sprinter.decode.costs import PassCosts
 from sprinter.theory.replay import Replay
 
 LINES = "The river rises in the hills.\n\nIt flows past the old mill and the town.\n"
@@ -85,8 +85,14 @@ def test_the_default_is_a_row_and_one_command_is_recommended(
     target, draft = places.pair[1], places.pair[3]
     monkeypatch.setattr("sprinter.engine.runtime._PAYS", 1.1)  # 0 in other tests
     for times, default in (
-        (PassTimes({n: 1.0 + 0.01 * n for n in range(1, 10)}, 0.02), "auto("),
-        (PassTimes({n: 1.0 * n for n in range(1, 10)}, 0.9), "autoregressive"),
+        (
+            PassCosts(tuple((n, 1.0 + 0.01 * n) for n in range(1, 10)), ((1, 0.02), (2, 0.02))),
+            "auto(",
+        ),
+        (
+            PassCosts(tuple((n, 1.0 * n) for n in range(1, 10)), ((1, 0.9), (2, 0.9))),
+            "autoregressive",
+        ),
     ):
         monkeypatch.setattr("sprinter.theory.passes.measure_passes", lambda pair, times=times, **_: times)
         done, out, err = run(*line, "--json")
@@ -115,15 +121,15 @@ def test_a_share_of_each_text() -> None:
 
 
 def test_the_best_draft_length_weighs_the_costs() -> None:
-    flat = PassTimes(dict.fromkeys(range(1, 10), 1.0), 0.05)
-    steep = PassTimes({n: float(n) for n in range(1, 10)}, 0.05)
+    flat = PassCosts(tuple((n, 1.0) for n in range(1, 10)), ((1, 0.05), (2, 0.05)))
+    steep = PassCosts(tuple((n, float(n)) for n in range(1, 10)), ((1, 0.05), (2, 0.05)))
     lengths = [_best_gamma(beta, times)[0] for beta, times in ((0.9, flat), (0.6, flat), (0.6, steep))]
     assert lengths[0] > lengths[1] > lengths[2] == 1
     assert _best_gamma(1.0, flat)[1] == pytest.approx((12 * 0.05 + 1) / 13)  # the longest draft, all accepted
 
 
 def test_a_method_pays_by_the_number_that_is_shown() -> None:
-    times = PassTimes({1: 1.0, 9: 1.0}, 0.1)
+    times = PassCosts(((1, 1.0), (9, 1.0)), ((1, 0.1), (2, 0.1)))
     for calls, shown, pays in ((0.9539, "1.05x", True), (0.9596, "1.04x", False)):
         run = Replay(1.0, calls, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, calls, 0.0, 0.0, torch.zeros(1, 4))
         row = _row("x", True, run, times)

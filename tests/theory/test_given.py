@@ -7,13 +7,14 @@ import torch
 from tests.cli.tiny import save_tiny
 
 import sprinter
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.laws import Sampling, one_hot, overlap, process, tv_distance
 from sprinter.theory import recording as recording_module
 from sprinter.theory.outcomes import condense_laws
-from sprinter.theory.passes import PassTimes, measure_passes
+from sprinter.theory.passes import measure_passes
 from sprinter.theory.recording import Passage, Recording, first_choices, read_passages
 from sprinter.theory.replay import Replay, replay
 
@@ -91,22 +92,22 @@ def test_a_pair_without_draft_and_no_passages_are_refused(pair: Pair) -> None:
 
 
 def test_pass_times_of_each_length(pair: Pair) -> None:
-    times = measure_passes(pair, context=8, longest=3, repeats=1)
-    assert sorted(times.target_s) == [1, 2, 3]
-    assert min(*times.target_s.values(), times.draft_s) > 0
+    costs = measure_passes(pair, context=8, repeats=1)
+    assert [tokens for tokens, _ in costs.target] == [*range(1, 10)]
+    assert costs.draft_s(1) == costs.draft_s(2) > 0
 
 
 def test_speed_from_counts_by_hand() -> None:
-    times = PassTimes({1: 1.0, 2: 1.2, 3: 1.6}, 0.25)
-    assert times.pass_s(1) == 1.0
-    assert times.pass_s(1.5) == pytest.approx(1.1)
-    assert times.pass_s(5) == pytest.approx(2.4), "along the last slope"
+    times = PassCosts(((1, 1.0), (2, 1.2), (3, 1.6)), ((1, 0.25), (2, 0.25)))
+    assert times.target_s(1) == 1.0
+    assert times.target_s(1.5) == pytest.approx(1.1)
+    assert times.target_s(5) == pytest.approx(2.4), "along the last slope"
     counts = dict.fromkeys(
         ("trusted", "accepted", "checked", "rounds", "drift", "scored", "parted", "kl"), 0.0
     )
     run = Replay(tokens=10, target_calls=4, draft_steps=8, read=12, by_text=torch.empty(0), **counts)
-    assert times.token_s(run) == pytest.approx((4 * 1.6 + 8 * 0.25) / 10)
-    assert times.speed_up(run) == pytest.approx(10 / 8.4)
+    assert run.token_s(times) == pytest.approx((4 * 1.6 + 8 * 0.25) / 10)
+    assert run.speed_up(times) == pytest.approx(10 / 8.4)
 
 
 def test_first_choices_are_those_of_the_whole_laws() -> None:

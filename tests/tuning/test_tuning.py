@@ -18,12 +18,12 @@ import sprinter
 from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.bench.journal import ROWS, Memory
 from sprinter.bench.sample import Sample, SampleCheck, Suite
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
 from sprinter.engine.profile import read_profile
 from sprinter.errors import UserError
 from sprinter.laws import kl_divergence
 from sprinter.plots import png
-from sprinter.theory.passes import PassTimes
 from sprinter.theory.replay import replay
 from sprinter.tuning import Goal, TuneSettings, tune
 from sprinter.tuning import race as race_module
@@ -35,7 +35,7 @@ from sprinter.tuning.probe import _rising
 from sprinter.tuning.prune import Predicted, faster_half, prune, replay_all
 from sprinter.tuning.race import Race
 
-TIMES = PassTimes({1: 1.0, 5: 1.2, 9: 1.4}, 0.1)
+TIMES = PassCosts(((1, 1.0), (5, 1.2), (9, 1.4)), ((1, 0.1), (2, 0.1)))
 TINY = TuneSettings(budgets=(0.1,), time_s=None, new_tokens=6, probe_texts=1, keep=1, first=1, finalists=1)
 
 
@@ -159,7 +159,7 @@ def test_predictions_follow_the_costs() -> None:
     tried = candidates(recording, "optimal(step=0.1, token=0.05)", (0.05,))[:6]
     seen: list[tuple[int, int]] = []
     cheap = replay_all(recording, TIMES, tried, seed=0, progress=lambda *at: seen.append(at))
-    dear = replay_all(recording, replace(TIMES, draft_s=1.0), tried, seed=0)
+    dear = replay_all(recording, replace(TIMES, draft=((1, 1.0), (2, 1.0))), tried, seed=0)
     assert cheap[0].spec == PLAIN and cheap[0].speed_up == 1.0 and cheap[0].drift == 0
     assert all(one.speed_up > two.speed_up for one, two in zip(cheap[1:], dear[1:], strict=True))
     assert seen[-1] == (6, 6)
@@ -176,8 +176,8 @@ def test_the_first_texts_of_a_recording() -> None:
 
 
 def test_times_are_made_to_rise() -> None:
-    assert _rising({1: 1.0, 2: 3.0, 3: 2.0, 4: 4.0}) == {1: 1.0, 2: 2.5, 3: 2.5, 4: 4.0}
-    assert _rising({1: 3.0, 2: 2.0, 3: 1.0}) == {1: 2.0, 2: 2.0, 3: 2.0}
+    assert _rising([(1, 1.0), (2, 3.0), (3, 2.0), (4, 4.0)]) == ((1, 1.0), (2, 2.5), (3, 2.5), (4, 4.0))
+    assert _rising([(1, 3.0), (2, 2.0), (3, 1.0)]) == ((1, 2.0), (2, 2.0), (3, 2.0))
 
 
 def test_pruning_keeps_some_of_each_class() -> None:

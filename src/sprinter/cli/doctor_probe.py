@@ -17,9 +17,9 @@ from sprinter.cli.progress import Progress
 from sprinter.errors import SprinterError, UserError
 
 if TYPE_CHECKING:
+    from sprinter.decode.costs import PassCosts
     from sprinter.engine.pair import Pair
     from sprinter.laws import Sampling
-    from sprinter.theory.passes import PassTimes
     from sprinter.theory.recording import Recording
     from sprinter.theory.replay import Replay
 
@@ -70,19 +70,19 @@ def run_probe(
         texts = read_probe(file, pair.models, positions)
         reading = partial(progress, "reading the texts with both models")
         recording = read_passages(pair, texts.passages, sampling=sampling, progress=reading)
-        times = measure_passes(pair, sampling=sampling, progress=partial(progress, "timing forward passes"))
+        costs = measure_passes(pair, sampling=sampling, progress=partial(progress, "timing forward passes"))
         beta = float(overlap(recording.p, recording.q).mean())
         runners, fastest, kept = _compare_runners(
             loading,
             pair,
-            times,
-            lambda one: min(one.pass_s(1), _best_gamma(beta, one)[1]),
+            costs,
+            lambda one: min(one.target_s(1), _best_gamma(beta, one)[1]),
             sampling,
             progress,
         )
         if fastest is not None and not isinstance(best := runners[fastest], str):
-            times = best
-        methods = _methods(pair, recording, times, beta, max_drift, sampling, progress)
+            costs = best
+        methods = _methods(pair, recording, costs, beta, max_drift, sampling, progress)
     choice = _recommended(methods)
     return {
         "target": pair.models.target.id,
@@ -93,7 +93,7 @@ def run_probe(
         "positions": {"read": texts.positions, "in_texts": texts.tokens},
         **agreement(recording),
         "certain": certain_positions(recording),
-        "seconds": _seconds(times),
+        "seconds": _seconds(costs),
         "runners": {
             name: {"error": one} if isinstance(one, str) else _seconds(one) for name, one in runners.items()
         },
@@ -106,31 +106,31 @@ def run_probe(
 
 
 def _compare_runners(
-    loading: Loading, pair: Pair, times: PassTimes, token_s: Callable[[PassTimes], float], sampling: Sampling,
+    loading: Loading, pair: Pair, costs: PassCosts, token_s: Callable[[PassCosts], float], sampling: Sampling,
     progress: Progress,
-) -> tuple[dict[str, PassTimes | str], str | None, bool]:  # fmt: skip
+) -> tuple[dict[str, PassCosts | str], str | None, bool]:  # fmt: skip
     """Time the passes of the other runners that could serve the pair, and keep the fastest for ``--runner auto``.
 
     Args:
         loading: of the pair; where it names a runner, a dtype or a device, nothing is compared.
-        pair, times: as loaded, and its own times.
-        token_s: seconds a token with given times.
+        pair, costs: as loaded, and its own costs.
+        token_s: seconds a token with given costs.
 
     Returns:
-        Times by runner, those of mixed pairs put together from them, or why it cannot serve the pair; the fastest one;
+        Costs by runner, those of mixed pairs put together from them, or why it cannot serve the pair; the fastest one;
         and whether that is kept for later. None of these where there is no choice.
         Our kernels, which run GGUF files otherwise where they can, are left only for a runner that is faster by
         ``MARGIN``.
     """
     from sprinter.engine.runners import MIXED, OURS, RIVALS, USUAL, keep_fastest, rival_of
-    from sprinter.theory.passes import PassTimes, measure_passes
+    from sprinter.theory.passes import measure_passes
 
     own = rival_of(pair.models)
     names = ("dtype", "draft_dtype", "draft_runner", "device", "device_map", "draft_vocabulary", "compile")
     asked = {getattr(loading, name) for name in names}
     if own is None or loading.target is None or loading.runner != "auto" or asked - {None, "auto", False}:
         return {}, None, False
-    found: dict[str, PassTimes | str] = {own: times}
+    found: dict[str, PassCosts | str] = {own: costs}
     for name, options in RIVALS.items():
         if name == own:
             continue
@@ -141,10 +141,10 @@ def _compare_runners(
             found[name] = measure_passes(other, sampling=sampling, progress=step)
         except (SprinterError, MemoryError, RuntimeError) as error:
             found[name] = str(error) or type(error).__name__
-    timed: Mapping[str, PassTimes] = {name: one for name, one in found.items() if not isinstance(one, str)}
+    timed: Mapping[str, PassCosts] = {name: one for name, one in found.items() if not isinstance(one, str)}
     for name, (of_target, of_draft, _) in MIXED.items():
         if of_target in timed and of_draft in timed:
-            found[name] = PassTimes(timed[of_target].target_s, timed[of_draft].draft_s)
+            found[name] = replace(timed[of_target], draft=timed[of_draft].draft)
     timed = {name: one for name, one in found.items() if not isinstance(one, str)}
     usual = OURS if OURS in timed else USUAL
     seconds = {name: token_s(one) * (1 if name == usual else MARGIN) for name, one in timed.items()}
@@ -188,22 +188,20 @@ def _command(loading: Loading, best: Mapping[str, Any], fastest: str | None, kep
 
 
 def _methods(
-    pair: Pair, recording: Recording, times: PassTimes, beta: float, max_drift: float, sampling: Sampling,
+    pair: Pair, recording: Recording, costs: PassCosts, beta: float, max_drift: float, sampling: Sampling,
     progress: Progress,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The fastest setting of each method with a drift of at most ``max_drift``."""
-    from sprinter.decode.costs import PassCosts
     from sprinter.decode.spec import parse_method
     from sprinter.engine.runtime import drafts_by_default
     from sprinter.theory.replay import replay
 
-    draft = ((1, times.draft_s), (2, times.draft_s))
-    drafts = drafts_by_default(PassCosts(tuple(sorted(times.target_s.items())), draft))
-    default = "auto" if drafts else "autoregressive"
-    gamma, _ = _best_gamma(beta, times)
+    default = "auto" if drafts_by_default(costs) else "autoregressive"
+    gamma, _ = _best_gamma(beta, costs)
     tried = {"autoregressive": ["autoregressive"], "speculative": [f"speculative(gamma={gamma})"]}
     tried["block"] = [f"block(gamma={gamma})"]
-    tried["optimal"], tried["auto"] = [times.optimal], [f"auto({times.auto})"]
+    tried["optimal"] = [f"optimal({costs.named})"]
+    tried["auto"] = [f"auto({costs.named}, reads={costs.reads})"]
     for name, (spec, values) in _DIALS.items():
         if name != "sprinter" or pair.gate is not None:
             tried[name] = [spec.format(value) for value in values]
@@ -213,7 +211,7 @@ def _methods(
         for spec in specs:
             method = parse_method(spec)
             run = replay(recording, method)
-            row = _row(spec, method.lossless(sampling.greedy), run, times)
+            row = _row(spec, method.lossless(sampling.greedy), run, costs)
             found.append({**row, "default": name == default})
             done += 1
             progress("replaying methods", done, sum(map(len, tried.values())))
@@ -223,37 +221,34 @@ def _methods(
     return rows
 
 
-def _best_gamma(overlap: float, times: PassTimes) -> tuple[int, float]:
+def _best_gamma(overlap: float, costs: PassCosts) -> tuple[int, float]:
     """The draft length with the largest expected speed, from independent acceptances (Leviathan et al. 2023), and
     seconds a token with it."""
     from sprinter.theory.speculation import expected_tokens
 
     def token_s(gamma: int) -> float:
-        round_s = gamma * times.draft_s + times.pass_s(gamma + 1)
+        round_s = gamma * costs.draft_s(1) + costs.target_s(gamma + 1)
         return round_s / float(expected_tokens(overlap, gamma))
 
     best = min(_GAMMAS, key=token_s)
     return best, token_s(best)
 
 
-def _seconds(times: PassTimes) -> dict[str, Any]:
-    return {
-        "target_pass": {str(n): seconds for n, seconds in times.target_s.items()},
-        "draft_step": times.draft_s,
-    }
+def _seconds(costs: PassCosts) -> dict[str, Any]:
+    return {"target_pass": {str(n): seconds for n, seconds in costs.target}, "draft_step": costs.draft_s(1)}
 
 
-def _row(spec: str, lossless: bool, run: Replay, times: PassTimes) -> dict[str, Any]:
+def _row(spec: str, lossless: bool, run: Replay, costs: PassCosts) -> dict[str, Any]:
     return {
         "method": spec,
         "lossless": lossless,
-        "speed_up": times.speed_up(run),
-        "tokens_per_s": 1 / times.token_s(run),
+        "speed_up": run.speed_up(costs),
+        "tokens_per_s": 1 / run.token_s(costs),
         "target_calls": run.target_calls / run.tokens,
         "draft_steps": run.draft_steps / run.tokens,
         "mean_drift": run.mean_drift,
         "trusted": run.trusted / run.tokens,
-        "pays": round(times.speed_up(run), 2) >= PAYS,  # as it is shown
+        "pays": round(run.speed_up(costs), 2) >= PAYS,  # as it is shown
     }
 
 

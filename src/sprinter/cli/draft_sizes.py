@@ -74,7 +74,6 @@ def command(
 
 def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> PassCosts:
     """Time the student's steps and the target's passes, as the engine runs them."""
-    from sprinter.decode.costs import PassCosts
     from sprinter.engine.pair import Pair as EnginePair
     from sprinter.models.pair import load_models
     from sprinter.theory.passes import measure_passes
@@ -85,8 +84,7 @@ def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> PassCosts:
     with tempfile.TemporaryDirectory() as folder:
         save_student(student, models.tokenizer, Path(folder), models.target.eos_ids)  # type: ignore[arg-type]
         draft = load_models(folder, tokenizer=models.tokenizer, dtype=dtype).target
-    times = measure_passes(EnginePair(replace(models, draft=draft)))
-    return PassCosts(tuple(times.target_s.items()), ((1, times.draft_s), (2, times.draft_s)))
+    return measure_passes(EnginePair(replace(models, draft=draft)))
 
 
 def _show(result: dict[str, Any]) -> None:

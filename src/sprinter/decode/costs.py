@@ -102,6 +102,11 @@ class PassCosts:
         return max(0.0, self.target_s(1 + _ROUND) / self.target_s(1) - 1) / _ROUND
 
     @property
+    def named(self) -> str:
+        """``step`` and ``token`` as parameters in a spec: those of ``optimal`` and ``auto``."""
+        return f"step={self.step:.2g}, token={self.token:.2g}"
+
+    @property
     def reads(self) -> str:
         """Costs of target passes over ``READS`` tokens in the same unit, as ``lookup`` takes them: 1.03x1.1x1.2x1.5."""
         costs = [1.0]

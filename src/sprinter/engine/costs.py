@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -68,39 +68,27 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any] | None) -> PassCos
     Raises:
         SprinterError: a model fails.
     """
-    return _once(pair, described, "", _read_costs, lambda: _measure(pair), ("target", "draft", "host"))
+    return _once(pair, described, "", lambda: _measure(pair))
 
 
 def kept_costs(pair: LoadedPair, described: Mapping[str, Any] | None) -> PassCosts | None:
     """``pass_costs`` if they are known; None: they would have to be measured."""
     name = _file(pair, described, "")
-    return None if name is None else _read(name, _read_costs)
-
-
-def _read_costs(kept: Mapping[str, Any]) -> PassCosts:
-    target, draft = (tuple((int(n), float(s)) for n, s in kept[name]) for name in ("target", "draft"))
-    round, step, learned = map(float, kept["host"])
-    return PassCosts(target, draft, host=(round, step, learned))
+    return None if name is None else _read(name)
 
 
 def shared_costs(pair: LoadedPair, described: Mapping[str, Any] | None, costs: PassCosts) -> PassCosts:
     """``costs`` with those of passes that rows share, measured and kept in the same way.
 
-    Without them where a model decodes one row at a time, and where they fail, as for want of memory: then rows are
+    Without them where a model decodes one row at a time, and where they fail, for example out of memory: then rows are
     taken to cost what so many tokens of one row do.
     """
     loaded = [one for one in (pair.target, pair.draft) if one is not None]
     if any(runner_kind(one.model)[0] == "crop" for one in loaded):
         return costs
-
-    def read(kept: Mapping[str, Any]) -> PassCosts:
-        return replace(costs, shared=tuple((int(n), float(p), float(q)) for n, p, q in kept["shared"]))
-
-    def measure() -> PassCosts:
-        return replace(costs, shared=_measure_shared(pair))
-
     try:
-        return _once(pair, described, "-rows", read, measure, ("shared",))
+        found = _once(pair, described, "-rows", lambda: replace(costs, shared=_measure_shared(pair)))
+        return replace(costs, shared=found.shared)
     except (SprinterError, MemoryError, RuntimeError) as error:  # torch: RuntimeError for memory of the host
         _LOG.warning("passes over several rows cannot be timed here: %s", error)
         return costs
@@ -110,16 +98,14 @@ def _once(
     pair: LoadedPair,
     described: Mapping[str, Any] | None,
     which: str,
-    read: Callable[[Mapping[str, Any]], PassCosts],
     measure: Callable[[], PassCosts],
-    parts: Sequence[str],
 ) -> PassCosts:
     """Costs that were kept, or are measured and kept now."""
     name = _file(pair, described, which)
-    if name is not None and (known := _read(name, read)) is not None:
+    if name is not None and (known := _read(name)) is not None:
         return known
     with _turn():
-        if name is not None and (known := _read(name, read)) is not None:
+        if name is not None and (known := _read(name)) is not None:
             return known
         _LOG.info(
             "measuring what forward passes%s of this pair cost here (once)", " of several rows" * bool(which)
@@ -127,7 +113,7 @@ def _once(
         disturbed = find_threads().disturbed
         costs = measure()
         if name is not None and not disturbed:  # else they are measured again next time
-            _keep(name, {part: getattr(costs, part) for part in parts})
+            _keep(name, costs)
     return costs
 
 
@@ -184,10 +170,10 @@ def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassC
     return replace(costs, draft=((1, one), (8, max(one, eight))), shared=rows)
 
 
-def _keep(name: str, parts: Mapping[str, Any]) -> None:
+def _keep(name: str, costs: PassCosts) -> None:
     """Write costs for later; where that fails they are measured again next time."""
     try:
-        write_kept(_FOLDER, name, json.dumps(parts))
+        write_kept(_FOLDER, name, json.dumps(asdict(costs)))
     except (OSError, UserError) as error:
         _LOG.warning("the costs of forward passes cannot be kept, and are measured each time: %s", error)
 
@@ -219,11 +205,11 @@ def _files(package: ModuleType) -> list[Path]:
     return sorted(Path(str(package.__file__)).parent.glob("*.py"))
 
 
-def _read(name: str, read: Callable[[Mapping[str, Any]], PassCosts]) -> PassCosts | None:
+def _read(name: str) -> PassCosts | None:
     """Costs that were kept; None: there are none, or they cannot be read or trusted."""
     try:
         text = read_kept(_FOLDER, name)
-        return None if text is None else read(json.loads(text))
+        return None if text is None else PassCosts.from_json(json.loads(text))
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 

@@ -18,7 +18,7 @@ from sprinter.decode.spec import Method, parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.theory.montecarlo import check_drift
-from sprinter.theory.passes import measure_passes
+from sprinter.theory.passes import time_passes
 from sprinter.theory.recording import Recording
 from sprinter.theory.replay import Replay, replay, unrecorded
 
@@ -181,10 +181,10 @@ def measure_costs(pair: Pair, *, context: int = 64, tokens: int = 8, repeats: in
     Raises:
         UserError: the pair has no draft.
     """
-    times = measure_passes(pair, context=context, longest=tokens, repeats=repeats)
-    one, several = times.target_s[1], times.target_s[tokens]
+    target, draft_s, gate_s = time_passes(pair, context, tokens, repeats)
+    one, several = target[1], target[tokens]
     token = max(0.0, (several - one) / (tokens - 1) / one)
-    return CostRatio((times.draft_s - times.gate_s) / one, times.gate_s / one, token)
+    return CostRatio((draft_s - gate_s) / one, gate_s / one, token)
 
 
 # --- the best parameters ---------------------------------------------------------------------------------------------

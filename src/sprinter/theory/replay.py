@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge
 from sprinter.decode.checks import at_least
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.decoding import Answer, LoopRequest
 from sprinter.decode.draft import (
     AskDraft,
@@ -90,6 +91,17 @@ class Replay:
     def mean_drift(self) -> float:
         """Mean TV(π, p) a token; NaN if the method's rule has none for single positions (a lossy ``ChainRule``)."""
         return self.drift / self.scored if self.scored else math.nan
+
+    def token_s(self, costs: PassCosts) -> float:
+        """Seconds of both models per new token."""
+        asked = (
+            self.target_calls * costs.target_s(self.read / self.target_calls) if self.target_calls else 0.0
+        )
+        return (self.draft_steps * costs.draft_s(1) + asked) / self.tokens
+
+    def speed_up(self, costs: PassCosts) -> float:
+        """Speed relative to plain decoding with the target."""
+        return costs.target_s(1) / self.token_s(costs)
 
     @property
     def mean_kl(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -15,9 +15,10 @@ from torch import Tensor
 from sprinter.bench.sample import Suite
 from sprinter.bench.suites import turn_prompt
 from sprinter.bench.suites.turns import TurnPrompt
+from sprinter.decode.costs import PassCosts
 from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling, overlap
-from sprinter.theory.passes import PassTimes, measure_passes
+from sprinter.theory.passes import measure_passes
 from sprinter.theory.recording import Passage, Recording, read_passages
 
 __all__ = ["PairProbe", "prompt_facts", "run_probe", "usable_prompts"]
@@ -34,11 +35,11 @@ class PairProbe:
 
     Attributes:
         recording: both models' laws along texts that the target wrote after the prompts.
-        times: seconds of forward passes, behind texts of the prompts' length.
+        costs: of forward passes, behind texts of the prompts' length.
     """
 
     recording: Recording
-    times: PassTimes
+    costs: PassCosts
 
     @property
     def some(self) -> Recording:
@@ -88,24 +89,25 @@ def run_probe(
         progress=lambda done, wanted: step("laws along texts", done, wanted),
     )  # fmt: skip
     lengths = [len(prompt.ids) for prompt in prompts]
-    times = measure_passes(
+    costs = measure_passes(
         pair, context=int(np.mean(lengths)) + new_tokens // 2, repeats=_REPEATS, sampling=sampling,
         progress=lambda done, wanted: step("times of forward passes", done, wanted),
     )  # fmt: skip
-    times = replace(times, target_s=_rising(times.target_s))
+    costs = replace(costs, target=_rising(costs.target))
     # The target drew every token from its processed law.
-    return PairProbe(replace(read, writer="target", new_tokens=new_tokens), times)
+    return PairProbe(replace(read, writer="target", new_tokens=new_tokens), costs)
 
 
-def _rising(times: Mapping[int, float]) -> dict[int, float]:
+def _rising(times: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
     """The nearest times that do not fall with the number of tokens (isotonic regression, pool adjacent violators)."""
     blocks: list[tuple[float, int]] = []  # mean, number of lengths
-    for _, seconds in sorted(times.items()):
+    for _, seconds in times:
         blocks.append((seconds, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
             (last, many), (before, some) = blocks.pop(), blocks.pop()
             blocks.append(((last * many + before * some) / (many + some), many + some))
-    return dict(zip(sorted(times), (mean for mean, count in blocks for _ in range(count)), strict=True))
+    means = (mean for mean, count in blocks for _ in range(count))
+    return tuple((tokens, mean) for (tokens, _), mean in zip(times, means, strict=True))
 
 
 def prompt_facts(recording: Recording, prompts: Sequence[TurnPrompt]) -> dict[str, Any]:

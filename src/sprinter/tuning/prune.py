@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
-from sprinter.theory.passes import PassTimes
 from sprinter.theory.recording import Recording
 from sprinter.theory.replay import replay
 from sprinter.tuning.candidates import PLAIN, Candidate, family
@@ -44,7 +44,7 @@ class Predicted:
 
 def replay_all(
     recording: Recording,
-    times: PassTimes,
+    costs: PassCosts,
     tried: Sequence[Candidate],
     *,
     seed: int,
@@ -62,7 +62,7 @@ def replay_all(
         run = replay(recording, parse_method(one.spec), seed=seed)
         if math.isfinite(run.mean_drift):
             kl = run.mean_kl if math.isfinite(run.mean_kl) else None
-            found.append(Predicted(one.spec, one.level, times.speed_up(run), run.mean_drift, kl))
+            found.append(Predicted(one.spec, one.level, run.speed_up(costs), run.mean_drift, kl))
         progress(done + 1, len(tried))
     return found
 

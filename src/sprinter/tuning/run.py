@@ -154,12 +154,13 @@ def _probe(
         pair, prompts, settings.sampling, settings.new_tokens, settings.seed,
         lambda stage, done, wanted: progress(done, wanted, stage), began + _TEXTS * time_s,
     )  # fmt: skip
-    times = probe.times
-    tried = candidates(probe.recording, times.optimal, settings.levels(probe.mean_tokens), times.auto)
+    costs = probe.costs
+    optimal, auto = f"optimal({costs.named})", f"{costs.named}, reads={costs.reads}"
+    tried = candidates(probe.recording, optimal, settings.levels(probe.mean_tokens), auto)
 
     def replayed(recording: Recording, some: Sequence[Candidate], stage: str) -> list[Predicted]:
         return replay_all(
-            recording, times, some, seed=settings.seed, until=began + _REPLAYS * time_s,
+            recording, costs, some, seed=settings.seed, until=began + _REPLAYS * time_s,
             progress=lambda done, wanted: progress(done, wanted, stage),
         )  # fmt: skip
 
@@ -170,7 +171,7 @@ def _probe(
         "predicted": [better.get(one.spec, one).to_dict() for one in first],
         "candidates": len(tried),
         "prompts": prompt_facts(probe.recording, prompts),
-        "costs": {"target_s": {str(n): s for n, s in times.target_s.items()}, "draft_s": times.draft_s},
+        "costs": {"target_s": {str(n): s for n, s in costs.target}, "draft_s": costs.draft_s(1)},
     }
     return _write(folder / _REPLAYED, known)
 
