@@ -176,7 +176,8 @@ class Method:
         own = {key: values.pop(key) for key in [*values] if key in params}
         kept = {key: value for key, value in self._beside(made).items() if key not in own}
         kept |= {"preset": self.preset, "paper": self.paper}
-        return replace(METHODS.get(self.preset)(**params | own), **kept | values)
+        again: Method = METHODS.get(self.preset)(**params | own)
+        return replace(again, **kept | values)
 
     def _check_parts(self) -> None:
         kinds: dict[str, type] = {
