@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-import sprinter
 from sprinter.engine.pair import Pair
-from sprinter.engine.record import cpu_name, drafting_record
+from sprinter.engine.record import cpu_name, drafting_record, model_facts, versions
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.kernels import parameter_count
-from sprinter.models.pair import LoadedModel
 
 __all__ = ["environment", "instruction_sets", "load_average", "pair_facts"]
 
@@ -47,9 +44,7 @@ def environment(repository: Path | None = None) -> dict[str, Any]:
         "cuda": torch.version.cuda if gpu else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "sprinter": sprinter.__version__,
+        **versions(),
         "commit": (commit := _line("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")),
         "dirty": commit and _dirty(folder),
     }
@@ -73,9 +68,9 @@ def load_average() -> float | None:
 
 def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
     """Name, hash of the weights, number of parameters and dtype of each model and head of the pair."""
-    facts = {"target": _model_facts(pair.models.target)}
+    facts = {"target": model_facts(pair.models.target)}
     if pair.models.draft is not None:
-        facts["draft"] = _model_facts(pair.models.draft)
+        facts["draft"] = model_facts(pair.models.draft)
     for kind, head in pair.heads.items():
         facts[kind] = {
             "sha256": weights_fingerprint(head),
@@ -93,20 +88,6 @@ def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
         contents = [sorted(pair.tokenizer.get_vocab().items()), pair.tokenizer.chat_template]
         facts["tokenizer"] = {"sha256": hashlib.sha256(json.dumps(contents).encode()).hexdigest()}
     return facts
-
-
-def _model_facts(model: LoadedModel) -> dict[str, Any]:
-    return {
-        "name": Path(model.id).name if Path(model.id).exists() else model.id,  # no local paths
-        "revision": model.revision,
-        **({} if model.compile is None else {"compile": model.compile}),
-        "sha256": weights_fingerprint(model.model),
-        "parameters": model.size,
-        "dtype": model.weights,
-        **({} if model.words is None else {"draft_vocabulary": model.words}),
-        "context": model.context,
-        "vocab_size": model.vocab_size,
-    }
 
 
 def _dirty(folder: Path) -> bool:

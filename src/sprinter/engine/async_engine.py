@@ -79,9 +79,7 @@ class AsyncEngine:
         at_least("max_waiting", max_waiting, 0)
         self._engine = Engine(pair, rows, policy, max_len, memory_bytes)
         self._scorer = Scorer(pair.models, self._engine.max_len)
-        self._worker = EngineWorker(
-            self._engine, rows, max_waiting, self._scorer, on_death, shared_queue, shared_rows
-        )
+        self._worker = EngineWorker(self._engine, rows, max_waiting, on_death, shared_queue, shared_rows)
         self._finalizer = weakref.finalize(self, self._worker.close)
 
     def __repr__(self) -> str:
@@ -173,8 +171,9 @@ class AsyncEngine:
             EngineError: the engine is closed or has failed, or there is no memory.
             SprinterError: the target's logits are not finite.
         """
-        done = await asyncio.wrap_future(self._worker.score(self._scorer.scoring(ids, top), owner))
-        return done.tokens
+        scoring = self._scorer.scoring(ids, top, owner)
+        self._worker.score(scoring)
+        return await asyncio.wrap_future(scoring.done)
 
     async def drain(self) -> None:
         """Take no more requests, and wait until all have ended."""

@@ -24,7 +24,7 @@ from sprinter.engine.tokens import text_ids
 from sprinter.errors import UserError, first_line
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["ChatMessage", "RenderedChat", "conversation", "render_chat"]
+__all__ = ["ChatMessage", "EncodedPrompt", "conversation", "render_chat"]
 
 ChatMessage = Mapping[str, Any]
 """One message: "role", "content" (text, or a list of text parts), and what else the chat template reads."""
@@ -41,20 +41,31 @@ _END = "\ue002"  # private use; it stands for the end of a message that is conti
 
 
 @dataclass(frozen=True, slots=True)
-class RenderedChat:
-    """A conversation as a prompt.
+class EncodedPrompt:
+    """A prompt as token ids.
 
     Attributes:
-        messages: the messages, contents as text.
-        text: the conversation as the chat template writes it.
-        ids: its token ids.
-        end_of_turn: id of the special token that the template writes after an assistant's message; None: there is none.
+        ids: token ids, at least one.
+        text: the prompt as text, a conversation as its chat template writes it; None: it was given as ids.
+        messages: the conversation, contents as text; None: the prompt was text or ids.
+        end_of_turn: id of the special token that the template writes after an assistant's message, where a text after
+            this prompt ends, besides EOS; None: there is none.
     """
 
-    messages: list[dict[str, Any]]
-    text: str
     ids: list[int]
-    end_of_turn: int | None
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    end_of_turn: int | None = None
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """``end_of_turn``, if there is one."""
+        return () if self.end_of_turn is None else (self.end_of_turn,)
+
+    @property
+    def continued(self) -> bool:
+        """Whether a text continues the prompt's; else it is a text by itself: the answer to a conversation."""
+        return not self.messages or self.messages[-1]["role"] == "assistant"
 
 
 def conversation(prompt: str | Sequence[ChatMessage], system: str | None = None) -> list[ChatMessage]:
@@ -79,7 +90,7 @@ def render_chat(
     template_kwargs: Mapping[str, Any] | None = None,
     *,
     longest: int | None = None,
-) -> RenderedChat:
+) -> EncodedPrompt:
     """Apply the chat template of a pair's tokenizer to a conversation.
 
     Args:
@@ -102,7 +113,7 @@ def render_chat(
     _check_end(talk)
     chat = _Chat(tokenizer, given)
     text, ids = chat.encode(talk, pair, longest)
-    return RenderedChat(talk, text, ids, chat.end_of_turn(talk))
+    return EncodedPrompt(ids, text, talk, chat.end_of_turn(talk))
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> str:

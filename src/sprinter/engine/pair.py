@@ -12,7 +12,7 @@ from sprinter.decode.method import Method
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.astream import AsyncStream, LazyStream
 from sprinter.engine.batch import generate_all, options_of_each
-from sprinter.engine.chat import ChatMessage, RenderedChat, render_chat
+from sprinter.engine.chat import ChatMessage, EncodedPrompt, render_chat
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.policy import Policy
@@ -325,7 +325,7 @@ class Pair:
 
     def render_chat(
         self, messages: Sequence[ChatMessage], chat_template_kwargs: Mapping[str, Any] | None = None
-    ) -> RenderedChat:
+    ) -> EncodedPrompt:
         """Apply the chat template to messages, as ``generate`` does: text, token ids, and the end of a turn.
 
         Args:

@@ -43,12 +43,10 @@ import torch
 from sprinter.decode.method import Method
 from sprinter.decode.spec import parse_method
 from sprinter.engine.options import GenerationOptions
-from sprinter.engine.record import cpu_name
+from sprinter.engine.record import cpu_name, model_facts
 from sprinter.errors import ProfileWarning, UserError
-from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.head import Head
-from sprinter.models.choose import runner_kind
-from sprinter.models.pair import LoadedModel, LoadedPair
+from sprinter.models.pair import LoadedPair
 
 __all__ = [
     "SCHEMA",
@@ -199,8 +197,9 @@ def read_profile(path: str | Path) -> Profile:
 
 
 def pair_identity(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:
-    """Names, fingerprints, dtypes and runners of a pair's models, and fingerprints of its heads; no local paths."""
-    found: dict[str, Any] = {"target": _model(models.target), "draft": models.draft and _model(models.draft)}
+    """``model_facts`` of a pair's models, and names and fingerprints of its heads."""
+    draft = models.draft and model_facts(models.draft)
+    found: dict[str, Any] = {"target": model_facts(models.target), "draft": draft}
     return found | {
         kind: {"name": head.id and Path(head.id).name, "sha256": head.fingerprint}
         for kind, head in heads.items()
@@ -281,17 +280,6 @@ class PromptWatch:
 
 def _warn(message: str) -> None:
     warnings.warn(message, ProfileWarning, stacklevel=2)
-
-
-def _model(model: LoadedModel) -> dict[str, Any]:
-    return {
-        "name": Path(model.id).name if Path(model.id).exists() else model.id,
-        "revision": model.revision,
-        "sha256": weights_fingerprint(model.model),
-        "dtype": model.weights,
-        **({} if model.words is None else {"draft_vocabulary": model.words}),
-        "runner": runner_kind(model.model)[0],
-    }
 
 
 def _name(facts: Mapping[str, Any] | None) -> str:

@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import index
 from typing import Any
 
 from transformers import BatchEncoding
 
-from sprinter.engine.chat import ChatMessage, render_chat
+from sprinter.engine.chat import ChatMessage, EncodedPrompt, render_chat
 from sprinter.engine.tokens import text_ids
 from sprinter.errors import UserError, refuse_long
 from sprinter.models.pair import LoadedPair
 
 __all__ = ["EncodedPrompt", "PromptInput", "PromptInputs", "encode", "encode_prompt", "is_several"]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt as token ids.
-
-    Attributes:
-        ids: token ids, at least one.
-        text: the prompt as text, a conversation as its chat template writes it; None: it was given as ids.
-        messages: the conversation; None: the prompt was text or ids.
-        ends: tokens that end a text after this prompt, besides EOS: the end of a turn.
-    """
-
-    ids: list[int]
-    text: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    ends: tuple[int, ...] = ()
-
-    @property
-    def continued(self) -> bool:
-        """Whether a text continues the prompt's; else it is a text by itself: the answer to a conversation."""
-        return not self.messages or self.messages[-1]["role"] == "assistant"
 
 
 PromptInput = str | Sequence[int] | Sequence[ChatMessage] | BatchEncoding | EncodedPrompt
@@ -127,9 +104,7 @@ def _encoded(
     if isinstance(prompt, Mapping):
         return EncodedPrompt(_from_tokenizer(prompt))
     if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping) for item in prompt):
-        rendered = render_chat(prompt, pair, chat, longest=longest)
-        ends = () if rendered.end_of_turn is None else (rendered.end_of_turn,)
-        return EncodedPrompt(rendered.ids, rendered.text, rendered.messages, ends)
+        return render_chat(prompt, pair, chat, longest=longest)
     return EncodedPrompt(_from_ids(prompt))
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from sprinter.fingerprint import ids_name
+from sprinter.fingerprint import ids_name, weights_fingerprint
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.models.choose import exactness, runner_kind
@@ -22,7 +22,7 @@ from sprinter.models.kernels import is_quantised, runs
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.version import __version__
 
-__all__ = ["cpu_name", "drafting_record", "fingerprints", "models_record", "versions"]
+__all__ = ["cpu_name", "drafting_record", "fingerprints", "model_facts", "models_record", "versions"]
 
 _READ = (".safetensors", ".bin", ".gguf", ".json", ".model", ".jinja")
 """Suffixes of the files that a model is loaded from."""
@@ -102,6 +102,22 @@ def _model(model: LoadedModel) -> dict[str, Any]:
         "compile": model.compile,
         **({"kernels": version("sprinter-kernels")} if _by_kernels(model.model) else {}),
         **_loading(model.model),
+    }
+
+
+def model_facts(model: LoadedModel) -> dict[str, Any]:
+    """What tells a model from others, wherever it lies: name, hash of the weights, size, dtype, runner; no path."""
+    return {
+        "name": Path(model.id).name if Path(model.id).exists() else model.id,
+        "revision": model.revision,
+        **({} if model.compile is None else {"compile": model.compile}),
+        "sha256": weights_fingerprint(model.model),
+        "parameters": model.size,
+        "dtype": model.weights,
+        **({} if model.words is None else {"draft_vocabulary": model.words}),
+        "context": model.context,
+        "vocab_size": model.vocab_size,
+        "runner": runner_kind(model.model)[0],
     }
 
 

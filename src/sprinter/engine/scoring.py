@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,16 +130,16 @@ class ScoredToken(NamedTuple):
 
 @dataclass(eq=False)
 class Scoring:
-    """A text that a ``Scorer`` scores, forward pass by forward pass.
+    """A text that is scored.
 
     Attributes:
-        tokens: at the end, one for each token of the text but the first.
+        passes: one step a forward pass; it returns one ``ScoredToken`` for each token of the text but the first.
+        owner: whose it is. done: what ``passes`` returns.
     """
 
-    ids: list[int]
-    top: int
-    tokens: list[ScoredToken] = field(default_factory=list)
-    steps: Generator[None, None, list[ScoredText]] | None = None
+    passes: Generator[None, None, list[ScoredToken]]
+    owner: str = ""
+    done: Future[list[ScoredToken]] = field(default_factory=Future)
 
 
 class Scorer:
@@ -154,8 +155,8 @@ class Scorer:
         self._max_len = min(max_len, models.target.context)
         self._runner: Runner | None = None
 
-    def scoring(self, ids: Sequence[int], top: int = 0) -> Scoring:
-        """A text to score.
+    def scoring(self, ids: Sequence[int], top: int = 0, owner: str = "") -> Scoring:
+        """A text to score. A text is finished before the passes of the next one are begun.
 
         Raises:
             UserError: an empty text, token ids out of range, a text that is too long.
@@ -165,34 +166,22 @@ class Scorer:
             raise ContextLengthError(
                 f"the text has {len(known)} tokens, and at most {self._max_len} can be scored: shorten it"
             )
-        return Scoring(known, min(top, self._models.vocab_size))
+        return Scoring(self._passes(known, min(top, self._models.vocab_size)), owner)
 
-    def advance(self, scoring: Scoring) -> bool:
-        """Run one forward pass; whether the text is finished. A text is finished before the next one is begun."""
-        if scoring.steps is None:
-            scoring.steps = self._begin(scoring)
-        try:
-            next(scoring.steps)
-        except StopIteration as end:
-            (found,) = end.value
-            scoring.tokens = _tokens(scoring.ids, found)
-            return True
-        except BaseException:
-            self._runner = None  # its row may hold NaN
-            raise
-        return False
-
-    def _begin(self, scoring: Scoring) -> Generator[None, None, list[ScoredText]]:
+    def _passes(self, ids: list[int], top: int) -> Generator[None, None, list[ScoredToken]]:
         model = self._models.target.model
         if self._runner is None:
             check_memory([model], 1, [self._max_len])
             self._runner = make_runner(model, batch=1, max_len=self._max_len)
-        self._runner.rewind([0])
-        text = (scoring.ids[:1], scoring.ids[1:])
-        return score_texts(self._runner, [text], self._models.vocab_size, scoring.top, self._chunk)
-
-
-def _tokens(ids: Sequence[int], found: ScoredText) -> list[ScoredToken]:
-    top = zip(found.top_ids.tolist(), found.top_logprobs.tolist(), strict=True)
-    best = [[TopToken(*one) for one in zip(names, values, strict=True)] for names, values in top]
-    return [ScoredToken(*one) for one in zip(ids[1:], found.logprobs.tolist(), best, strict=True)]
+        runner, self._runner = self._runner, None  # not kept if a pass fails: its row may hold NaN
+        runner.rewind([0])
+        steps = score_texts(runner, [(ids[:1], ids[1:])], self._models.vocab_size, top, self._chunk)
+        try:
+            (found,) = yield from steps
+        except GeneratorExit:  # cancelled
+            self._runner = runner
+            raise
+        self._runner = runner
+        best = zip(found.top_ids.tolist(), found.top_logprobs.tolist(), strict=True)
+        named = [[TopToken(*one) for one in zip(names, values, strict=True)] for names, values in best]
+        return [ScoredToken(*one) for one in zip(ids[1:], found.logprobs.tolist(), named, strict=True)]

@@ -23,7 +23,7 @@ from sprinter.engine.engine import Engine
 from sprinter.engine.fair_queue import FairQueue, Shares
 from sprinter.engine.generation import Generation
 from sprinter.engine.request import Request
-from sprinter.engine.scoring import Scorer, Scoring
+from sprinter.engine.scoring import ScoredToken, Scoring
 from sprinter.errors import (
     ClosedEngineError,
     DeadEngineError,
@@ -105,22 +105,12 @@ class AsyncRequest:
                 news.set_result(None)
 
 
-@dataclass(eq=False)
-class _QueuedScoring:
-    """A scoring, whose it is, and the future of its result."""
-
-    scoring: Scoring
-    owner: str
-    done: Future[Scoring] = field(default_factory=Future)
-
-
 class EngineWorker:
     """Owns an engine and a thread.
 
     Args:
         engine: nothing else may use it. rows: number of its rows.
         max_waiting: maximum number of requests that wait for rows.
-        scorer: computes log-probabilities of given texts.
         on_death: called in the engine's thread, with the error, if it stops with one.
         shared_queue, shared_rows: as in ``AsyncEngine``.
 
@@ -133,19 +123,18 @@ class EngineWorker:
         engine: Engine,
         rows: int,
         max_waiting: int,
-        scorer: Scorer,
         on_death: Callable[[BaseException], None] | None,
         shared_queue: bool = False,
         shared_rows: bool = False,
     ) -> None:
         self.engine, self.rows, self.max_waiting = engine, rows, max_waiting
         self.error: BaseException | None = None
-        self._scorer, self._on_death = scorer, on_death
+        self._on_death = on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._line: FairQueue[AsyncRequest] = FairQueue()
         self._live: dict[int, AsyncRequest] = {}  # the order of admission
-        self._scorings: FairQueue[_QueuedScoring] = FairQueue()
-        self._scored: _QueuedScoring | None = None  # the one that is under way
+        self._scorings: FairQueue[Scoring] = FairQueue()
+        self._scored: Scoring | None = None  # the one that is under way
         self._lock, self._open = RLock(), 0  # a finalizer may close the engine in this thread too
         # those with rows included
         self._places: dict[type, Shares] = {
@@ -193,18 +182,16 @@ class EngineWorker:
             self._open += 1
             self._calls.put(lambda: self._line.put(request.owner, request))
 
-    def score(self, scoring: Scoring, owner: str = "") -> Future[Scoring]:
+    def score(self, scoring: Scoring) -> None:
         """Run a scoring, a chunk per step of the engine; a cancelled future ends it.
 
         Raises:
             EngineError: it is not taken.
         """
-        one = _QueuedScoring(scoring, owner)
         with self._lock:
             self._check_open()
-            self._take_place(Scoring, owner)
-            self._calls.put(lambda: self._scorings.put(owner, one))
-        return one.done
+            self._take_place(Scoring, scoring.owner)
+            self._calls.put(lambda: self._scorings.put(scoring.owner, scoring))
 
     def _take_place(self, kind: type, owner: str) -> None:
         """Take one of the places of requests or of scorings.
@@ -311,16 +298,20 @@ class EngineWorker:
     def _score(self) -> None:
         """Run a chunk of the scoring that is under way, or of the next one."""
         one = self._scored = self._scored or self._scorings.pop()
-        failed: Exception | None = None
+        done: list[ScoredToken] | Exception | None = None
         try:
-            finished = one.done.cancelled() or self._scorer.advance(one.scoring)
+            if not one.done.cancelled():
+                next(one.passes)
+                return
+            one.passes.close()
+        except StopIteration as end:
+            done = end.value
         except Exception as error:
-            finished, failed = True, _told(error)
-        if finished:
-            self._scored = None
-            self._leave_place(Scoring, one.owner)
-            _finish(one.done, one.scoring, failed)
-            self._check_drained()
+            done = _told(error)
+        self._scored = None
+        self._leave_place(Scoring, one.owner)
+        _finish(one, done)
+        self._check_drained()
 
     def _cancel(self, request: AsyncRequest) -> None:
         if request.ended is not None:
@@ -365,16 +356,16 @@ class EngineWorker:
             self._end(request, request.task.generation(), reason)
         while self._scored or self._scorings:
             one, self._scored = self._scored or self._scorings.pop(), None
-            _finish(one.done, one.scoring, reason)
+            _finish(one, reason)
         self._check_drained()
 
 
-def _finish(done: Future[Scoring], scoring: Scoring, error: Exception | None) -> None:
+def _finish(scoring: Scoring, done: list[ScoredToken] | Exception | None) -> None:
     with suppress(InvalidStateError):  # its caller has cancelled it
-        if error is None:
-            done.set_result(scoring)
+        if isinstance(done, Exception):
+            scoring.done.set_exception(done)
         else:
-            done.set_exception(error)
+            scoring.done.set_result(done or [])
 
 
 def _told(error: Exception) -> Exception:
