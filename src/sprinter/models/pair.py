@@ -38,7 +38,8 @@ from sprinter.models.tokenizers import common_tokenizer
 from sprinter.models.vocabulary import Vocabulary, check_rows
 
 __all__ = [
-    "LoadedModel", "LoadedPair", "builtin_heads", "builtin_paths", "check_request", "load_models",
+    "LoadedModel", "LoadedPair", "builtin_heads", "builtin_paths", "check_request", "in_memory",
+    "load_models",
 ]  # fmt: skip
 
 _log = logging.getLogger("sprinter")
@@ -308,6 +309,23 @@ def _load(
         None if model is origin.at else time.perf_counter() - begun,
         quantised,
     )  # fmt: skip
+
+
+def in_memory(model: PreTrainedModel, which: str, eos_ids: tuple[int, ...]) -> LoadedModel:
+    """A model in memory as it is, in evaluation mode and without a tokenizer.
+
+    Args:
+        which: "target" or "draft", for messages.
+        eos_ids: token ids that end a text.
+
+    Raises:
+        UserError: a model that cannot be served.
+    """
+    name = model.name_or_path or type(model).__name__
+    check_config(model.config, f"the {which} {name}", type(model))
+    vocab_size, hidden_size = head_sizes(model)
+    context = _served(model, which, name, _context(model.config.get_text_config(decoder=True)))
+    return LoadedModel(model, name, None, context, vocab_size, hidden_size, eos_ids, None)
 
 
 def _checkpoint(

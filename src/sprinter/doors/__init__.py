@@ -1,0 +1,1 @@
+"""Doors: Sprinter's methods inside engines and tools that others keep. Each module imports its tool alone."""
