@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tests.models.gguf_files import NO_GGUF, converted, saved_llama
 from tests.models.refused import refusal
 from tests.models.tiny import VOCAB, fresh, padded_gpt2, save, word_tokenizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -114,23 +115,57 @@ def test_a_model_that_no_runner_serves_is_refused_when_it_is_loaded(monkeypatch:
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
 
+class _Lora(nn.Linear):
+    """A layer of PEFT's: what it adds to a linear layer is active."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 1.5
+
+
+class _Wrapped(nn.Module):
+    """A ``PeftModel`` around a model."""
+
+    def __init__(self, model: PreTrainedModel, is_prompt_learning: bool) -> None:
+        super().__init__()
+        self.model, self.active_peft_config = model, SimpleNamespace(is_prompt_learning=is_prompt_learning)
+
+    def get_base_model(self) -> PreTrainedModel:
+        return self.model
+
+
+for _kind, _module in ((_Lora, "peft.tuners.lora.layer"), (_Wrapped, "peft.peft_model")):
+    _kind.__module__ = _module
+
+
 def _adapted() -> PreTrainedModel:
-    """A model with a module of PEFT's in it."""
     model = fresh("llama")
-    layer = type("LoraLinear", (nn.Linear,), {"__module__": "peft.tuners.lora.layer"})
-    model.model.layers[0].mlp.up_proj = layer(32, 48, bias=False)
+    layer = _Lora(32, 48, bias=False)
+    layer.weight = model.model.layers[0].mlp.up_proj.weight
+    model.model.layers[0].mlp.up_proj = layer
     return model
 
 
-def test_models_with_adapters_are_refused() -> None:
-    wrapper = type("PeftModelForCausalLM", (nn.Module,), {"__module__": "peft.peft_model"})
-    for model in (_adapted(), wrapper()):
-        line = refusal(model, tokenizer=word_tokenizer())
-        assert f"the target ({type(model).__name__}) holds PEFT adapters" in line
-        assert "give what merge_and_unload() of its PeftModel returns" in line
-    assert "the draft (LlamaForCausalLM) holds" in refusal(
-        fresh("gpt2"), _adapted(), tokenizer=word_tokenizer()
+def test_active_adapters_are_decoded_with() -> None:
+    model = _adapted()
+    ids = torch.tensor([[3, 4, 5]])
+    given = {"do_sample": False, "max_new_tokens": 8, "attention_mask": torch.ones_like(ids)}
+    wanted = model.generate(ids, **given)[0, 3:].tolist()
+    assert wanted != fresh("llama").generate(ids, **given)[0, 3:].tolist()
+    for target in (model, _Wrapped(model, False)):
+        pair = sprinter.load_pair(target, fresh("llama"), tokenizer=word_tokenizer())
+        out = pair.generate([3, 4, 5], method="speculative(gamma=3)", max_new_tokens=8, temperature=0)
+        assert [token.id for token in out.tokens] == wanted
+
+
+def test_weights_elsewhere_are_refused() -> None:
+    assert "has weights that are not in memory" in refusal(
+        fresh("llama").to("meta"), tokenizer=word_tokenizer()
     )
+
+
+def test_learned_prompts_are_refused() -> None:
+    line = refusal(_Wrapped(fresh("llama"), True), tokenizer=word_tokenizer())
+    assert line.startswith("the target (_Wrapped) puts learned vectors before each prompt")
 
 
 @pytest.mark.parametrize("base", [True, False])

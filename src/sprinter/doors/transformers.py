@@ -12,28 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import (
+from transformers import (
     EosTokenCriteria,
-    GenerateDecoderOnlyOutput,
+    GenerationConfig,
     LogitNormalization,
+    LogitsProcessorList,
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
+    PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    StoppingCriteriaList,
     StopStringCriteria,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from sprinter.decode.draft import Token
 from sprinter.engine.engine import Engine
@@ -128,7 +131,7 @@ def generate(
     sequences = _padded(input_ids, texts, generation_config.pad_token_id, ends)
     if not generation_config.return_dict_in_generate:
         return sequences
-    return SprinterOutput(sequences=sequences, generations=texts)
+    return SprinterOutput(sequences=cast(Any, sequences), generations=texts)
 
 
 def hub_generate(model: PreTrainedModel, inputs: Tensor | None = None, **arguments: Any) -> Any:

@@ -114,12 +114,14 @@ def find(source: Source, which: str, revision: str | None = None) -> Provenance:
             f"the {which} is a model that torch.compile made, whose passes cannot be captured: give the model itself, "
             "and compile=True"
         )
-    if isinstance(source, nn.Module) and _has_adapters(source):
-        raise UserError(
-            f"the {which} ({type(source).__name__}) holds PEFT adapters, which are served only once they are merged: "
-            "give what merge_and_unload() of its PeftModel returns"
-        )
+    if isinstance(source, nn.Module):
+        source = _adapted(source, which)
     if isinstance(source, PreTrainedModel):
+        if any(weight.is_meta for weight in source.parameters()):
+            raise UserError(
+                f"the {which} ({type(source).__name__}) has weights that are not in memory (offloaded by accelerate, or "
+                "not loaded): load it with a device_map that fits, or smaller, for example dtype='int8'"
+            )
         return Provenance(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
     if isinstance(source, ServedModel):
         return Provenance(source, source.name, revision)
@@ -207,8 +209,17 @@ def _plain(name: str) -> str:
     return re.sub(r"[-._]+", "-", name.lower())
 
 
-def _has_adapters(model: nn.Module) -> bool:
-    return any(type(part).__module__.partition(".")[0] == "peft" for part in model.modules())
+def _adapted(model: nn.Module, which: str) -> Any:
+    """The model inside a ``PeftModel``, whose active adapters are layers of it; any other model as it is."""
+    if type(model).__module__.partition(".")[0] != "peft":
+        return model
+    wrapper: Any = model
+    if wrapper.active_peft_config.is_prompt_learning:
+        raise UserError(
+            f"the {which} ({type(model).__name__}) puts learned vectors before each prompt, which are no tokens that a "
+            "draft could read too: give a model with adapters in its layers, such as LoRA's"
+        )
+    return wrapper.get_base_model()
 
 
 def _folder_of(model: PreTrainedModel) -> Path:
