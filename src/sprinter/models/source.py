@@ -117,11 +117,6 @@ def find(source: Source, which: str, revision: str | None = None) -> Provenance:
     if isinstance(source, nn.Module):
         source = _adapted(source, which)
     if isinstance(source, PreTrainedModel):
-        if any(weight.is_meta for weight in source.parameters()):
-            raise UserError(
-                f"the {which} ({type(source).__name__}) has weights that are not in memory (offloaded by accelerate, or "
-                "not loaded): load it with a device_map that fits, or smaller, for example dtype='int8'"
-            )
         return Provenance(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
     if isinstance(source, ServedModel):
         return Provenance(source, source.name, revision)
