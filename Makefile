@@ -7,14 +7,15 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
-TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH  := $(patsubst torch==%,%,$(filter torch==%,$(shell cat constraints.txt)))
 STAMP  := $(VENV)/.sprinter-installed
 # A worker a core, four at most (each loads torch); a file's tests stay together, so that they share what they set up.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 # A second environment for tests of what users run beside: llama.cpp, real models, a browser. It outlives the clone and is
 # kept by the versions it holds; llama.cpp is built once.
 ENVS     := $(or $(SPRINTER_ENVS),$(HOME)/.cache/sprinter-envs)
-USERS    := $(ENVS)/users-$(shell { cat constraints.txt; sed -n '/optional-dependencies/,/project.scripts/p' pyproject.toml; } | sha256sum | cut -c 1-12)
+LLAMA    := $(filter "llama-cpp-python%,$(shell cat pyproject.toml))
+USERS    := $(ENVS)/users-$(shell echo '$(LLAMA)' | cat constraints.txt - | sha256sum | cut -c 1-12)
 # Real models, for tests marked `real` (tests/real.py): where they are, and a script that fetches them, if it is at hand.
 MODELS   := $(or $(SPRINTER_MODELS),$(HOME)/.cache/sprinter-models)
 FETCH    := ../shared/models/fetch.sh

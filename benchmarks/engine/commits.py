@@ -1,9 +1,11 @@
 """This checkout against another one: the same texts, in turn, by a process of each, alone and in batches.
 
-    python benchmarks/engine/commits.py [--other DIR] [--pairs builtin qwen] [--rows 1 16 64] [--repeats 8]
+    python benchmarks/engine/commits.py [--other DIR] [--pairs builtin qwen opt] [--rows 1 16 64] [--repeats 8]
 
-DIR is a clean checkout of an older commit (``git worktree add DIR COMMIT``). Host time is what a token takes outside of
-forward passes: the loop, laws, draws, rules and scheduling. Tokens are compared too: greedy texts must be the same.
+A pair is named alone, with all its arms, or with one: "qwen, eager". The pair "opt" has 100 M and 15 M random weights
+and is of a family that the kernels do not know. DIR is a clean checkout of an older commit (``git worktree add DIR
+COMMIT``). Host time is what a token takes outside of forward passes: the loop, laws, draws, rules and scheduling.
+Tokens are compared too: greedy texts must be the same.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 NAME = "engine/commits"
 METHODS = ("autoregressive", "speculative(gamma=4)")
-LOADS: dict[str, dict[str, Any]] = {
+ARMS: dict[str, dict[str, Any]] = {
     "builtin, eager": {"compile": False},
     "builtin, kernels": {"compile": True},
-    "qwen, kernels": {"target": "files of benchmarks.real.arms"},
+    "qwen, kernels": {},
+    "qwen, eager": {"runner": "torch", "dtype": "float32", "compile": False},
+    "opt, eager": {"compile": False},
 }
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,6 +79,27 @@ class Checkout:
         return found
 
 
+def opt_pair() -> dict[str, str]:
+    """Two OPT models with random weights, and the built-in pair's tokenizer, in a folder that goes at the end."""
+    from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM, set_seed
+
+    from benchmarks.smoke import scratch, sized
+    from sprinter.models.pair import builtin_paths
+
+    speaker, made = AutoTokenizer.from_pretrained(builtin_paths()["target"]), {}
+    for name, layers, width in (("target", 14, sized(768, 64)), ("draft", 2, sized(768, 64))):
+        set_seed(0)  # both begin with the same embedding, so that some drafts are accepted
+        model = OPTForCausalLM(OPTConfig(
+            vocab_size=len(speaker), hidden_size=width, ffn_dim=4 * width, num_hidden_layers=layers,
+            num_attention_heads=width // 64, max_position_embeddings=1024, word_embed_proj_dim=width,
+            pad_token_id=speaker.eos_token_id, bos_token_id=None, eos_token_id=speaker.eos_token_id,
+        ))  # fmt: skip
+        made[name] = str(scratch(f"opt-{name}"))
+        model.save_pretrained(made[name])
+        speaker.save_pretrained(made[name])
+    return made
+
+
 def main() -> None:
     from benchmarks.common import cells, grid, note_run, option_parser, write_results
     from benchmarks.real.arms import DRAFT, TARGET
@@ -85,7 +110,7 @@ def main() -> None:
     parser.add_argument(
         "--other", type=Path, default=ROOT, help="a checkout of another commit; this one: the noise"
     )
-    parser.add_argument("--pairs", nargs="+", default=sized(["builtin", "qwen"], ["builtin"]))
+    parser.add_argument("--pairs", nargs="+", default=sized(["builtin", "qwen"], ["builtin, eager", "opt"]))
     parser.add_argument("--rows", nargs="+", type=int, default=sized([1, 16, 64], [2]))
     parser.add_argument("--repeats", type=int, default=sized(8, 1))
     options = parser.parse_args()
@@ -95,15 +120,21 @@ def main() -> None:
     )
     here, other = Checkout(ROOT), Checkout(options.other)
     rows_of_table: list[dict[str, Any]] = []
-    for name, load in LOADS.items():
-        if name.partition(",")[0] not in options.pairs:
+    models: dict[str, Any] = {
+        "builtin": dict,
+        "qwen": lambda: {"target": TARGET, "draft": DRAFT},
+        "opt": opt_pair,
+    }
+    for name, load in ARMS.items():
+        which = name.partition(",")[0]
+        if which not in options.pairs and name not in options.pairs:
             continue
-        real = {"target": TARGET, "draft": DRAFT} if "target" in load else load
+        load = {**models[which](), **load}
         for one in (here, other):
-            one.ask(load=real)
-        for rows in options.rows if "target" not in load else [n for n in options.rows if n <= 16]:
+            one.ask(load=load)
+        for rows in options.rows:
             prompts = [f"Chapter {i}: the river rises in the mountains and" for i in range(rows)]
-            tokens = 4 if SMOKE else 64 if "target" not in load else 32
+            tokens = 4 if SMOKE else 64 if which == "builtin" else 32 if rows <= 16 else 16
             for method in METHODS:
                 asked = {
                     "prompts": prompts,
@@ -116,19 +147,19 @@ def main() -> None:
                 host, counts, same = {"here": 0.0, "other": 0.0}, {"here": 0, "other": 0}, True
                 for repeat in range(options.repeats + 1):
                     both = (("here", here), ("other", other))
-                    made = {which: one.ask(**asked) for which, one in (both if repeat % 2 else both[::-1])}
+                    made = {side: one.ask(**asked) for side, one in (both if repeat % 2 else both[::-1])}
                     if not repeat:
                         continue  # warms up
                     same &= made["here"]["ids"] == made["other"]["ids"]
-                    for which, found in made.items():
-                        seconds[which].append(found["seconds"])
-                        host[which] += found["host"]
-                        counts[which] += sum(map(len, found["ids"]))
+                    for side, found in made.items():
+                        seconds[side].append(found["seconds"])
+                        host[side] += found["host"]
+                        counts[side] += sum(map(len, found["ids"]))
                 ratio = ratio_of_sums(seconds["other"], seconds["here"])
                 rows_of_table.append({
                     "pair": name, "rows": rows, "method": method, "same": same, "seconds": seconds,
                     "tokens_per_s": counts["here"] / sum(seconds["here"]), "ratio": ratio,
-                    "host_us": {which: 1e6 * host[which] / counts[which] for which in host},
+                    "host_us": {side: 1e6 * host[side] / counts[side] for side in host},
                 })  # fmt: skip
                 print(json.dumps({k: v for k, v in rows_of_table[-1].items() if k != "seconds"}), flush=True)
     head = "pair | rows | method | tokens/s | ÷ the other | host, µs a token | the other's | same texts"
