@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +24,7 @@ from sprinter.decode.enumerate import ChainDriver
 from sprinter.decode.grow import grow_from
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.sequence import Tree
-from sprinter.laws import entropy, overlap, tv_distance
+from sprinter.laws import overlap, tv_distance
 from sprinter.plots import COLOURS
 from sprinter.random import AddressedDraws
 
@@ -131,7 +132,7 @@ def follow(spec: str, length: int, seed: int = 0) -> Followed:
         sequence, answer = request.sequence, driver.answer(request)
         if isinstance(request, AskDraft) and isinstance(answer, Draft):
             out.drafted.setdefault(sequence.round, []).extend(answer.tokens)
-            row = {name: float(values[0]) for name, values in answer.signals.items()}
+            row = {name: float(values[0]) for name, values in answer.signals.items() if len(values)}
             row["uniform"] = draws.uniform(sequence.round, len(sequence), Purpose.TRUST)
             out.signals.setdefault(sequence.round, []).append(row)
         try:
@@ -309,15 +310,18 @@ def staying(rule: Any, n: int) -> Tensor:
     return torch.stack(ends).flip(-1).cumsum(-1).flip(-1)[:, 1:]
 
 
-ByLength = tuple[str, str, str, str, list[Tensor]]
-"""Label, colour, line, mark, and ``staying`` by the draft's length."""
+@cache
+def by_length(rules: tuple[tuple[str, Any], ...]) -> list[tuple[str, str, str, str, list[Tensor]]]:
+    """Label, colour, line and mark of each rule, and ``staying`` by the draft's length."""
+    looks = zip(rules, (GREEN, GREY, PURPLE), ("-", "--", ":"), "os^", strict=False)
+    return [(name, c, ls, m, [staying(rule, n) for n in LENGTHS]) for (name, rule), c, ls, m in looks]
 
 
-def kept_by_length(lines: Callable[[], list[ByLength]]) -> Panel:
-    """Draft tokens kept a round against the draft's length."""
+def kept_by_length(rules: Mapping[str, Any]) -> Panel:
+    """Draft tokens kept a round against the draft's length, at most three rules."""
 
     def draw(ax: Axes) -> None:
-        for label, color, line, mark, stays in lines():
+        for label, color, line, mark, stays in by_length(tuple(rules.items())):
             kept = [float(one.sum(-1).mean()) for one in stays]
             ax.plot(LENGTHS, kept, line, marker=mark, color=color, ms=4, label=label)
         y = "draft tokens kept a round"
@@ -326,20 +330,15 @@ def kept_by_length(lines: Callable[[], list[ByLength]]) -> Panel:
     return draw
 
 
-def judged_chains(rules: dict[str, Any], chain: int) -> Drawing:
+def judged_chains(rules: Mapping[str, Any], chain: int) -> Drawing:
     """One draft on the left; draft tokens kept a round against the draft's length on the right."""
 
-    @cache
-    def lines() -> list[ByLength]:
-        looks = zip(rules.items(), (GREEN, GREY, PURPLE), ("-", "--", ":"), "os^", strict=False)
-        return [(name, c, ls, m, [staying(rule, n) for n in LENGTHS]) for (name, rule), c, ls, m in looks]
-
     def one_draft(ax: Axes) -> None:
-        for label, color, line, mark, stays in lines():
+        for label, color, line, mark, stays in by_length(tuple(rules.items())):
             ax.plot(LENGTHS, stays[-1][chain], line, marker=mark, color=color, ms=4, label=label)
         said(ax, "One draft of 8 tokens", "k", "chance that k tokens stay, or more", "best", ylim=(0, 1.03))
 
-    return panels(one_draft, kept_by_length(lines))
+    return panels(one_draft, kept_by_length(rules))
 
 
 class Listening(AddressedDraws):
@@ -364,36 +363,29 @@ def several_round(name: str, drafts: int, round: int, pair: Pair) -> tuple[Tree,
     return tree, ACCEPT.get(name)().judge(TargetCall(tree, p, None, draws, round, 1)), draws.tried
 
 
-def several(name: str) -> Panel:
-    """A round of a rule for several drafts: every candidate that was tried carries its chance."""
-
-    def draw(ax: Axes) -> set[str]:
-        tree, verdict, tried = several_round(name, 3, 1067, Pair(4, seed=5, noise=2.0))
-        path = [tree.tokens[node] for node in verdict.path]
-        for row, chain in enumerate(tree.chains()):
-            for depth, x in enumerate(chain.tokens):
-                shared = depth < verdict.accepted and list(chain.tokens[: depth + 1]) == path[: depth + 1]
-                chance, kept = tried.get((row, depth), (None, shared and name != "batch"))
-                kind = "accepted" if kept else "dropped" if chance is None else "refused"
-                box(ax, depth + 1, row + 1, x, kind, 0.5, 0.5)
-                told = "" if chance is None else f"{chance:.2f}"
-                ax.text(depth + 1, row + 1.3, told, ha="center", va="top", fontsize=7, color="#555555")
-        kind = "bonus" if verdict.accepted == 4 else "replacement"
-        box(ax, verdict.accepted + 1, 4.15, verdict.token, kind, 0.5, 0.5)
-        said(ax, f"{name}: one round of M = 3 drafts, γ = 4", y="draft", xlim=(0.5, 5.5), ylim=(4.6, 0.55))
-        ax.set_yticks([1, 2, 3, 4.15], ["1", "2", "3", "target"])
-        ax.set(xlabel="depth (below a token that was tried: its chance)", xticks=range(1, 5))
-        return {"accepted", "refused", "dropped", "replacement"}
-
-    return draw
-
-
 # --- trees ------------------------------------------------------------------------------------------------------------
-def judged(rule: Judge, drafter: Drafter, depth: int, seed: int, start: int = 0) -> tuple[Tree, Verdict, Any]:
-    """One tree on a pair of random laws, its verdict, and each node's q at its parent."""
-    pair, text, draws = Pair(12, seed=5), (start, seed), AddressedDraws(seed)
+FOREST = Pair(12, seed=5)
+"""The laws that trees grow on."""
+
+
+def judged(
+    rule: Judge, drafter: Drafter, depth: int, seed: int, start: int = 0, blind: bool = False
+) -> tuple[Tree, Verdict, Any]:
+    """One tree on random laws, its verdict, and each node's q at its parent.
+
+    Args:
+        blind: the drafter has the mean law after all paths of a node's length, as a head that sees no path.
+    """
+    pair, text, draws = FOREST, (start, seed), AddressedDraws(seed)
+
+    def mean(depth: int, path: tuple[int, ...] = ()) -> Tensor:
+        own = pair.q((*text, *path))
+        after = [p * mean(depth - 1, (*path, x)) for x, p in enumerate(own)] if depth else []
+        return torch.stack(after).sum(0) if depth else own
+
     growth = drafter.growth(Root(draws, 1, len(text), depth))
-    paths = grow_from(growth, lambda path: pair.q((*text, *path)))
+    means = [mean(d) for d in range(depth)] if blind else []
+    paths = grow_from(growth, lambda path: means[len(path)] if blind else pair.q((*text, *path)))
     kept = growth.kept()
     tree, _ = growth.finish()
     p = torch.stack([pair.p((*text, *paths[node])) for node in (-1, *kept)])
@@ -436,12 +428,16 @@ def tree(drafter: Drafter, rule: Judge, depth: int, seed: int, title: str) -> Pa
     return draw
 
 
-def sizes(*lines: tuple[str, Judge, list[Drafter], str, str]) -> Panel:
-    """Accepted tokens a round against the size of the tree: label, rule, drafters, colour, mark."""
+def sizes(*lines: tuple[Any, ...]) -> Panel:
+    """Accepted tokens a round against the size of the tree: label, rule, drafters, colour, mark, and True where the
+    drafter's laws do not see the path."""
 
     def draw(ax: Axes) -> None:
-        for label, rule, drafters, color, mark in lines:
-            made = [[judged(rule, one, one.levels or 3, seed, 1) for seed in range(300)] for one in drafters]
+        for label, rule, drafters, color, mark, *blind in lines:
+            made = [
+                [judged(rule, one, one.levels or 3, seed, 1, bool(blind)) for seed in range(300)]
+                for one in drafters
+            ]
             nodes = [sum(len(grown.tokens) for grown, *_ in rounds) / 300 for rounds in made]
             kept = [sum(verdict.accepted for _, verdict, _ in rounds) / 300 for rounds in made]
             ax.plot(nodes, kept, marker=mark, color=color, ms=4, label=label)
@@ -452,32 +448,34 @@ def sizes(*lines: tuple[str, Judge, list[Drafter], str, str]) -> Panel:
 
 
 # --- stop, trust ------------------------------------------------------------------------------------------------------
-def certainty(ax: Axes, rule: Any, signal: str, label: str, title: str) -> None:
-    """A signal of the draft against what the target would keep; filled: the rule drafts on, hollow: it stops."""
-    p, q = law_pairs(220)
-    x = torch.multinomial(q, 1, generator=torch.Generator().manual_seed(5))
-    values = {"entropy": entropy(q), "max_prob": q.amax(-1), "token_prob": q.gather(-1, x).squeeze(-1)}
-    values |= {f"{name}_processed": value for name, value in values.items()}
-    keeps, per_token = accept("exact").keep(p, q), signal == "token_prob"
-    truth = keeps.gather(-1, x).squeeze(-1) if per_token else (q * keeps).sum(-1)
-    stop, _ = rule.stop({**values, "drafted": torch.ones(len(p))}, rule.start())
-    dots(ax, zip(values[signal].tolist(), truth.tolist(), (~stop).tolist(), strict=True))
-    y = "chance that the target keeps x" if per_token else "β = Σ min(p, q)"
-    said(ax, title, label, y, ylim=(0, 1.03))
+COUNTS = (1, 2, 3, 4, 5, 6, 8, 10)
+"""Draft lengths of ``speculative``, with which other stop rules are compared."""
 
 
-def dots(ax: Axes, points: Any) -> None:
-    """(x, y, whether the rule drafts on): filled where it does, hollow where it stops."""
-    points = list(points)
-    for goes_on, color, fill, label in ((True, GREEN, "full", "drafts on"), (False, RED, "none", "stops")):
-        xs, ys = zip(*[(x, y) for x, y, on in points if on is goes_on], strict=True)
-        ax.plot(xs, ys, "o", color=color, ms=3.2, fillstyle=fill, label=label)
+def steps(form: str, values: Sequence[float]) -> Panel:
+    """The plane of draft steps and target calls: a method as a parameter varies, and fixed lengths."""
+
+    def draw(ax: Axes) -> None:
+        fixed = {"speculative(gamma={})": (COUNTS, GREY, "--s")}
+        for one, (dial, color, line) in {**fixed, form: (values, GREEN, "-o")}.items():
+            spots = [dialled(one.format(value))[:2] for value in dial]
+            label = "fixed lengths 1 to 10" if color == GREY else re.sub(r"=\{.*", "", one.rpartition("(")[2])
+            ax.plot(*zip(*spots, strict=True), line, color=color, ms=4, label=label)
+            for value, spot in zip(dial, spots, strict=True):
+                if color == GREEN and value in (dial[0], dial[-1]):
+                    ax.annotate(f"{value:g}", spot, (5, 4), textcoords="offset points", fontsize=8)
+        y = "target calls a token"
+        said(ax, "Drafting against calls, random laws", "draft steps a token", y, "best", ylim=(0, None))
+
+    return draw
 
 
-def stopping(spec: str, panel: Callable[[Axes, Any], None], seed: int = 0) -> Drawing:
-    """Left: a panel of the stop rule's own. Right: rounds of the method."""
-    own = lambda ax: panel(ax, parse_method(spec).stop)  # noqa: E731
-    return panels(own, rounds(spec, spec, 8, seed), height=3.5, side="right")
+def stopping(form: str, value: float, *others: float, seed: int = 0) -> Drawing:
+    """Left: what the rule's parameter trades. Right: rounds of the method at ``value``."""
+    spec = form.format(value)
+    return panels(
+        steps(form, sorted((value, *others))), rounds(spec, spec, 8, seed), height=3.5, side="right"
+    )
 
 
 @cache

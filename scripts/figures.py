@@ -28,12 +28,11 @@ from PIL import Image
 from torch import Tensor
 
 import figure_kinds as pic
-import figure_panels as own
 from figure_kinds import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, Curve, accept, example, panels, trade
 from sprinter import decode
 from sprinter.decode.accept import Diversed, Harmless
 from sprinter.decode.draft import Control
-from sprinter.laws import tv_distance
+from sprinter.laws import kl_divergence, tv_distance
 from sprinter.plots import STYLE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +89,7 @@ def trusting(spec: str, signal: str = "", level: float = 0.0, *more: str) -> pic
         axes[2].set_xlabel("token of the text")
         pic.legend_of(fig, kinds, side="left" if signal else "")
         if signal:
-            own.dials(*more)(fig.add_subplot(grid[:, 1]))
+            dials(*more)(fig.add_subplot(grid[:, 1]))
         return fig
 
     return draw
@@ -116,6 +115,114 @@ def gate_signals() -> Figure:
         pic.said(ax, title, "mean drift", y, xlim=(-0.005, None), ylim=(0, None))
     pic.legend_below(axes[0], "center")
     return fig
+
+
+# --- panels of single figures -------------------------------------------------------------------------------------
+def temperatures(ax: Axes) -> None:
+    xs = [1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02]
+    p, q = (laws.clamp(min=1e-300).log() for laws in pic.law_pairs())
+    for which, name, line, color in (
+        (1, "greedy", "-", GREEN),
+        (0, "greedy", "--", RED),
+        (0, "exact", ":", GREY),
+    ):
+        laws = [(torch.softmax(p / t, -1), torch.softmax(q / t, -1)) for t in xs]
+        means, label = [pic.cost(accept(name), one)[which] for one in laws], ("P(reject)", "TV(π, p)")[which]
+        ax.plot(xs, means, line, color=color, lw=2, label=f"{label}, {name}")
+    title, y = "At temperature 0 it is exact", "mean over 400 pairs of laws"
+    pic.said(ax, title, "temperature of both laws", y, "upper left", xlim=(0, 1), ylim=(0, None))
+
+
+def position_law(rule: Any, p: Tensor, q: Tensor) -> Tensor:
+    """π of a single position: the mean of the outcomes over the drafted token."""
+    both, made = torch.stack([p, p]), torch.zeros_like(p)
+    for x, chance in enumerate(q.tolist()):
+        if chance > 0:
+            outcomes = rule.outcomes([x], both, q.unsqueeze(0))
+            made += chance * outcomes[0]
+            made[x] += chance * outcomes[1].sum()
+    return made
+
+
+def spent(ax: Axes) -> None:
+    for delta, color, mark in ((0.01, PURPLE, "^"), (0.1, GREEN, "o"), (0.5, BLUE, "s")):
+        rule, laws = accept(f"cactus(delta={delta})"), zip(*pic.law_pairs(60), strict=True)
+        shown = sorted(float(kl_divergence(position_law(rule, p, q), p)) / delta for p, q in laws)
+        shares = [i / len(shown) for i in range(len(shown))]
+        ax.plot(shares, shown, mark, color=color, ms=3, label=f"δ = {delta:g}")
+    ax.axhline(1, color=INK, lw=1)
+    title, x = "The bound, and what π does", "share of 60 pairs of laws"
+    pic.said(ax, title, x, "KL(π‖p) / δ", "upper left", ylim=(0, None))
+
+
+def allocated(ax: Axes) -> set[str]:
+    for row in range(10):
+        for i, token in enumerate(pic.follow("allocation(share=0.5)", 24, seed=row).record.tokens, 1):
+            pic.box(ax, i, -row, token.id, token.origin.value)
+    title = "allocation(share=0.5): ten texts, each by one model"
+    pic.said(ax, title, bare=True, xlim=(0.3, 24.7), ylim=(-9.7, 0.7))
+    return {"trusted", "target"}
+
+
+def several(name: str) -> pic.Panel:
+    """A round of a rule for several drafts: every candidate that was tried carries its chance."""
+
+    def draw(ax: Axes) -> set[str]:
+        tree, verdict, tried = pic.several_round(name, 3, 1067, pic.Pair(4, seed=5, noise=2.0))
+        path = [tree.tokens[node] for node in verdict.path]
+        for row, chain in enumerate(tree.chains()):
+            for depth, x in enumerate(chain.tokens):
+                shared = depth < verdict.accepted and list(chain.tokens[: depth + 1]) == path[: depth + 1]
+                chance, kept = tried.get((row, depth), (None, shared and name != "batch"))
+                kind = "accepted" if kept else "dropped" if chance is None else "refused"
+                pic.box(ax, depth + 1, row + 1, x, kind, 0.5, 0.5)
+                told = "" if chance is None else f"{chance:.2f}"
+                ax.text(depth + 1, row + 1.3, told, ha="center", va="top", fontsize=7, color="#555555")
+        kind = "bonus" if verdict.accepted == 4 else "replacement"
+        pic.box(ax, verdict.accepted + 1, 4.15, verdict.token, kind, 0.5, 0.5)
+        pic.said(
+            ax, f"{name}: one round of M = 3 drafts, γ = 4", y="draft", xlim=(0.5, 5.5), ylim=(4.6, 0.55)
+        )
+        ax.set_yticks([1, 2, 3, 4.15], ["1", "2", "3", "target"])
+        ax.set(xlabel="depth (below a token that was tried: its chance)", xticks=range(1, 5))
+        return {"accepted", "refused", "dropped", "replacement"}
+
+    return draw
+
+
+def accepted_tokens(ax: Axes) -> None:
+    """Accepted tokens a round against the number of drafts, of the three rules."""
+    pair, counts = pic.Pair(8, seed=2, noise=1.5), (1, 2, 4, 8)
+    for name, color, line in (("specinfer", GREEN, "-o"), ("spectr", PURPLE, "--s"), ("batch", GREY, ":^")):
+        verdicts = [[pic.several_round(name, m, r, pair)[1] for r in range(250)] for m in counts]
+        means = [sum(one.accepted for one in some) / 250 for some in verdicts]
+        ax.plot(counts, means, line, color=color, ms=4, label=name)
+    title, y = "γ = 4, 250 rounds on random laws", "accepted draft tokens a round"
+    pic.said(ax, title, "drafts M", y, "lower right", xticks=counts, ylim=(0, 4))
+
+
+DIALS = {  # of trust rules: values, colour, line
+    "gate(tau)": ((0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0), GREEN, "-o"),
+    "coin(rate)": ((0.9, 0.8, 0.65, 0.5, 0.3, 0.15, 0.0), PURPLE, "--s"),
+    "certain(threshold)": ((1.6, 1.2, 0.9, 0.7, 0.5, 0.3, 0.1, 0.0), BLUE, "-^"),
+    "online(tau)": ((0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 1.0), ORANGE, "-v"),
+}
+
+
+def dials(*more: str) -> pic.Panel:
+    """Target calls and drift of a gate, a coin and other dials."""
+
+    def draw(ax: Axes) -> None:
+        for label in ("gate(tau)", "coin(rate)", *more):
+            values, color, line = DIALS[label]
+            form = f"trust={label.removesuffix(')')}={{}}),stop=untrusted,accept=exact,cap=20"
+            spots = [pic.dialled(form.format(value))[1:] for value in values]
+            ax.plot(*zip(*spots, strict=True), line, color=color, ms=4, label=label)
+        limits: dict[str, Any] = {"xlim": (0, None), "ylim": (0, None)}
+        title = "The dial, on random laws"
+        pic.said(ax, title, "target calls a token", "mean drift", "upper right", **limits)
+
+    return draw
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -147,6 +254,8 @@ class Spared:
         return self._rule.ends(tokens, p, q, Control(p, q, {"judge": scores}))
 
 
+ACCURACIES = ((0.60, 0.17, 0.08, 0.04), (0.42, 0.16, 0.09, 0.05), (0.30, 0.13, 0.08, 0.05))
+"""An example: accuracies by tokens ahead and rank."""
 TENTHS = [i / 10 for i in range(11)]
 SLACKS = [0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8, 1.0]
 KLS = [0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2.0, 4.0, 10.0]
@@ -166,16 +275,12 @@ ONEHOT, WITHOUT, TRAVERSAL = decode.OneHot(), decode.Without(), decode.Traversal
 CHOSEN: list[Any] = [decode.Dynamic(4, 3, nodes) for nodes in (3, 6, 12, 24)]
 FIXED: list[Any] = [decode.Static(widths) for widths in WIDTHS]
 DRAWN, REPEATED = ([decode.Drawn(widths, again) for widths in WIDTHS] for again in (False, True))
-SPARSE: list[Any] = [decode.Sparse(nodes).settle(own.ACCURACIES) for nodes in (3, 6, 12, 24)]
+SPARSE: list[Any] = [decode.Sparse(nodes).settle(ACCURACIES) for nodes in (3, 6, 12, 24)]
 TWO_DRAFTS: dict[str, Any] = {
     "words": {"accepted": "kept, or the same as what was kept", "dropped": "not tried"}, "side": "left",
 }  # fmt: skip
+LOOKUP = "drafter=lookup(n=2,least=1),stop=fixed(gamma=4),accept=exact"
 ALLOCATED = {"trusted": "the draft's, all trusted", "target": "the target's own"}
-COPIED = {
-    "trusted": "the ending, and where it stood",
-    "accepted": "draft: copied tokens",
-    "dropped": "other text",
-}
 
 
 def two_trees(drafter: Any, rule: decode.Judge, depth: int, title: str) -> pic.Drawing:
@@ -186,14 +291,14 @@ def two_trees(drafter: Any, rule: decode.Judge, depth: int, title: str) -> pic.D
 
 FIGURES: dict[str, pic.Drawing] = {
     # accept
-    "exact": example("exact", "exact: b = min(1, p/q), π = p", own.refusals),
+    "exact": trade("exact", Curve("opt(epsilon={})", SLACKS, "opt: on the line", {0.0: "exact: ε = 0"}, offset=(7, 3))),
     "opt": trade("opt(epsilon=0.04)", Curve("uno(epsilon={})", SLACKS, "uno", **DASHED),
         Curve("opt(epsilon={})", SLACKS, "opt: on the line", EPSILONS, offset=(-6, -8), side="right"), right=0.8),
     "uno": trade("uno(epsilon=0.04)", Curve("opt(epsilon={})", SLACKS, "opt", **DASHED),
         Curve("uno(epsilon={})", SLACKS, "uno: above the line", EPSILONS, offset=(7, 3)), right=0.8),
-    "fuzzy": panels(own.divergences, pic.plane(*(
+    "fuzzy": trade("fuzzy(threshold=0.3)", *(
         Curve(f"fuzzy(divergence={name}, threshold={{}})", [most * (i / 24) ** 2 for i in range(25)], name, marks,
-            color, (7, 3), line) for name, (most, color, line, marks) in FUZZY.items())), height=3.3),
+            color, (7, 3), line) for name, (most, color, line, marks) in FUZZY.items())),
     "mentored": trade("mentored(kl=0.1)", Curve("mentored(kl={})", KLS, "mentored: on the line",
         {0.0: "D = 0", 0.01: "0.01", 0.1: "0.1", 0.5: "0.5 nats"}), right=0.8),
     "lenient": trade("lenient(w=0.5)", Curve("lenient(w={})", TENTHS, "lenient: on the line",
@@ -206,7 +311,7 @@ FIGURES: dict[str, pic.Drawing] = {
         {0.6: "0.6", 2.0: "2", 5.0: "5 nats"}, offset=(7, 4)), ceiling=0.72),
     "random": trade("random(rate=0.5)", Curve("random(rate={})", TENTHS, "random",
         {0.0: "0", 0.5: "rate = 0.5", 0.9: "0.9"}, offset=(6, 5)), Curve("opt(epsilon={})", SLACKS, "opt", **DASHED)),
-    "greedy": example("greedy", "greedy: keeps argmax p alone", own.temperatures),
+    "greedy": example("greedy", "greedy: keeps argmax p alone", temperatures),
     "diversed": example(one_weight(0.5), "diversed, weight 0.5", pic.plane(
         Curve(one_weight, TENTHS, "one weight for all", {0.0: "w = 0", 0.5: "0.5", 1.0: "1"}),
         Curve(lambda w: Weighed(lambda p, q: (tv_distance(p, q) < w).double()), TENTHS, "1 where TV(p, q) is small",
@@ -219,15 +324,18 @@ FIGURES: dict[str, pic.Drawing] = {
     "threshold": trade("threshold(single=0.2, total=0.5)", Curve("threshold(single=1.0, total={})", TOTALS,
             "total from 1, single = 1", {1.0: "1", 0.5: "0.5", 0.1: "0.1"}),
         Curve("threshold(single={}, total=1.0)", TOTALS, "single from 1, total = 1", **DASHED)),
-    "cascade": panels(own.deferrals, own.cascaded, height=3.3),
-    "cactus": panels(own.spent, pic.kept_by_length(own.by_delta)),
+    "cascade": trade("cascade(alpha=0.2)", *(
+        Curve(f"cascade(deferral={name}, alpha={{}})", TENTHS, name, {0.2: "alpha = 0.2"} if name == "opt" else {},
+            color, (-6, -12), line, "right")
+        for name, color, line in (("opt", GREEN, "-"), ("diff", PURPLE, "--"), ("chow", BLUE, ":")))),
+    "cactus": panels(spent, pic.kept_by_length({f"δ = {d:g}": accept(f"cactus(delta={d})") for d in (0.1, 0.0, 0.5)})),
     "block": pic.judged_chains({"block": accept("block"), "exact": accept("exact")}, 3),
     "judge": pic.judged_chains({"a half of the refused spared": Spared(0.5), "exact": accept("exact"),
         "a fifth spared": Spared(0.8)}, 3),
     "fly": pic.judged_chains({name: accept(name) for name in ("fly(window=2)", "exact", "fly(window=4)")}, 8),
-    "batch": panels(pic.several("batch"), own.first_tokens, **TWO_DRAFTS),
-    "spectr": panels(pic.several("spectr"), own.first_tokens, **TWO_DRAFTS),
-    "specinfer": panels(pic.several("specinfer"), own.accepted_tokens, **TWO_DRAFTS),
+    "batch": panels(several("batch"), accepted_tokens, **TWO_DRAFTS),
+    "spectr": panels(several("spectr"), accepted_tokens, **TWO_DRAFTS),
+    "specinfer": panels(several("specinfer"), accepted_tokens, **TWO_DRAFTS),
     # trees and heads
     "static": two_trees(FIXED[2], ONEHOT, 3, "static(widths=3x2x1), judged by onehot"),
     "dynamic": two_trees(decode.Dynamic(4, 4, 12), ONEHOT, 4, "dynamic(expand=4, depth=4, nodes=12)"),
@@ -241,15 +349,20 @@ FIGURES: dict[str, pic.Drawing] = {
         pic.sizes(("traversal", TRAVERSAL, DRAWN, GREEN, "o"), ("without", WITHOUT, DRAWN, ORANGE, "s"))),
     "sparse": panels(pic.tree(SPARSE[2], ONEHOT, 3, 4, "12 nodes by accuracies, judged by onehot"),
         pic.sizes(("sparse", ONEHOT, SPARSE, GREEN, "o"), ("static", ONEHOT, FIXED, ORANGE, "s"))),
-    "heads": panels(own.heads(True), own.heads(False)),
+    "heads": panels(pic.tree(SPARSE[2], ONEHOT, 3, 5, "medusa(nodes=12): a tree of heads"),
+        pic.sizes(("laws see the path (EAGLE)", ONEHOT, CHOSEN, BLUE, "o"),
+            ("laws do not (Medusa)", ONEHOT, CHOSEN, ORANGE, "s", True))),
     # stop
-    "fixed": pic.stopping("speculative(gamma=5)", own.fixed), "heuristic": panels(own.heuristic, height=2.7),
-    "confidence": pic.stopping("confidence(c=0.4)", own.confidence),
-    "fallback": pic.stopping("bild(fallback=0.6, rollback=5.0)", own.fallback, seed=1),
-    "svip": pic.stopping("svip(h=0.3, c=0.15)", own.svip), "adaedl": panels(own.adaedl, own.adapting, height=3.2),
-    "calibrated": pic.stopping("calibrated(rate=0.4)", own.calibrated),
-    "optimal": pic.stopping("optimal(step=0.25, token=0.03)", own.optimal),
-    "specdec++": pic.stopping(own.SPECDEC, own.specdec), "disco": pic.stopping(own.DISCO, own.disco),
+    "fixed": pic.stopping("speculative(gamma={:g})", 5, *pic.COUNTS),
+    "heuristic": pic.stopping("heuristic(start={:g})", 5, 1, 10),
+    "confidence": pic.stopping("confidence(c={})", 0.4, 0.1, 0.2, 0.6, 0.8),
+    "fallback": pic.stopping("stop=fallback(f={}),accept=exact,cap=20", 0.6, 0.3, 0.4, 0.5, 0.8, seed=1),
+    "svip": pic.stopping("svip(h={})", 0.3, 0.2, 0.25, 0.35, 0.4, 0.5),
+    "adaedl": pic.stopping("stop=adaedl(alpha={})", 0.9, 0.5, 0.7),
+    "calibrated": pic.stopping("calibrated(rate={})", 0.4, 0.2, 0.3, 0.6, 0.8),
+    "optimal": pic.stopping("optimal(step={}, token=0.03)", 0.25, 0.05, 0.1, 0.5, 1.0),
+    "specdec++": pic.stopping("stop=specdec++(h={},least=2),cap=8", 0.7, 0.3, 0.5, 0.9),
+    "disco": pic.stopping("stop=disco(threshold={}),cap=8", 0.5, 0.3, 0.4, 0.6, 0.7),
     "untrusted": panels(*(
         pic.rounds(title, f"trust=gate(tau=0.7),stop={stop},accept=exact,cap=20", 8, 2, title == stop[:9], fontsize=8.5)
         for stop in ("untrusted", "untrusted(tail=2)", "untrusted(tail=8, under=svip(h=0.3))")
@@ -262,11 +375,14 @@ FIGURES: dict[str, pic.Drawing] = {
     "gate": trusting("sprinter(tau=0.7, cap=20, tail=0)", "gate", 0.7),
     "coin": trusting("coin(rate=0.7, cap=20)", "uniform", 0.7),
     "certain": trusting("certain(threshold=0.6)", "entropy", 0.6, "certain(threshold)"),
-    "online": panels(own.fits, own.dials("certain(threshold)", "online(tau)"), height=3.3),
+    "online": panels(pic.rounds("online(tau=0.7, after=4)", "online(tau=0.7, after=4)", 8, 2),
+        dials("certain(threshold)", "online(tau)"), height=3.3),
     # drafters, and docs/studies
-    "nothing": panels(own.nothing, height=1.25), "model": panels(own.draft_law, own.greedy_draft, height=3.0),
-    "allocated": panels(own.allocated, height=2.6, words=ALLOCATED),
-    "lookup": panels(own.lookup, height=2.1, words=COPIED),
+    "nothing": trusting("autoregressive"), "model": panels(*(
+        pic.rounds(told, f"drafter=model(greedy={greedy}),stop=fixed(gamma=5),accept=exact", 8, first=greedy == "false")
+        for greedy, told in (("false", "model: drawn from q"), ("true", "model(greedy=true): argmax q"))), height=3.0),
+    "allocated": panels(allocated, height=2.6, words=ALLOCATED),
+    "lookup": panels(pic.rounds(LOOKUP, LOOKUP, 14)),
     "gate-signals": gate_signals,
 }  # fmt: skip
 
