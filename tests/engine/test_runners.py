@@ -210,7 +210,6 @@ def test_our_kernels_need_no_llama_cpp(quantised: Path, monkeypatch: pytest.Monk
     from sprinter.models.gguf.load import EOS_KEY
 
     monkeypatch.setitem(sys.modules, "llama_cpp", None)  # cannot be imported
-    monkeypatch.setattr(dequantise, "find_spec", lambda name: None)
     pair = sprinter.load_pair(quantised)
     assert pair.models.target.quantised == "gguf" and "our kernels" in str(pair.runner_reason)
     assert len(pair.generate([1, 2], max_new_tokens=4).tokens) == 4
@@ -219,9 +218,9 @@ def test_our_kernels_need_no_llama_cpp(quantised: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(head.metadata, "tokenizer.ggml.tokens", words)
     for key in (EOS_KEY, "tokenizer.ggml.eos_token_id"):
         monkeypatch.delitem(head.metadata, key, raising=False)
-    assert dequantise._spelled_eos_ids(head) == (1, 2, 3)
+    assert dequantise._eos_ids(head) == (1, 2, 3)
     monkeypatch.setitem(head.metadata, "tokenizer.ggml.eos_token_id", 4)
-    assert dequantise._spelled_eos_ids(head) == (1, 2, 3, 4)
+    assert dequantise._eos_ids(head) == (1, 2, 3, 4)
 
 
 def test_a_pair_is_loaded_as_a_probe_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

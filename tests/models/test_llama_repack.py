@@ -94,7 +94,7 @@ class Library:
     @property
     def kept(self) -> list[Path]:
         """Files of verdicts."""
-        return sorted(self.cache.glob("llamacpp-*.json"))
+        return sorted(self.cache.glob("llamacpp/*.json"))
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.gguf_blocks import take_apart
 from tests.models.gguf_families import FAMILIES, written
 from tests.models.gguf_files import NO_GGUF
 from torch import nn
@@ -31,8 +30,8 @@ BYTES = dict[str, torch.Tensor]()
 PROMPTS = ("The first king of", "In the year 1900 the river", "She was born in")
 pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
 from sprinter_kernels import Slots, native, pack  # noqa: E402
-from sprinter_kernels.layers import Matrix, QuantisedEmbedding, QuantisedLinear  # noqa: E402
-from sprinter_kernels.layout import FORMATS, Codes, eight_bits, four_bits, joined  # noqa: E402
+from sprinter_kernels.layers import Matrix, QuantisedEmbedding, QuantisedLinear, Source  # noqa: E402
+from sprinter_kernels.layout import FORMATS, eight_bits, four_bits  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=native.instruction_sets())
@@ -46,15 +45,29 @@ def built(request: pytest.FixtureRequest) -> Iterator[str]:
     native.native.cache_clear()
 
 
-def packed(codes: Codes) -> Matrix:
-    return Matrix.of_codes(codes)
+def packed(name: str, high: int, width: int) -> Matrix:
+    blocks = stored(name, high, width)
+    return Matrix(Source("", high, width, no_rows, name, lambda: (blocks, np.arange(high))), None).keep()
+
+
+def no_rows(some: slice) -> torch.Tensor:
+    raise AssertionError("dequantised")
+
+
+def made_of(weight: torch.Tensor, bits: int) -> Matrix:
+    return Matrix(Source("", *weight.shape, lambda some: weight[some]), bits).keep()
+
+
+def numbers(blocks: np.ndarray, name: str) -> np.ndarray:
+    gguf = pytest.importorskip("gguf", reason=NO_GGUF)
+    return np.asarray(gguf.dequantize(blocks, gguf.GGMLQuantizationType[name]))
 
 
 def stored(name: str, high: int, width: int, seed: int = 0) -> np.ndarray:
     """Rows of a GGUF tensor of this kind, ``[high, bytes]``."""
     gguf = pytest.importorskip("gguf", reason=NO_GGUF)
     form, chance = FORMATS[name], np.random.default_rng(seed)
-    if not form.nested:
+    if form.block == 32:
         weights = chance.standard_normal((high, width)).astype(np.float32)
         return gguf.quantize(weights, gguf.GGMLQuantizationType[name])
     rows = chance.integers(0, 256, (high, width // 256, form.bytes), dtype=np.uint8)
@@ -73,19 +86,12 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_are_the_numbers_of_the_file(built: str, name: str) -> None:
-    gguf = pytest.importorskip("gguf", reason=NO_GGUF)
-    data = stored(name, 37, 512)
-    codes = take_apart(data, FORMATS[name])
-    matrix = packed(codes)
+    data, matrix = stored(name, 37, 512), packed(name, 37, 512)
     ids = torch.tensor([0, 36, 15, 16, 5, 5])
-    wanted = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[name]))
-    assert torch.equal(matrix.rows(ids), wanted[ids].float())
-    whole = joined([take_apart(data[:16], codes.form), take_apart(data[16:], codes.form)])
-    assert torch.equal(packed(whole).packed, matrix.packed)
+    assert torch.equal(matrix.rows(ids), torch.from_numpy(numbers(data, name))[ids].float())
     order = np.random.default_rng(1).permutation(37)
-    shuffled = native.pack_stored(data[order], codes.form, np.argsort(order))
+    shuffled = native.pack(data[order], FORMATS[name], np.argsort(order))
     assert torch.equal(shuffled, matrix.packed)
-    assert torch.equal(native.pack_stored(data, codes.form, np.arange(37)), matrix.packed)
     first = BYTES.setdefault(name, matrix.packed)  # one file serves all instruction sets
     assert torch.equal(matrix.packed, first)
 
@@ -93,8 +99,7 @@ def test_rows_are_the_numbers_of_the_file(built: str, name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_products_are_those_of_rounded_activations(built: str, name: str) -> None:
     high, width = 53, 768
-    codes = take_apart(stored(name, high, width), FORMATS[name])
-    matrix = packed(codes)
+    matrix = packed(name, high, width)
     weights = matrix.rows(torch.arange(high)).double()
     before = torch.get_num_threads()
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 33, 64, 70):
@@ -118,10 +123,9 @@ def test_products_are_those_of_rounded_activations(built: str, name: str) -> Non
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rows", [3, 30])
 def test_what_is_no_number_stays_none(built: str, name: str, rows: int) -> None:
-    codes = take_apart(stored(name, 21, 512), FORMATS[name])
     x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(0))
     x[1, 300], x[2, 40] = torch.nan, torch.inf
-    found = packed(codes).product(x)
+    found = packed(name, 21, 512).product(x)
     assert found[1:3].isnan().all() and found[:1].isfinite().all() and found[3:].isfinite().all()
 
 
@@ -188,8 +192,7 @@ def test_attention_is_that_of_pytorch(built: str, heads: tuple[int, int], d: int
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_poisons_its_own_token_alone(built: str, poison: float) -> None:
-    codes = take_apart(stored("Q4_1", 20, 96), FORMATS["Q4_1"])
-    matrix, x = packed(codes), torch.randn(5, 96)
+    matrix, x = packed("Q4_1", 20, 96), torch.randn(5, 96)
     clean = matrix.product(x)
     x[2, 50] = poison
     found = matrix.product(x)
@@ -198,16 +201,15 @@ def test_what_is_no_number_poisons_its_own_token_alone(built: str, poison: float
     assert torch.equal(found[rest], clean[rest])
 
 
-@pytest.mark.parametrize(("rounding", "most"), [(eight_bits, 0.01), (four_bits, 0.1)])
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.01), (4, 0.1)])
 @pytest.mark.parametrize("width", [64, 33, 600])
-def test_a_layer_is_near_the_one_that_it_replaces(rounding: type, most: float, width: int) -> None:
+def test_a_layer_is_near_the_one_that_it_replaces(bits: int, most: float, width: int) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(width, 50)
     linear.requires_grad_(False)
     linear.weight *= torch.logspace(-2, 2, 50)[:, None]
     linear.weight[3] = 0.0
-    whole = nn.functional.pad(linear.weight, (0, -width % 32)).numpy()
-    made = QuantisedLinear(Matrix.of_codes(rounding(whole), width), linear.bias)
+    made = QuantisedLinear(made_of(linear.weight, bits), linear.bias)
     x = torch.randn(2, 5, width)
     found, wanted = made(x), linear(x)
     assert found.dtype == torch.float32 and found.shape == (2, 5, 50)
@@ -219,9 +221,7 @@ def test_a_layer_is_near_the_one_that_it_replaces(rounding: type, most: float, w
 def test_four_bits_are_fitted_by_least_squares() -> None:
     """No worse than the codes between the least and the largest weight of a group."""
     weight = np.random.default_rng(0).standard_normal((200, 32)).astype(np.float32)
-    codes = four_bits(weight)
-    assert codes.scale.shape == (200, 1) and codes.minimum is not None and codes.codes.max() == 15
-    made = codes.codes * codes.scale.astype(np.float32) - codes.minimum.astype(np.float32)
+    made = numbers(four_bits(weight), "Q4_1")
     low, high = weight.min(1, keepdims=True), weight.max(1, keepdims=True)
     plain = np.rint((weight - low) / (high - low) * 15) * (high - low) / 15 + low
     assert ((made - weight) ** 2).mean() < 0.95 * ((plain - weight) ** 2).mean()
@@ -230,7 +230,7 @@ def test_four_bits_are_fitted_by_least_squares() -> None:
 def test_scales_near_zero_cut_no_weight_off_and_large_ones_are_refused() -> None:
     for size in (1e-3, 1e-4, 1e-5):
         weight = np.random.default_rng(0).standard_normal((50, 64)).astype(np.float32) * np.float32(size)
-        error = np.abs(eight_bits(weight).weights() - weight).max()
+        error = np.abs(numbers(eight_bits(weight), "Q8_0") - weight).max()
         assert error <= 1.2 * max(np.abs(weight).max() / 254, 127 * 2.0**-25)
     for wrong in (1e8, np.nan, np.inf):
         with pytest.raises(ValueError, match="not finite, or too large"):
@@ -239,7 +239,7 @@ def test_scales_near_zero_cut_no_weight_off_and_large_ones_are_refused() -> None
 
 def test_layers_do_not_follow_what_changes_around_them() -> None:
     """PyTorch's default dtype, another dtype of the ids, a model that is converted."""
-    layer = QuantisedLinear(Matrix.of_codes(four_bits(np.ones((6, 64), np.float32) * 0.5)), torch.ones(6))
+    layer = QuantisedLinear(made_of(torch.ones(6, 64) * 0.5, 4), torch.ones(6))
     embedding = QuantisedEmbedding(layer._matrix)
     x, ids = torch.ones(3, 64), torch.tensor([5, 0])
     wanted, row = layer(x), embedding(ids)
@@ -256,7 +256,7 @@ def test_layers_do_not_follow_what_changes_around_them() -> None:
 
 
 def test_an_embedding_refuses_ids_without_a_row() -> None:
-    made = QuantisedEmbedding(Matrix.of_codes(eight_bits(np.ones((5, 32), np.float32))))
+    made = QuantisedEmbedding(made_of(torch.ones(5, 32), 8))
     assert made(torch.tensor([[0, 4]])).shape == (1, 2, 32)
     for ids in ([5], [-1]):
         with pytest.raises(IndexError, match="there are 5 rows"):

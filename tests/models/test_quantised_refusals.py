@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,8 @@ from sprinter.models.kernels import kernels, name_of, quantise
 from sprinter.models.pair import builtin_paths, load_models
 
 pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
-from sprinter_kernels.layout import Codes, four_bits
-from sprinter_kernels.native import pack_codes
+from sprinter_kernels.layout import FORMATS, four_bits
+from sprinter_kernels.native import pack
 
 
 def test_models_without_linear_layers_are_refused() -> None:
@@ -89,10 +88,6 @@ def test_without_the_kernels_one_line_says_what_to_do(monkeypatch: pytest.Monkey
         sprinter.load_pair(compile=True)
 
 
-def test_codes_with_a_missing_minimum_are_a_mistake() -> None:
-    """The kernel reads what the kind says; a kind with a minimum must have one."""
-    codes = four_bits(np.ones((4, 32), np.float32))
-    with pytest.raises(ValueError, match="Q4_1 weights have other scales and minima"):
-        pack_codes(replace(codes, minimum=None))
-    with pytest.raises(ValueError, match="whole blocks of 32"):
-        pack_codes(Codes(codes.form, codes.codes[:, :20], codes.scale, codes.minimum))
+def test_parts_of_blocks_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="Q4_1 weights come in whole blocks of 20 bytes"):
+        pack(four_bits(np.ones((4, 32), np.float32))[:, :19], FORMATS["Q4_1"])

@@ -13,13 +13,13 @@ namespace {
 
 // COUNT of the keys' products with a query: each sum has the order of `dot`.
 template <int COUNT>
-void dots(const float* query, const float* keys, int64_t step, const int64_t* seen, int64_t d, float* made) {
+void dots(const float* query, const float* keys, const int64_t* seen, int64_t d, float* made) {
     Floats sums[COUNT] = {};
     int64_t i = 0;
     for (; i + WIDE <= d; i += WIDE) {
         const Floats part = load(query + i);
 #pragma GCC unroll 8
-        for (int c = 0; c < COUNT; ++c) sums[c] += part * load(keys + seen[c] * step + i);
+        for (int c = 0; c < COUNT; ++c) sums[c] += part * load(keys + seen[c] * d + i);
     }
     if constexpr (COUNT % 4 == 0) {
 #pragma GCC unroll 2
@@ -32,7 +32,7 @@ void dots(const float* query, const float* keys, int64_t step, const int64_t* se
     }
     for (int c = 0; i < d && c < COUNT; ++c) {
         float rest = 0.0f;
-        for (int64_t k = i; k < d; ++k) rest += query[k] * keys[seen[c] * step + k];
+        for (int64_t k = i; k < d; ++k) rest += query[k] * keys[seen[c] * d + k];
         made[c] += rest;
     }
 }
@@ -40,7 +40,7 @@ void dots(const float* query, const float* keys, int64_t step, const int64_t* se
 float dot(const float* a, const float* b, int64_t d) {
     const int64_t first = 0;
     float made;
-    dots<1>(a, b, 0, &first, d, &made);
+    dots<1>(a, b, &first, d, &made);
     return made;
 }
 
@@ -75,7 +75,7 @@ float soften(float* scores, int64_t many, float scale, float cap) {
 
 // made [d] += the weighted sum of values, one after the other.
 void add_values(
-    const float* weights, const float* values, int64_t step, const int64_t* seen, int64_t many, int64_t d, float* made
+    const float* weights, const float* values, const int64_t* seen, int64_t many, int64_t d, float* made
 ) {
     int64_t i = 0;
     for (; i + 4 * WIDE <= d; i += 4 * WIDE) {
@@ -83,7 +83,7 @@ void add_values(
 #pragma GCC unroll 4
         for (int part = 0; part < 4; ++part) sums[part] = load(made + i + WIDE * part);
         for (int64_t c = 0; c < many; ++c) {
-            const float* value = values + seen[c] * step + i;
+            const float* value = values + seen[c] * d + i;
 #pragma GCC unroll 4
             for (int part = 0; part < 4; ++part) sums[part] += load(value + WIDE * part) * weights[c];
         }
@@ -91,24 +91,18 @@ void add_values(
         for (int part = 0; part < 4; ++part) store(made + i + WIDE * part, sums[part]);
     }
     for (int64_t c = 0; c < many && i < d; ++c)
-        for (int64_t k = i; k < d; ++k) made[k] += weights[c] * values[seen[c] * step + k];
+        for (int64_t k = i; k < d; ++k) made[k] += weights[c] * values[seen[c] * d + k];
 }
 
 struct Attention {
-    // query [batch, heads, n, d], key and value [batch, kv, keys, d and d_v]: strides of the first three axes in numbers;
-    // mask [batch, n, keys] of bytes with strides of the first two axes, or null: a query sees the keys up to its own,
-    // which are the last n. rows: for each of the batch, where its keys and values are, if not in its own place, or null.
-    // cap: of the scores, 0 for none.
-    const float* query;
-    const int64_t* query_step;
-    const float* key;
-    const int64_t* key_step;
-    const float* value;
-    const int64_t* value_step;
+    // query [batch, n, heads, d]; key and value [rows, kv, slots, d], of which the first `keys` slots may be seen. mask
+    // [batch, n, keys] of bytes with strides of the first two axes, or null: a query sees the keys up to its own, which
+    // are the last n. rows: for each of the batch, where its keys and values are, if not in its own place, or null. cap:
+    // of the scores, 0 for none.
+    const float *query, *key, *value;
     const uint8_t* mask;
-    const int64_t* mask_step;
-    const int64_t* rows;
-    int64_t batch, heads, kv, n, keys, d, d_v;
+    const int64_t *mask_step, *rows;
+    int64_t batch, heads, kv, n, slots, keys, d;
     float scale, cap;
 };
 
@@ -121,33 +115,31 @@ void attend(
     constexpr int TOGETHER = 4;
     const int64_t group = a.heads / a.kv, row = a.rows ? a.rows[b] : b, many = int64_t(seen.size());
     const int64_t room = (many + WIDE - 1) / WIDE * WIDE;
-    const float* query = a.query + b * a.query_step[0] + own * group * a.query_step[1] + i * a.query_step[2];
-    const float* keys = a.key + row * a.key_step[0] + own * a.key_step[1];
-    const float* values = a.value + row * a.value_step[0] + own * a.value_step[1];
+    const int64_t held = (row * a.kv + own) * a.slots * a.d;
+    const float *query = a.query + ((b * a.n + i) * a.heads + own * group) * a.d, *keys = a.key + held, *values = a.value + held;
     if (int64_t(scores.size()) < group * (room + 1)) scores.resize(size_t(group * (room + 1)));
     float* share = scores.data() + group * room;  // of each head: what its weights are multiplied by
     for (int64_t first = 0; first < many; first += BLOCK)
         for (int64_t h = 0; h < group; ++h) {
-            const float* asked = query + h * a.query_step[1];
+            const float* asked = query + h * a.d;
             const int64_t end = std::min(many, first + BLOCK);
             int64_t c = first;
             for (; c + TOGETHER <= end; c += TOGETHER)
-                dots<TOGETHER>(asked, keys, a.key_step[2], &seen[c], a.d, &scores[h * room + c]);
-            for (; c < end; ++c) dots<1>(asked, keys, a.key_step[2], &seen[c], a.d, &scores[h * room + c]);
+                dots<TOGETHER>(asked, keys, &seen[c], a.d, &scores[h * room + c]);
+            for (; c < end; ++c) dots<1>(asked, keys, &seen[c], a.d, &scores[h * room + c]);
         }
-    std::fill(made, made + group * a.d_v, 0.0f);
+    std::fill(made, made + group * a.d, 0.0f);
     for (int64_t h = 0; h < group; ++h) share[h] = soften(scores.data() + h * room, many, a.scale, a.cap);
     for (int64_t first = 0; first < many; first += BLOCK)
         for (int64_t h = 0; h < group; ++h)
             add_values(
-                &scores[h * room + first], values, a.value_step[2], &seen[first], std::min(BLOCK, many - first), a.d_v,
-                made + h * a.d_v
+                &scores[h * room + first], values, &seen[first], std::min(BLOCK, many - first), a.d, made + h * a.d
             );
     for (int64_t h = 0; h < group; ++h)
-        for (int64_t k = 0; k < a.d_v; ++k) made[h * a.d_v + k] *= share[h];
+        for (int64_t k = 0; k < a.d; ++k) made[h * a.d + k] *= share[h];
 }
 
-// Inside a parallel region. made [batch, n, heads, d_v].
+// Inside a parallel region. made [batch, n, heads, d].
 void attend_all(const Attention& a, float* made) {
     std::vector<int64_t> seen;  // keys
     std::vector<float> scores;
@@ -159,7 +151,7 @@ void attend_all(const Attention& a, float* made) {
             seen.clear();
             for (int64_t k = 0; k < a.keys; ++k)
                 if (mask ? mask[k] : k <= a.keys - a.n + i) seen.push_back(k);
-            attend(a, b, i, own, seen, scores, made + ((b * a.n + i) * a.heads + own * (a.heads / a.kv)) * a.d_v);
+            attend(a, b, i, own, seen, scores, made + ((b * a.n + i) * a.heads + own * (a.heads / a.kv)) * a.d);
         }
 }
 

@@ -263,17 +263,15 @@ struct Model {
         if (positions.packed) check(pass.position, count, positions, "the text is longer than the model's context");
         const Layer& first = layers.front();
         const int64_t width = first.width, wide = first.heads * first.d, kv = count * first.kv * first.d;
-        const int64_t inner = first.down.width, step = first.kv * pass.slots * first.d;
+        const int64_t inner = first.down.width;
         float *x = numbers(count * (2 * width + wide) + 2 * kv + room_after(first, count));
         float *query = x + count * width, *hidden = query + count * wide, *k = hidden + count * width, *v = k + kv;
         float* context = v + kv;
         Room& rounded = room(count, std::max({width, wide, inner, head.width}));
-        const int64_t query_step[3] = {pass.n * wide, first.d, wide}, key_step[3] = {step, pass.slots * first.d, first.d};
         Attention attention = {};
-        attention.query = query, attention.query_step = query_step;
-        attention.key_step = attention.value_step = key_step, attention.rows = pass.seen;
-        attention.batch = pass.batch, attention.heads = first.heads, attention.kv = first.kv, attention.n = pass.n;
-        attention.keys = pass.keys, attention.d = attention.d_v = first.d;
+        attention.query = query, attention.rows = pass.seen, attention.batch = pass.batch, attention.n = pass.n;
+        attention.heads = first.heads, attention.kv = first.kv, attention.d = first.d;
+        attention.slots = pass.slots, attention.keys = pass.keys;
         embed(pass, x, hidden);
 #pragma omp parallel num_threads(threads)
         {

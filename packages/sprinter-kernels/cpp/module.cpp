@@ -49,39 +49,11 @@ int64_t bytes(int format, int64_t high, int64_t width) {
     });
 }
 
-// From codes [high, width], a byte each, and their scales. fine, fine_minimum: null where F is not nested.
-void pack_codes(
-    int format, Address codes, Address scale, Address minimum, Address fine, Address fine_minimum, int64_t high,
-    int64_t width, Address packed, int threads
-) {
-    with_format(format, [=](auto kind) {
-        using F = decltype(kind);
-        using Own = Block<F>;
-        pack<F>(high, width, at<uint8_t>(packed), threads, [=](int64_t row, int64_t b, Own& made) {
-            const int64_t first = row * (width / Own::CODES) + b;
-            for (int i = 0; i < Own::GROUPS; ++i) made.groups[i].take(at<uint8_t>(codes) + first * Own::CODES + i * GROUP);
-            made.scale = at<uint16_t>(scale)[first];
-            if (F::MINIMUM) made.minimum = at<uint16_t>(minimum)[first];
-            if (F::NESTED) {
-                std::memcpy(made.fine, at<uint8_t>(fine) + first * sizeof made.fine, sizeof made.fine);
-                if (F::MINIMUM)
-                    std::memcpy(made.fine_minimum, at<uint8_t>(fine_minimum) + first * Own::GROUPS, Own::GROUPS);
-            }
-        });
-        return int64_t(0);
-    });
-}
-
-// The same from the blocks of a GGUF file; row i is its row order[i].
-void pack_stored(
+void pack_blocks(
     int format, Address stored, Address order, int64_t high, int64_t width, Address packed, int threads
 ) {
     with_format(format, [=](auto kind) {
-        using F = decltype(kind);
-        const int64_t blocks = width / Block<F>::CODES;
-        pack<F>(high, width, at<uint8_t>(packed), threads, [=](int64_t row, int64_t b, Block<F>& made) {
-            Stored<F>::take(at<uint8_t>(stored) + (at<int64_t>(order)[row] * blocks + b) * Stored<F>::BYTES, made);
-        });
+        pack<decltype(kind)>(at<uint8_t>(stored), at<int64_t>(order), high, width, at<uint8_t>(packed), threads);
         return int64_t(0);
     });
 }
@@ -128,8 +100,7 @@ NB_MODULE(SPRINTER_SET, module) {
     const nb::call_guard<nb::gil_scoped_release> without_lock;
     module.def("has", &has);
     module.def("bytes", &bytes);
-    module.def("pack", &pack_codes, without_lock);
-    module.def("pack_stored", &pack_stored, without_lock);
+    module.def("pack", &pack_blocks, without_lock);
     module.def("linear", &linear, without_lock);
     module.def("rows", &rows_of, without_lock);
     module.def("forward", &forward);

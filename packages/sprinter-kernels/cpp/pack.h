@@ -1,4 +1,4 @@
-// Weights in the order in which products.h reads them, from codes and scales, or from the blocks of a GGUF file.
+// Weights in the order in which products.h reads them, from the blocks of a GGUF file.
 
 #pragma once
 
@@ -44,16 +44,6 @@ struct Group {
         for (int k = 0; k < GROUP; k += 8)  // the product brings the last bits of eight bytes together
             made |= uint32_t((eight_at(from + k) >> bit & ONES) * 0x0102040810204080 >> 56) << k;
         planes[plane] = made;
-    }
-
-    // 32 codes, a byte each.
-    void take(const uint8_t* from) {
-        if (BITS == 8) {
-            std::memcpy(low, from, BYTES);
-            return;
-        }
-        take_low(from, 0);
-        for (int plane = 0; plane < PLANES; ++plane) take_plane(plane, from, 4 + plane);
     }
 
     // Into the codes of a group, whose planes are zeros, as those of channel n.
@@ -134,9 +124,11 @@ struct Stored {
     }
 };
 
-// `take(row, block, made)` gives a block of a row.
-template <class F, class Take>
-void pack(int64_t high, int64_t width, uint8_t* packed, int threads, Take take) {
+// From rows of blocks [rows, blocks]; row i is their row order[i].
+template <class F>
+void pack(
+    const uint8_t* stored, const int64_t* order, int64_t high, int64_t width, uint8_t* packed, int threads
+) {
     using Own = Block<F>;
     const int64_t bytes = F::block(width), blocks = width / Own::CODES;
     // By one thread: several that touch a new large page at once wait for each other.
@@ -148,7 +140,7 @@ void pack(int64_t high, int64_t width, uint8_t* packed, int threads, Take take) 
         Own made;
         for (int n = 0; n < CHANNELS && first + n < high; ++n)
             for (int64_t b = 0; b < blocks; ++b) {
-                take(first + n, b, made);
+                Stored<F>::take(stored + (order[first + n] * blocks + b) * Stored<F>::BYTES, made);
                 uint8_t* halves = scales + F::halves_at(b * Own::GROUPS) + 2 * n;
                 std::memcpy(halves, &made.scale, 2);
                 if (F::MINIMUM) std::memcpy(halves + 2 * CHANNELS, &made.minimum, 2);

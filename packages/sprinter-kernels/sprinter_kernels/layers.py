@@ -3,44 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from sprinter_kernels.layout import Codes, Format, eight_bits, joined
-from sprinter_kernels.native import FLOATS, NUMBER, floats, native, pack_codes, packed_size
+from sprinter_kernels.layout import FORMATS, GROUP, Blocks, Format, eight_bits, four_bits
+from sprinter_kernels.native import FLOATS, NUMBER, floats, native, pack, packed_size, room
 
 __all__ = [
-    "ROWS", "Matrix", "QuantisedEmbedding", "QuantisedLinear", "RoundedLinear", "parameter_count", "plain_matrix",
+    "Matrix", "QuantisedEmbedding", "QuantisedLinear", "RoundedLinear", "Source", "parameter_count", "plain_matrix",
     "reads_in_place",
 ]  # fmt: skip
 
 _MOST_CODE = 127
-ROWS = 4096
-"""Rows of a matrix that are in float32 at a time, where it is rounded."""
+_ROUNDED = {8: (FORMATS["Q8_0"], eight_bits), 4: (FORMATS["Q4_1"], four_bits)}
+"""Bits of a weight -> the kind that it is rounded to, and how."""
+_ROWS, _THREADS = 1024, 4  # rows that are in float32 at a time, and threads that round at once
 _KEPT = "a quantised model cannot be saved: save the one that it was made from"
 _COLUMNS = 16  # of which rows in place are multiples
 
 
+class Source(NamedTuple):
+    """A matrix ``[high, width]`` before it is packed.
+
+    Attributes:
+        key: what tells it from others, and from other versions of itself.
+        rows: some of its rows, in any dtype.
+        kind: of the blocks that it is stored in, as GGUF names it; "": in none.
+        blocks: rows of blocks, and the numbers of those that are its rows.
+    """
+
+    key: str
+    high: int
+    width: int
+    rows: Callable[[slice], Tensor]
+    kind: str = ""
+    blocks: Callable[[], tuple[Blocks, NDArray[np.int64]]] | None = None
+
+
 class Matrix:
     """A packed matrix. An input embedding and an output layer that are tied share one.
+
+    Args:
+        source: where it comes from. bits: of a rounded weight, 8 or 4; None: it stays as it is stored.
 
     Attributes:
         packed: as the kernel reads it. form: its kind.
         high: number of rows. padded: of columns. width: of those that are not padding.
     """
 
-    def __init__(self, packed: Tensor, form: Format, high: int, padded: int, width: int) -> None:
-        self.packed, self.form = packed, form
-        self.high, self.padded, self.width = high, padded, width
+    packed: Tensor
 
-    @classmethod
-    def of_codes(cls, codes: Codes, width: int | None = None) -> Self:
-        """A matrix of codes ``[out, in]``; ``width`` None: no column is padding."""
-        high, padded = codes.codes.shape
-        return cls(pack_codes(codes), codes.form, high, padded, padded if width is None else width)
+    def __init__(self, source: Source, bits: int | None) -> None:
+        self._source: Source | None = source
+        self._round = None if bits is None else _ROUNDED[bits][1]
+        self.form: Format = FORMATS[source.kind] if bits is None else _ROUNDED[bits][0]
+        self.high, self.width = source.high, source.width
+        self.padded = source.width + -source.width % GROUP
+        self.size = packed_size(self.form, self.high, self.padded)
+        self.facts = f"{source.key} {self.form.name} {self.high} {self.width}"
+
+    def pack(self, made: Tensor | None = None) -> Tensor:
+        """What is to be kept: in memory of ``size`` bytes, in ``made`` if it is given.
+
+        Raises:
+            ValueError: it cannot be rounded.
+        """
+        own: Any = self._source
+        made = room(self.size) if made is None else made
+        if self._round is None:
+            blocks, order = own.blocks()
+            return pack(blocks, self.form, order, made)
+
+        def part(start: int) -> None:
+            rows = own.rows(slice(start, start + _ROWS)).detach().float()
+            blocks = self._round(nn.functional.pad(rows, (0, self.padded - self.width)).numpy())  # type: ignore[misc]
+            begin = packed_size(self.form, start, self.padded)
+            end = begin + packed_size(self.form, len(blocks), self.padded)
+            pack(blocks, self.form, None, made[begin:end], threads=1)
+
+        with ThreadPoolExecutor(
+            min(_THREADS, torch.get_num_threads())
+        ) as pool:  # NumPy works without the lock
+            list(pool.map(part, range(0, self.high, _ROWS)))
+        return made
+
+    def keep(self, packed: Tensor | None = None) -> Self:
+        """Take packed memory, or pack it now, and let go of the source."""
+        self.packed, self._source = self.pack() if packed is None else packed, None
+        return self
 
     def native(
         self, first: int = 0, rows: int = 0, run: int = 0, step: int = 0, bias: Tensor | None = None
@@ -133,12 +189,8 @@ class QuantisedLinear(_Quantised):
     def some_rows(self, ids: Tensor) -> QuantisedLinear:
         """A layer with the outputs ``ids`` ``[k]`` alone, in 8 bits."""
         own, whole = self._matrix, ids.cpu().to(torch.int64).contiguous()
-        pad = (0, own.padded - own.width)
-        parts = [
-            eight_bits(nn.functional.pad(own.rows(some), pad).numpy()) for some in torch.split(whole, ROWS)
-        ]
-        bias = None if self.bias is None else self.bias[ids]
-        return QuantisedLinear(Matrix.of_codes(joined(parts), own.width), bias)
+        some = Source("", len(whole), own.width, lambda part: own.rows(whole[part]))
+        return QuantisedLinear(Matrix(some, 8).keep(), None if self.bias is None else self.bias[ids])
 
 
 class QuantisedEmbedding(_Quantised):

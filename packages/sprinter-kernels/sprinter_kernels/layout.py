@@ -1,113 +1,54 @@
-"""Weights of 4 to 8 bits in groups: the kinds that GGUF files hold, and how other weights are rounded to them.
+"""Weights of 4 to 8 bits in blocks: the kinds that GGUF files hold, and how other weights are rounded to them.
 
-A weight is ``scale * (code - offset)``, or ``scale * code - minimum``. 32 codes (Q6_K: 16) share a scale. In the plain
+A weight is ``scale * (code - offset)``, or ``scale * code + minimum``. 32 codes (Q6_K: 16) share a scale. In the plain
 kinds a scale is a 16-bit float; in the nested ones (K) an 8-bit integer times a 16-bit float that 256 codes share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FORMATS", "GROUP", "Codes", "Format", "eight_bits", "four_bits", "joined"]
+__all__ = ["FORMATS", "GROUP", "Blocks", "Format", "eight_bits", "four_bits"]
 
 GROUP, SUPER = 32, 256
 
-Bytes = NDArray[np.uint8]
+Blocks = NDArray[np.uint8]
+"""Rows of a matrix as a GGUF file holds them, ``[out, bytes]``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How weights are stored.
-
-    Attributes:
-        name: as in GGUF.
-        bits: of a code.
-        scaled: codes that share a scale.
-        nested: whether scales are 8-bit integers times a 16-bit float for 256 codes.
-        minimum: whether there is a minimum beside the scale.
-        bytes: of a block in a GGUF file.
-    """
+class Format(NamedTuple):
+    """How weights are stored: the name of the kind in GGUF, codes of a block, and its bytes."""
 
     name: str
-    bits: int
-    scaled: int
-    nested: bool
-    minimum: bool
+    block: int
     bytes: int
-
-    @property
-    def block(self) -> int:
-        """Codes of a block in a GGUF file."""
-        return SUPER if self.nested else GROUP
 
 
 FORMATS = {
     form.name: form
     for form in (
-        Format("Q4_0", 4, 32, False, False, 18),
-        Format("Q4_1", 4, 32, False, True, 20),
-        Format("Q5_0", 5, 32, False, False, 22),
-        Format("Q5_1", 5, 32, False, True, 24),
-        Format("Q8_0", 8, 32, False, False, 34),
-        Format("Q4_K", 4, 32, True, True, 144),
-        Format("Q5_K", 5, 32, True, True, 176),
-        Format("Q6_K", 6, 16, True, False, 210),
+        Format("Q4_0", GROUP, 18),
+        Format("Q4_1", GROUP, 20),
+        Format("Q5_0", GROUP, 22),
+        Format("Q5_1", GROUP, 24),
+        Format("Q8_0", GROUP, 34),
+        Format("Q4_K", SUPER, 144),
+        Format("Q5_K", SUPER, 176),
+        Format("Q6_K", SUPER, 210),
     )
 }
 """By name; the order is that of ``with_format`` in products.h."""
 
 
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """A matrix ``[out, in]`` of codes with their scales.
+def eight_bits(weight: NDArray[np.float32]) -> Blocks:
+    """Round a matrix ``[out, in]`` to Q8_0; ``in`` is a multiple of 32.
 
-    Attributes:
-        form: how it is stored.
-        codes: ``[out, in]``, without sign.
-        scale, minimum: float16 ``[out, in / 32]``, in the nested kinds ``[out, in / 256]``.
-        fine, fine_minimum: 8-bit factors of the nested kinds, ``[out, in / scaled]``.
+    Raises:
+        ValueError: weights that are not finite, or too large.
     """
-
-    form: Format
-    codes: Bytes
-    scale: NDArray[np.float16]
-    minimum: NDArray[np.float16] | None = None
-    fine: NDArray[np.int8] | None = None
-    fine_minimum: NDArray[np.int8] | None = None
-
-    def weights(self) -> NDArray[np.float64]:
-        """The weights ``[out, in]``."""
-        form, scale, minimum = self.form, self.scale.astype(np.float64), None
-        if self.minimum is not None:
-            minimum = self.minimum.astype(np.float64)
-        if self.fine is not None:
-            scale = np.repeat(scale, SUPER // form.scaled, -1) * self.fine
-        if minimum is not None and self.fine_minimum is not None:
-            minimum = np.repeat(minimum, SUPER // form.scaled, -1) * self.fine_minimum
-        codes = self.codes.astype(np.float64).reshape(*scale.shape, form.scaled)
-        if minimum is None:
-            codes = (codes - (1 << (form.bits - 1))) * scale[..., None]
-        else:
-            codes = codes * scale[..., None] - minimum[..., None]
-        return codes.reshape(self.codes.shape)
-
-
-def joined(parts: Sequence[Codes]) -> Codes:
-    """Parts of a matrix, as one."""
-    whole: dict[str, Any] = {}
-    for part in fields(Codes)[1:]:
-        found = [getattr(one, part.name) for one in parts]
-        whole[part.name] = None if found[0] is None else np.concatenate(found)
-    return Codes(parts[0].form, **whole)
-
-
-def eight_bits(weight: NDArray[np.float32]) -> Codes:
-    """Round a matrix ``[out, in]`` as Q8_0 does; ``in`` is a multiple of 32."""
     groups = weight.reshape(len(weight), -1, GROUP)
     largest = np.abs(groups).max(-1)
     scale = _halves(largest / 127)
@@ -116,12 +57,16 @@ def eight_bits(weight: NDArray[np.float32]) -> Codes:
     scale[short] = np.nextafter(scale[short], np.float16(np.inf))
     step = scale.astype(np.float32)[..., None]
     codes = np.divide(groups, step, out=np.zeros_like(groups), where=step > 0)
-    codes = (np.clip(np.rint(codes), -127, 127) + 128).astype(np.uint8)
-    return Codes(FORMATS["Q8_0"], codes.reshape(weight.shape), scale)
+    codes = np.clip(np.rint(codes), -127, 127).astype(np.int8)
+    return _blocks(scale, codes)
 
 
-def four_bits(weight: NDArray[np.float32]) -> Codes:
-    """Round a matrix ``[out, in]`` to Q4_1: the scale and minimum of a group are fitted by least squares."""
+def four_bits(weight: NDArray[np.float32]) -> Blocks:
+    """Round a matrix ``[out, in]`` to Q4_1: the scale and minimum of a group are fitted by least squares.
+
+    Raises:
+        ValueError: as ``eight_bits``.
+    """
     groups = weight.reshape(len(weight), -1, GROUP)
     low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
     step, start = (high - low) / 15, low
@@ -132,9 +77,16 @@ def four_bits(weight: NDArray[np.float32]) -> Codes:
         slope = ((groups - mean) * (codes - middle)).sum(-1, keepdims=True)
         step = np.divide(slope, spread, out=step.copy(), where=spread > 0)
         start = mean - step * middle
-    scale, minimum = _halves(step[..., 0]), _halves(-start[..., 0])
-    codes = _round(groups, scale.astype(np.float32)[..., None], -minimum.astype(np.float32)[..., None])
-    return Codes(FORMATS["Q4_1"], codes.astype(np.uint8).reshape(weight.shape), scale, minimum)
+    scale, minimum = _halves(step[..., 0]), _halves(start[..., 0])
+    codes = _round(groups, *(one.astype(np.float32)[..., None] for one in (scale, minimum)))
+    nibbles = codes.astype(np.uint8)
+    return _blocks(scale, minimum, nibbles[..., :16] | nibbles[..., 16:] << 4)
+
+
+def _blocks(*parts: NDArray[np.float16] | NDArray[np.int8] | Blocks) -> Blocks:
+    """Parts of blocks, each ``[out, blocks]`` or ``[out, blocks, bytes]``, one after the other."""
+    whole = [(one if one.ndim == 3 else one[..., None]).view(np.uint8) for one in parts]
+    return np.concatenate(whole, -1).reshape(len(parts[0]), -1)
 
 
 def _halves(numbers: NDArray[np.float32]) -> NDArray[np.float16]:

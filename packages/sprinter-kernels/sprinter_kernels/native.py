@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sprinter_kernels.layout import FORMATS, Codes, Format
+from sprinter_kernels.layout import FORMATS, Blocks, Format
 
 __all__ = [
-    "ASKED", "FLOATS", "LAYOUT", "NUMBER", "floats", "instruction_set", "instruction_sets", "native", "pack_codes",
-    "pack_stored", "packed_size", "room",
+    "ASKED", "FLOATS", "LAYOUT", "NUMBER", "floats", "instruction_set", "instruction_sets", "native", "pack",
+    "packed_size", "room",
 ]  # fmt: skip
 
 ASKED = "SPRINTER_KERNELS"
@@ -90,48 +90,31 @@ def packed_size(form: Format, high: int, width: int) -> int:
     return int(native().bytes(NUMBER[form.name], high, width))
 
 
-def pack_codes(codes: Codes, made: Tensor | None = None, threads: int | None = None) -> Tensor:
-    """A matrix ``[out, in]`` in the order in which the kernels read it, uint8; into ``made``.
+def pack(
+    blocks: Blocks,
+    form: Format,
+    order: NDArray[np.int64] | None = None,
+    made: Tensor | None = None,
+    threads: int | None = None,
+) -> Tensor:
+    """Rows of blocks in the order in which the kernels read them, uint8.
 
     Args:
-        threads: None: PyTorch's number.
+        order: the rows of the matrix, as numbers of those of ``blocks``; None: all, as they are.
+        made: memory of ``packed_size`` to write to. threads: None: PyTorch's number.
 
     Raises:
-        ValueError: its parts do not fit its kind.
+        ValueError: rows that are not whole blocks.
     """
-    (high, width), form = codes.codes.shape, codes.form
-    if width % form.block:
-        raise ValueError(f"{form.name} weights come in whole blocks of {form.block}, not in rows of {width}")
-    if form.minimum != (codes.minimum is not None) or form.nested != (codes.fine is not None):
-        raise ValueError(f"{form.name} weights have other scales and minima than these")
-    parts = (codes.codes, codes.scale, codes.minimum, codes.fine, codes.fine_minimum)
-    whole = [None if part is None else np.ascontiguousarray(part) for part in parts]
-    addresses = [0 if part is None else part.ctypes.data for part in whole]
-    made = _room_in(made, packed_size(form, high, width))
+    if blocks.shape[1] % form.bytes:
+        raise ValueError(f"{form.name} weights come in whole blocks of {form.bytes} bytes")
+    rows, numbers = np.ascontiguousarray(blocks), np.arange(len(blocks)) if order is None else order
+    high, width = len(numbers), rows.shape[1] // form.bytes * form.block
+    made = room(packed_size(form, high, width)) if made is None else made
     native().pack(
-        NUMBER[form.name], *addresses, high, width, made.data_ptr(), threads or torch.get_num_threads()
-    )
-    return made
-
-
-def pack_stored(
-    stored: NDArray[np.uint8], form: Format, order: NDArray[np.int64], made: Tensor | None = None
-) -> Tensor:
-    """As ``pack_codes``, from the rows of a tensor in a GGUF file, ``[out, bytes]``, in this order; into ``made``."""
-    high, width = len(order), stored.shape[1] // form.bytes * form.block
-    made = _room_in(made, packed_size(form, high, width))
-    rows, numbers = np.ascontiguousarray(stored), np.ascontiguousarray(order)
-    native().pack_stored(
-        NUMBER[form.name], rows.ctypes.data, numbers.ctypes.data, high, width, made.data_ptr(),
-        torch.get_num_threads(),
+        NUMBER[form.name], rows.ctypes.data, np.ascontiguousarray(numbers).ctypes.data, high, width, made.data_ptr(),
+        threads or torch.get_num_threads(),
     )  # fmt: skip
-    return made
-
-
-def _room_in(made: Tensor | None, size: int) -> Tensor:
-    if made is None:
-        return room(size)
-    assert made.numel() == size, (made.numel(), size)
     return made
 
 

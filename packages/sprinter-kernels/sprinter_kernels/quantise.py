@@ -1,45 +1,52 @@
-"""Quantises a loaded model in place: ``dtype="int8"`` and ``"int4"``."""
+"""Quantises a loaded model in place: ``dtype="int8"``, ``"int4"``, and ``"gguf"`` for weights as a file stores them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sprinter_kernels import layers as layers_module
+from sprinter_kernels import layout
 from sprinter_kernels.layers import (
-    ROWS,
     Matrix,
     QuantisedEmbedding,
     QuantisedLinear,
     RoundedLinear,
+    Source,
     parameter_count,
     plain_matrix,
 )  # fmt: skip
-from sprinter_kernels.layout import GROUP, Codes, eight_bits, four_bits, joined
-from sprinter_kernels.native import native
+from sprinter_kernels.native import LAYOUT, native
 from sprinter_kernels.unchanged import hooks_of
 
-__all__ = [
-    "BITS", "ROUND", "SCALE", "ends_of", "is_plain", "padded", "put_matrices", "quantise", "quantise_linears",
-    "replaceable", "round_linears",
-]  # fmt: skip
+__all__ = ["SCALE", "Keep", "is_plain", "quantise", "quantise_linears", "replaceable", "round_linears"]
 
-BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
-"""Names of dtypes -> bits of a weight."""
-ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
-"""Bits of a weight -> what rounds a matrix to them."""
+_BITS: Mapping[str, int | None] = {"int8": 8, "int4": 4, "gguf": None}
+"""Names of dtypes -> bits of a weight; None: as it is stored."""
 _LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
 SCALE = "scalar_embed_scale"
 """Attribute of an embedding whose rows are all multiplied by a number, as in Gemma 3."""
+Keep = Callable[[Sequence[str], Sequence[int], Callable[[int, Tensor], object]], Sequence[Tensor] | None]
+"""Of the facts that packed matrices depend on, their sizes, and what packs one into memory of its size: the matrices,
+kept from an earlier load or packed now; None: they are not kept."""
 
 
-def quantise(model: PreTrainedModel, dtype: str) -> None:
+def quantise(
+    model: PreTrainedModel, dtype: str, sources: Mapping[str, Source] | None = None, keep: Keep | None = None
+) -> None:
     """Replace the linear layers and the input embedding of a model on a CPU, in place; what is left is in float32.
 
     With "int4" the input embedding and the output layer have 8 bits. The weights that it had are freed one by one.
+
+    Args:
+        dtype: "int8", "int4", or "gguf", of ``sources`` in blocks.
+        sources: the matrices of all layers of ``replaceable``, by path; None: those of the model.
+        keep: where packed matrices are kept.
 
     Raises:
         ValueError: the model is not on the CPU, or its weights are mostly not in linear layers or not finite.
@@ -57,24 +64,45 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
             "use bfloat16"
         )
     model.float()  # type: ignore[no-untyped-call]
-    ends = ends_of(model)
-    sharing: dict[int, list[str]] = {}  # layers whose weights are one
-    for path, layer in layers.items():
-        sharing.setdefault(id(layer.weight), []).append(path)
-    matrices = {}
+    model.requires_grad_(False)  # what is left of it, norms for example, cannot be trained either
+    found = {path: _source(layer) for path, layer in layers.items()} if sources is None else sources
+    sharing: dict[str, list[str]] = {}  # layers whose weights are one
+    for path in layers:
+        sharing.setdefault(found[path].key, []).append(path)
+    ends, wanted = _ends_of(model), list[tuple[Matrix, list[str]]]()
     for paths in sharing.values():
-        weight = plain_matrix(layers[paths[0]])
-        weight = layers[paths[0]].weight if weight is None else weight
-        bits = 8 if any(id(layers[path]) in ends for path in paths) else BITS[dtype]
+        bits = _BITS[dtype]
+        if bits and any(id(layers[path]) in ends for path in paths):
+            bits = 8
+        wanted.append((Matrix(found[paths[0]], bits), paths))
+    code = [Path(str(one.__file__)).read_bytes() for one in (layers_module, layout)]
+    facts = [
+        str(LAYOUT),
+        *(hashlib.sha256(one).hexdigest() for one in code),
+        *(one.facts for one, _ in wanted),
+    ]
+
+    def packed(i: int, made: Tensor | None = None) -> Tensor:
+        matrix, paths = wanted[i]
         try:
-            matrix = _matrix(weight, ROUND[bits])
+            return matrix.pack(made)
         except ValueError as error:
             raise ValueError(f"{name} cannot be quantised: in {paths[0]}, {error}: use bfloat16") from error
+
+    kept = None if keep is None else keep(facts, [one.size for one, _ in wanted], packed)
+    for i, (matrix, paths) in enumerate(wanted):
+        matrix.keep(packed(i) if kept is None else kept[i])
+        made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one
         for path in paths:
-            layers[path].weight = None
-            matrices[path] = matrix
-        del weight  # its memory is free for the next
-    put_matrices(model, matrices)
+            layer = layers[path]
+            if layer not in made:
+                table = isinstance(layer, nn.Embedding)
+                made[layer] = (
+                    QuantisedEmbedding(matrix, getattr(layer, SCALE, 1.0)) if table
+                    else QuantisedLinear(matrix, layer.bias)
+                )  # fmt: skip
+                layer.weight = None  # its memory is free for the next
+            model.set_submodule(path, made[layer])
 
 
 def quantise_linears(module: nn.Module) -> None:
@@ -86,9 +114,9 @@ def quantise_linears(module: nn.Module) -> None:
     made: list[tuple[nn.Module, str, QuantisedLinear]] = []
     for parent in module.modules():
         for name, layer in parent.named_children():
-            if (weight := plain_matrix(layer)) is not None:
+            if plain_matrix(layer) is not None:
                 try:
-                    matrix = _matrix(weight, ROUND[8])
+                    matrix = Matrix(_source(layer), 8).keep()
                 except ValueError as error:
                     raise ValueError(
                         f"layer {name} of {type(module).__name__} cannot be quantised: {error}"
@@ -96,22 +124,6 @@ def quantise_linears(module: nn.Module) -> None:
                 made.append((parent, name, QuantisedLinear(matrix, layer.bias)))  # type: ignore[arg-type]
     for parent, name, quantised in made:  # all or none
         setattr(parent, name, quantised)
-
-
-def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None:
-    """Replace the layers at these paths by quantised ones."""
-    model.requires_grad_(False)  # what is left of it, norms for example, cannot be trained either
-    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one
-    for path, matrix in matrices.items():
-        layer = model.get_submodule(path)
-        if layer not in made:
-            if isinstance(layer, nn.Embedding):
-                made[layer] = QuantisedEmbedding(matrix, getattr(layer, SCALE, 1.0))
-            else:
-                made[layer] = QuantisedLinear(matrix, layer.bias)  # type: ignore[arg-type]
-            layer.weight = None  # type: ignore[assignment]
-        parent, _, child = path.rpartition(".")
-        setattr(model.get_submodule(parent), child, made[layer])
 
 
 def round_linears(model: PreTrainedModel) -> None:
@@ -158,7 +170,7 @@ def replaceable(model: PreTrainedModel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def ends_of(model: PreTrainedModel) -> set[int]:
+def _ends_of(model: PreTrainedModel) -> set[int]:
     """Ids of the modules that embed tokens and of those of the output layer, which may be cut (``CutHead``)."""
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[no-untyped-call]
     return {id(part) for end in ends if end is not None for part in end.modules()}
@@ -170,17 +182,12 @@ def is_plain(embedding: nn.Module) -> bool:
     return own is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, SCALE))
 
 
-def padded(width: int) -> int:
-    """Columns of a matrix whose rows are whole groups."""
-    return width + -width % GROUP
+def _source(layer: Any) -> Source:
+    """The weights of a layer, as long as it has them."""
 
+    def weight() -> Tensor:
+        own = plain_matrix(layer)
+        return layer.weight if own is None else own
 
-def _matrix(weight: Tensor, rounded: Callable[..., Codes]) -> Matrix:
-    """A weight matrix rounded, a chunk of rows at a time to save memory."""
-    with torch.no_grad():
-        more = padded(weight.shape[1]) - weight.shape[1]
-        parts = [
-            rounded(nn.functional.pad(rows.float(), (0, more)).numpy())
-            for rows in torch.split(weight.detach(), ROWS)
-        ]
-    return Matrix.of_codes(joined(parts), weight.shape[1])
+    high, width = weight().shape
+    return Source(str(id(layer.weight)), high, width, lambda some: weight()[some])

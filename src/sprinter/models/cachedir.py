@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+from filelock import FileLock
 
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 
-__all__ = ["cache_dir", "check_own", "hash_file", "make_cache_dir", "read_kept", "write_kept"]
+__all__ = ["cache_dir", "hash_file", "kept_file", "make_cache_dir", "read_kept", "write_kept"]
 
 
 def cache_dir() -> Path:
@@ -24,7 +27,7 @@ def make_cache_dir() -> Path:
     """The cache directory, created for this user alone (mode 0700) if it does not exist.
 
     Raises:
-        UserError: it cannot be created, or ``check_own`` refuses it.
+        UserError: it cannot be created, or another user could have written to it.
     """
     cache = cache_dir()
     try:
@@ -33,11 +36,11 @@ def make_cache_dir() -> Path:
         raise UserError(
             f"cannot make the folder '{cache}' ({error.strerror}): set SPRINTER_CACHE to another"
         ) from error
-    check_own(cache)
+    _check_own(cache)
     return cache
 
 
-def check_own(path: Path) -> None:
+def _check_own(path: Path) -> None:
     """Refuse a file or directory of the cache that another user could have written. POSIX only; elsewhere no check.
 
     Raises:
@@ -73,13 +76,48 @@ def read_kept(folder: str, name: str) -> str | None:
     """The text of a file of the cache; None: it does not exist.
 
     Raises:
-        OSError: it cannot be read. UserError: ``check_own`` refuses it.
+        OSError: it cannot be read. UserError: another user could have written it.
     """
     place = cache_dir() / folder / name
     if not place.exists():
         return None
-    check_own(place)
+    _check_own(place)
     return place.read_text(encoding="utf-8")
+
+
+def kept_file(path: Path, write: Callable[[Path], object], size: int | None = None) -> Path:
+    """A large file of the cache, written if it is not there.
+
+    A process that is killed leaves a part, which the next one removes.
+
+    Args:
+        path: in the cache directory or a folder of it.
+        write: writes a new file. size: bytes of one that is whole; None: not known.
+
+    Raises:
+        OSError: it cannot be written. UserError: the cache, or the file, cannot be trusted.
+    """
+    make_cache_dir()
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+
+    def is_whole() -> bool:
+        return path.is_file() and size in (None, path.stat().st_size)
+
+    if not is_whole():
+        with FileLock(path.parent / "writing.lock"):  # another process may be writing it
+            for part in path.parent.glob("*.part*"):
+                part.unlink()
+            if not is_whole():
+                part = path.with_name(f"{path.stem}.part{path.suffix}")
+                try:
+                    write(part)
+                    part.chmod(0o600)
+                    part.replace(path)
+                finally:
+                    part.unlink(missing_ok=True)
+    for kept in (path.parent, path):
+        _check_own(kept)
+    return path
 
 
 def hash_file(path: Path) -> str:

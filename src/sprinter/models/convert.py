@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
+from sprinter.models.cachedir import cache_dir, kept_file
 from sprinter.models.devices import dtype_name
 from sprinter.models.gguf import config, vocabulary, write
 from sprinter.models.gguf.library import installed
@@ -147,20 +145,14 @@ def _converted(source: Source, which: str, revision: str | None, dtype: Any) -> 
             f"runner llamacpp needs a directory, a hub id or a GGUF file, and {origin.name} is a model in memory: "
             "save it with its tokenizer and give the directory"
         )
-    cache = cache_dir()
-    path = cache / f"{Path(origin.name).name}-{stored}-{_key(origin.at)}.gguf"
-    if not path.is_file():
-        make_cache_dir()
-        with FileLock(cache / "converting.lock"):  # another process may be converting
-            for stale in cache.glob("*.gguf.part"):  # left by a conversion that was killed
-                stale.unlink()
-            if not path.is_file():
-                _log.warning("converting %s for llama.cpp (%s), once", origin.name, stored)
-                convert_gguf(origin.at, path, stored)
-                path.chmod(0o600)
-    for kept in (cache, path):
-        check_own(kept)
-    return path
+
+    directory = origin.at
+
+    def write(part: Path) -> None:
+        _log.warning("converting %s for llama.cpp (%s), once", origin.name, stored)
+        convert_gguf(directory, part, stored)
+
+    return kept_file(cache_dir() / f"{Path(origin.name).name}-{stored}-{_key(directory)}.gguf", write)
 
 
 def _key(directory: Path) -> str:

@@ -27,7 +27,7 @@ from sprinter.models.runners.row_cache import RowCache
 
 __all__ = [
     "BITS", "GGUF", "compile_layers", "is_quantised", "kernels", "knows", "name_of", "parameter_count",
-    "passes_of", "put_matrices", "quantise", "quantise_linears", "renew", "round_linears", "runs", "why_none",
+    "passes_of", "quantise", "quantise_linears", "renew", "round_linears", "runs", "why_none",
     "why_not_fused",
 ]  # fmt: skip
 
@@ -111,25 +111,24 @@ def runs(model: object) -> bool:
     return isinstance(model, nn.Module) and model in _packed
 
 
-def quantise(model: PreTrainedModel, dtype: str) -> None:
+def quantise(
+    model: PreTrainedModel, dtype: str, sources: Mapping[str, Any] | None = None, keep: Any = None
+) -> None:
     """Quantise a model on a CPU in place, and have the kernels run it if they know it, else its linear layers.
 
     It keeps its fingerprint, so that gates and heads for it load.
 
+    Args:
+        sources, keep: of weights that lie in a file, and where their packed form is kept; see the package.
+
     Raises:
         UserError: there are no kernels, its weights cannot be rounded, or it does not run with them replaced.
     """
-    rounding, fingerprint = kernels("quantise"), weights_fingerprint(model)
+    package, fingerprint = kernels(), weights_fingerprint(model)
     with _refused():
-        rounding.quantise(model, dtype)
+        package.quantise(model, dtype, sources, keep)
     _run_quantised(model)
     count_as(model, fingerprint)
-
-
-def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Any]) -> None:
-    """Replace the layers at these paths by quantised ones; as ``quantise``."""
-    kernels("quantise").put_matrices(model, matrices)
-    _run_quantised(model)
 
 
 def _run_quantised(model: PreTrainedModel) -> None:

@@ -6,10 +6,9 @@ CPU, llama.cpp rounds activations to eight bits before it multiplies them with q
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,15 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 
 from sprinter.errors import UserError, first_line
 from sprinter.fingerprint import count_as
+from sprinter.models.cachedir import hash_file
+from sprinter.models.gguf import tensors as tensors_module
 from sprinter.models.gguf.config import family_of, model_config, not_here
 from sprinter.models.gguf.header import GgufHead, gguf_head
-from sprinter.models.gguf.library import gguf_package, last_words, library, loading
+from sprinter.models.gguf.library import gguf_package
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
-from sprinter.models.gguf.matrices import known_words, matrices
+from sprinter.models.gguf.packed import packed_matrices
 from sprinter.models.gguf.tensors import HEAD, Places, Tensors
-from sprinter.models.kernels import kernels, knows, put_matrices
+from sprinter.models.kernels import kernels, knows, quantise
 from sprinter.models.reduced_vocab import cut_output
 
 __all__ = ["Dequantised", "dequantised", "why_not_as_stored"]
@@ -43,8 +44,6 @@ _END_ROLES = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
 }  # fmt: skip
 """Roles of tokens that end a text, as GGUF's keys name them -> their texts, where the file has no key."""
-_ends: dict[str, tuple[int, ...]] = {}
-"""Hash of a vocabulary, which the files of a pair share as a rule -> the EOS ids that llama.cpp names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def dequantised(
     """
     gguf, head = gguf_package(), gguf_head(path)
     family = family_of(head, path.name)
-    eos_ids = _eos_ids(path, head)
+    eos_ids = _eos_ids(head)
     if quantised:
         dtype = torch.float32
     elif not isinstance(dtype, torch.dtype):
@@ -99,10 +98,9 @@ def dequantised(
         factors = tensors.read(_ROPE, torch.float32) if _ROPE in head.tensors else None
         config = model_config(head, eos_ids, factors)
         place = Places(gguf, config, family, head)
-        kept = matrices(place, tensors, quantised) if quantised else {}
         ids = None if cut is None else cut(config.vocab_size, eos_ids)
-        known = known_words(place, tensors, ids, quantised) if quantised and ids is not None else None
-        weights = dict(_weights(place, tensors, dtype, kept))
+        sources = _sources(place, tensors, ids, quantised) if quantised else {}
+        weights = dict(_weights(place, tensors, dtype, sources))
         if unread := head.tensors.keys() - tensors.seen:
             raise ValueError(f"its tensor {min(unread)} has no place in a {family.model_type} model")
     except UserError:  # of the cut: a line of its own
@@ -110,15 +108,17 @@ def dequantised(
     except (ValueError, NotImplementedError) as error:
         raise not_here(path.name, error) from error
     model = _model(config, weights, dtype, options)
+    model.name_or_path = str(path)
     if ids is not None:
         words = cut_output(model, ids)
-        if known is not None:
-            kept = {name: matrix for name, matrix in kept.items() if f"{name}.weight" != HEAD} | {
-                words: known
-            }
-    if kept:
-        put_matrices(model, kept)
-    model.name_or_path = str(path)
+        if quantised:
+            sources[words] = sources.pop(HEAD)
+    if quantised:
+        read = [tensors.fingerprint(), version("gguf"), hash_file(Path(tensors_module.__file__))]
+        quantise(
+            model, quantised, sources,
+            lambda facts, sizes, pack: packed_matrices(tensors.source, quantised, [*read, *facts], sizes, pack),
+        )  # fmt: skip
     count_as(model, head.metadata.get(FINGERPRINT_KEY) or tensors.fingerprint())
     tensors.source.check()
     return Dequantised(model, _stored(gguf, head), eos_ids)
@@ -135,7 +135,7 @@ def why_not_as_stored(path: Path) -> str | None:
         kernels()
         if not knows(family.model_type):
             return f"our kernels do not run the architecture {family.architecture}"
-        if others := sorted(head.types - kernels("layout").FORMATS.keys()):
+        if others := sorted(head.types - kernels().FORMATS.keys()):
             return (
                 f"{path.name} holds matrices in {', '.join(others)}, which our kernels do not read as stored"
             )
@@ -148,12 +148,23 @@ def why_not_as_stored(path: Path) -> str | None:
     return None
 
 
+def _sources(place: Places, tensors: Tensors, ids: Tensor | None, dtype: str) -> dict[str, Any]:
+    """The matrices that are to be quantised, by the paths of their layers; of the output layer the rows ``ids``."""
+    found = {}
+    for path, layer in kernels().replaceable(place.skeleton).items():
+        order = place.in_order(f"{path}.", torch.arange(len(layer.weight)))
+        order = ids if ids is not None and path == HEAD else order
+        name = place.stored(f"{path}.weight")
+        found[path] = tensors.matrix(name, tuple(layer.weight.shape), order.numpy(), dtype)
+    return found
+
+
 def _weights(
-    place: Places, tensors: Tensors, dtype: torch.dtype, kept: Mapping[str, Any]
+    place: Places, tensors: Tensors, dtype: torch.dtype, sources: Container[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights under transformers' names, tied embeddings once. Those of layers in ``kept`` take no memory."""
+    """All weights under transformers' names, tied embeddings once. Those of ``sources`` take no memory."""
     for name, wanted in place.skeleton.named_parameters():
-        if name.removesuffix(".weight") in kept:
+        if name.removesuffix(".weight") in sources:
             yield name, torch.zeros((), dtype=dtype).expand(wanted.shape)
             continue
         stored, offset = place.stored(name), place.offset(name)
@@ -189,23 +200,10 @@ def _stored(gguf: Any, head: GgufHead) -> str:
     return str(name).removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
-def _eos_ids(path: Path, head: GgufHead) -> tuple[int, ...]:
-    """The EOS ids that our converter recorded, else those that llama.cpp names, which knows them by their texts."""
+def _eos_ids(head: GgufHead) -> tuple[int, ...]:
+    """The EOS ids that our converter recorded, else by llama.cpp's rule those that the file names, and known texts."""
     if recorded := head.metadata.get(EOS_KEY):
         return tuple(int(part) for part in recorded.split(","))
-    facts = [
-        (key, value)
-        for key, value in sorted(head.metadata.items())
-        if key == "general.architecture" or key.startswith("tokenizer.ggml.")  # no chat template
-    ]
-    vocabulary = hashlib.sha256(repr(facts).encode()).hexdigest()
-    if vocabulary not in _ends:
-        _ends[vocabulary] = _llama_eos_ids(path) if find_spec("llama_cpp") else _spelled_eos_ids(head)
-    return _ends[vocabulary]
-
-
-def _spelled_eos_ids(head: GgufHead) -> tuple[int, ...]:
-    """The EOS ids by llama.cpp's rule, where it is not installed: those that the file names, and known texts."""
     given = head.metadata.get
     ids = {text: id for id, text in enumerate(given("tokenizer.ggml.tokens") or ())}
     ends = {ids[text] for text in _END_TEXTS & ids.keys()}
@@ -213,22 +211,3 @@ def _spelled_eos_ids(head: GgufHead) -> tuple[int, ...]:
         named = given(f"tokenizer.ggml.{role}_token_id")
         ends |= {ids[text] for text in texts if text in ids} if named is None else {int(named)}
     return tuple(sorted(ends))
-
-
-def _llama_eos_ids(path: Path) -> tuple[int, ...]:
-    """The EOS ids that llama.cpp names."""
-    llama = library()
-    last_words("")
-    with loading(False, False) as params:
-        params.vocab_only = True
-        handle = llama.llama_model_load_from_file(str(path).encode(), params)
-    if not handle:
-        raise UserError(
-            f"llama.cpp cannot read the tokens of {path}: {last_words('it does not say why')[:300]}"
-        )
-    try:
-        vocab = llama.llama_model_get_vocab(handle)
-        ends, count = llama.llama_vocab_is_eog, llama.llama_vocab_n_tokens(vocab)
-        return tuple(i for i in range(count) if ends(vocab, i))
-    finally:
-        llama.llama_model_free(handle)

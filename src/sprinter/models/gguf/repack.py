@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -26,11 +27,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
+from pydantic import TypeAdapter
 
-from sprinter.errors import UserError
-from sprinter.files import write_atomic
-from sprinter.models.cachedir import cache_dir
+from sprinter.errors import UserError, first_line
+from sprinter.models.cachedir import cache_dir, hash_file, read_kept, write_kept
 from sprinter.models.devices import cpu_flags
 from sprinter.models.gguf import trial
 from sprinter.models.gguf.library import gguf_package
@@ -41,6 +41,7 @@ ASKED = "SPRINTER_LLAMACPP_REPACK"
 """Environment variable: "auto" (try, the default), "on" or "off"."""
 
 _log = logging.getLogger("sprinter")
+_FOLDER = "llamacpp"  # of the cache directory
 _PATIENCE_S = 60.0
 _CRASHES = ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS")
 """Signals of crashes; other signals come from outside and say nothing about the code."""
@@ -92,24 +93,17 @@ def _verdict(types: tuple[str, ...], folder: Path) -> Repacking:
         "machine": [cpu_flags(), platform.system(), platform.release(), platform.machine()],
         "types": types,
     }
-    path = folder / f"llamacpp-{_hash(json.dumps(facts).encode())[:16]}.json"
-    if known := _read(path):
-        return known
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "trying.lock"):  # another process may be running the trial
-            if known := _read(path):
-                return known
-            verdict, sure = _try(types)
-            if sure:
-                write_atomic(path, json.dumps({**asdict(verdict), **facts}))
-            return verdict
-    except OSError as error:
-        _log.warning(
-            "llama.cpp is tried again by each process, because '%s' cannot be written (%s): set SPRINTER_CACHE to "
-            "another folder", folder, error.strerror,
-        )  # fmt: skip
-        return _try(types)[0]
+    name = f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError):  # a file that is damaged counts as none
+        if (text := read_kept(_FOLDER, name)) is not None:
+            return TypeAdapter(Repacking).validate_json(text, strict=True)
+    verdict, sure = _try(types)
+    if sure:
+        try:
+            write_kept(_FOLDER, name, json.dumps(asdict(verdict)))
+        except (OSError, UserError) as error:
+            _log.warning("llama.cpp is tried again by each process: %s", first_line(error))
+    return verdict
 
 
 @cache
@@ -161,17 +155,6 @@ def _end(file: Path, repack: str) -> tuple[str | None, bool]:
     )
 
 
-def _read(path: Path) -> Repacking | None:
-    """The verdict in a file; None if there is none that can be read."""
-    try:
-        held: Any = json.loads(path.read_text("utf-8"))
-        on, reason = held["on"], held["reason"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    known = (on is None or isinstance(on, bool)) and isinstance(reason, str)
-    return Repacking(on, reason) if known else None
-
-
 def _build() -> dict[str, str]:
     """Name → hash of the files that determine the code that llama.cpp runs on a CPU."""
     own = os.environ.get("LLAMA_CPP_LIB_PATH")
@@ -184,11 +167,7 @@ def _build() -> dict[str, str]:
             for file in (Path(own) if own else package / "lib").glob(name)
             if file.suffix in (".so", ".dylib", ".dll")
         ]
-    return {file.name: _hash(file.read_bytes()) for file in sorted(files)}
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return {file.name: hash_file(file) for file in sorted(files)}
 
 
 def _write_model(path: Path, types: Iterable[str]) -> None:

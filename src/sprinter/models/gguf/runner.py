@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,21 +26,6 @@ _POOLING_NONE = 0
 _FLASH_AUTO, _FLASH_OFF = -1, 0
 
 
-class LoadedFile(Protocol):
-    """What a runner needs of a GGUF file that llama.cpp has loaded."""
-
-    path: Path
-    handle: Any
-    vocab_size: int
-    hidden_size: int
-    device: torch.device
-    on_gpu: bool
-    cache_dtype: torch.dtype
-
-    @property
-    def token_bytes(self) -> int: ...
-
-
 class LlamaCppRunner(BaseRunner):
     """See ``Runner``. Any batch, ragged rows, trees, rewind and copy by marking cells; float32 results on the CPU.
 
@@ -50,7 +34,7 @@ class LlamaCppRunner(BaseRunner):
     states, and skips all computation that the cache does not need.
 
     Args:
-        model: the model to run; several runners may share it.
+        model: the ``GgufModel`` to run; several runners may share it.
         batch: number of rows.
         max_len: maximum number of tokens in a row.
         leaves: largest number of leaves of a tree in a row. Each further one is a sequence, of which llama.cpp has 256,
@@ -62,7 +46,7 @@ class LlamaCppRunner(BaseRunner):
 
     name = "llamacpp"
 
-    def __init__(self, model: LoadedFile, batch: int, max_len: int, leaves: int = 1) -> None:
+    def __init__(self, model: Any, batch: int, max_len: int, leaves: int = 1) -> None:
         super().__init__(batch, max_len)
         if batch > MOST:
             raise RowsError(f"llama.cpp holds at most {MOST} rows at a time, not {batch}: use fewer")
@@ -89,7 +73,7 @@ class LlamaCppRunner(BaseRunner):
     def cache_bytes(self) -> int:
         """Size of the context's cells, and of the outputs of trees."""
         more = (self.leaves - 1) * self.batch * self.vocab_size * 4  # an output of each sequence is reserved
-        return self.batch * self.max_len * self.model.token_bytes + more
+        return self.batch * self.max_len * int(self.model.token_bytes) + more
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Remove the cells beyond the lengths from the memory."""
@@ -350,6 +334,6 @@ def _placed(values: Tensor, shape: tuple[int, int], kept: Tensor | None) -> Tens
     return whole
 
 
-def _free(llama: Any, context: Any, model: LoadedFile) -> None:
+def _free(llama: Any, context: Any, model: Any) -> None:
     """Free a context. ``model`` is an argument only so that it outlives the context."""
     llama.llama_free(context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import sys
@@ -21,14 +22,14 @@ from sprinter.models.gguf.config import Family
 from sprinter.models.gguf.header import GgufHead, gguf_head
 from sprinter.models.gguf.load import content_fingerprint
 from sprinter.models.gguf.packed import SourceFile
-from sprinter.models.kernels import kernels
+from sprinter.models.kernels import GGUF, kernels
 
 __all__ = ["HEAD", "Places", "Tensors"]
 
 _PART, _WIDTH = 1 << 20, 1 << 12
 """Numbers that a thread dequantises at a time, and in a row: the package gguf works on 16 rows at a time, which may be
 short in a model."""
-_INPUT, HEAD = "token_embd.weight", "lm_head.weight"
+_INPUT, HEAD = "token_embd.weight", "lm_head"
 _ENDIAN = {"little": b"\x03\x00\x00\x00", "big": b"\x00\x00\x00\x03"}
 
 
@@ -81,45 +82,31 @@ class Tensors:
             list(pool.map(convert, range(0, blocks, _PART // block)))
         return values
 
-    def rows(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """These rows of a matrix, in this order, ``[rows, width]``.
+    def matrix(self, name: str, shape: tuple[int, int], order: NDArray[np.int64], dtype: str) -> Any:
+        """These rows of a matrix, in this order, as a ``Source`` of our kernels.
+
+        Args:
+            shape: of the matrix, all its rows. dtype: "gguf": its blocks stay as they are stored.
 
         Raises:
-            ValueError, NotImplementedError: it cannot be read.
+            ValueError: it cannot be read, has another shape, or is to stay in blocks of another kind.
         """
-        kind, shape, stored = self._stored(name)
-        # Whole rows: the package gguf loops over some of them at a time.
-        plain = np.asarray(self._gguf.dequantize(stored.reshape(shape[0], -1)[rows], kind), np.float32)
-        return plain.reshape(len(rows), shape[1])
-
-    def place(self, name: str) -> tuple[int, int]:
-        """A tensor's number of its kind, and where it begins in the file."""
-        tensor = self._head.tensors[name]
-        return tensor.kind, tensor.start
-
-    def check(self, name: str, high: int, width: int) -> None:
-        """See that there is such a matrix ``[high, width]``.
-
-        Raises:
-            ValueError: it cannot be read, or has another shape.
-        """
-        shape = list(self._stored(name)[1])
-        if shape != [high, width]:
-            raise ValueError(f"its tensor {name} has shape {shape}, wanted {[high, width]}")
-
-    def blocks(self, name: str, high: int, width: int) -> tuple[Any, NDArray[np.uint8]]:
-        """A matrix ``[high, width]`` as it is stored: its kind and ``[high, bytes]``.
-
-        Raises:
-            ValueError: it cannot be read, or it is stored in another way.
-        """
-        self.check(name, high, width)
-        kind, _, stored = self._stored(name)
-        if kind.name not in (formats := kernels("layout").FORMATS):
+        kind, found, stored = self._stored(name)
+        if list(found) != list(shape):
+            raise ValueError(f"its tensor {name} has shape {list(found)}, wanted {list(shape)}")
+        if dtype == GGUF and kind.name not in kernels().FORMATS:
             raise ValueError(
                 f"its tensor {name} is stored as {kind.name}, not in 4 to 8 bits: use dtype=int8"
             )
-        return formats[kind.name], stored.reshape(high, -1)
+        rows = stored.reshape(shape[0], -1)
+
+        def read(some: slice) -> Tensor:  # whole rows: the package gguf loops over some of them at a time
+            plain = np.asarray(self._gguf.dequantize(rows[order[some]], kind), np.float32)
+            return torch.from_numpy(plain.reshape(-1, shape[1]))
+
+        tensor = self._head.tensors[name]
+        key = f"{name} {tensor.kind} {tensor.start} {hashlib.sha256(order.tobytes()).hexdigest()}"
+        return kernels().Source(key, len(order), shape[1], read, kind.name, lambda: (rows, order))
 
     def _stored(self, name: str) -> tuple[Any, Sequence[int], NDArray[np.uint8]]:
         """A tensor's kind, shape, and blocks ``[blocks, bytes]``.
@@ -161,7 +148,7 @@ class Places:
         Raises:
             ValueError: there is none.
         """
-        if name == HEAD and self.config.tie_word_embeddings:
+        if name == f"{HEAD}.weight" and self.config.tie_word_embeddings:
             return _INPUT
         found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is None:
