@@ -14,67 +14,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sprinter.errors import BatchError, EngineError, SprinterError, UserError
 from sprinter.lazy import lazy_names
 from sprinter.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from sprinter.decode.draft import Origin, Stats, Token
-    from sprinter.decode.method import Method
-    from sprinter.engine.astream import AsyncStream
-    from sprinter.engine.async_engine import AsyncEngine
-    from sprinter.engine.engine import Engine
-    from sprinter.engine.generation import Generation
-    from sprinter.engine.options import GenerationKeywords, GenerationOptions
-    from sprinter.engine.pair import Pair, Stream, load_pair
-    from sprinter.engine.policy import Policy
-    from sprinter.engine.scheduler import Event
-    from sprinter.models.pair import builtin_paths
-    from sprinter.parameters import Sampling
-
-__all__ = [
-    "AsyncEngine",
-    "AsyncStream",
-    "BatchError",
-    "Engine",
-    "EngineError",
-    "Event",
-    "Generation",
-    "GenerationKeywords",
-    "GenerationOptions",
-    "Method",
-    "Origin",
-    "Pair",
-    "Policy",
-    "Sampling",
-    "SprinterError",
-    "Stats",
-    "Stream",
-    "Token",
-    "UserError",
-    "builtin_paths",
-    "load_pair",
-    "methods",
-]
-
 # Loaded when first used: the command line answers --help without waiting for torch and transformers.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "sprinter.decode.draft": ("Origin", "Stats", "Token"),
-        "sprinter.decode.method": ("Method",),
-        "sprinter.engine.scheduler": ("Event",),
-        "sprinter.engine.astream": ("AsyncStream",),
-        "sprinter.engine.async_engine": ("AsyncEngine",),
-        "sprinter.engine.engine": ("Engine",),
-        "sprinter.engine.generation": ("Generation",),
-        "sprinter.engine.options": ("GenerationKeywords", "GenerationOptions"),
-        "sprinter.engine.pair": ("Pair", "Stream", "load_pair"),
-        "sprinter.engine.policy": ("Policy",),
-        "sprinter.models.pair": ("builtin_paths",),
-        "sprinter.parameters": ("Sampling",),
-    },
-)
+if TYPE_CHECKING:
+    from sprinter.decode.draft import Origin as Origin
+    from sprinter.decode.draft import Stats as Stats
+    from sprinter.decode.draft import Token as Token
+    from sprinter.decode.method import Method as Method
+    from sprinter.engine.astream import AsyncStream as AsyncStream
+    from sprinter.engine.async_engine import AsyncEngine as AsyncEngine
+    from sprinter.engine.engine import Engine as Engine
+    from sprinter.engine.generation import Generation as Generation
+    from sprinter.engine.options import GenerationKeywords as GenerationKeywords
+    from sprinter.engine.options import GenerationOptions as GenerationOptions
+    from sprinter.engine.pair import Pair as Pair
+    from sprinter.engine.pair import Stream as Stream
+    from sprinter.engine.pair import load_pair as load_pair
+    from sprinter.engine.policy import Policy as Policy
+    from sprinter.engine.scheduler import Event as Event
+    from sprinter.errors import BatchError as BatchError
+    from sprinter.errors import EngineError as EngineError
+    from sprinter.errors import SprinterError as SprinterError
+    from sprinter.errors import UserError as UserError
+    from sprinter.models.pair import builtin_paths as builtin_paths
+    from sprinter.parameters import Sampling as Sampling
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)
+__all__ += ["methods"]
 
 
 def methods() -> list[dict[str, Any]]:

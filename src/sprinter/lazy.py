@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 __all__ = ["lazy_names"]
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, Iterable[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make ``__getattr__`` and ``__dir__`` of a package.
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
+
+    Its names are listed once, as imports for type checkers: ``from home import Name as Name`` in its own source, below
+    ``if TYPE_CHECKING:``.
 
     Args:
         package: the package's ``__name__``.
-        homes: module -> names that it defines.
     """
-    home = {name: module for module, names in homes.items() for name in names}
+    own = sys.modules[package]
+    source = own.__spec__.loader.get_source(package)  # type: ignore[union-attr]
+    blocks = [block for block in ast.parse(source).body if isinstance(block, ast.If)]
+    imports = [one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom)]
+    home = {str(name.asname): (str(one.module), name.name) for one in imports for name in one.names}
 
     def __getattr__(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        value = getattr(import_module(home[name]), name)
-        setattr(sys.modules[package], name, value)
+        module, inside = home[name]
+        value = getattr(import_module(module), inside)
+        setattr(own, name, value)
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home})
+        return sorted({*vars(own), *home})
 
-    return __getattr__, __dir__
+    order = sorted(home, key=lambda name: (not name.isupper(), name[0].islower(), name))
+    return __getattr__, __dir__, order

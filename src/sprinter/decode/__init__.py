@@ -15,242 +15,112 @@ from typing import TYPE_CHECKING
 
 from sprinter.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from sprinter.decode.accept import (
-        AcceptRule,
-        Batch,
-        Bild,
-        Block,
-        Cactus,
-        Cascade,
-        ChainRule,
-        Diversed,
-        Exact,
-        Fly,
-        Fuzzy,
-        GreedyMatch,
-        Harmless,
-        Judge,
-        Lenient,
-        Margin,
-        Mentored,
-        OneHot,
-        Opt,
-        RandomAccept,
-        Relaxed,
-        SeveralRule,
-        SpecInfer,
-        SpecTr,
-        TargetCall,
-        Threshold,
-        Traversal,
-        TreeRule,
-        Typical,
-        Uno,
-        Without,
-    )
-    from sprinter.decode.checks import at_least, between
-    from sprinter.decode.conformance import check_accept, check_stop, check_trust
-    from sprinter.decode.draft import Control, LawPair, Origin, Ranked, Stats, Tips, Token, Verdict
-    from sprinter.decode.draft_heads import DraftHeads, Heads, HeadText
-    from sprinter.decode.drafter import (
-        Allocated,
-        Context,
-        Drafter,
-        Model,
-        Nothing,
-        Proposal,
-        Proposer,
-    )
-    from sprinter.decode.drafter_conformance import check_drafter
-    from sprinter.decode.grow import Root, TreeBuilder
-    from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
-    from sprinter.decode.lookup import Lookup
-    from sprinter.decode.method import Method
-    from sprinter.decode.presets import preset
-    from sprinter.decode.registry import Registry
-    from sprinter.decode.sequence import Chain, Siblings, Tree
-    from sprinter.decode.signals import SIGNALS, signal
-    from sprinter.decode.sparse import Sparse
-    from sprinter.decode.spec import ACCEPT, DRAFTER, METHODS, STOP, TRUST, method_table, parse_method
-    from sprinter.decode.state import RuleState
-    from sprinter.decode.stop import (
-        AdaEdl,
-        BildFallback,
-        Calibrated,
-        Confidence,
-        Disco,
-        Fixed,
-        Heuristic,
-        Never,
-        Optimal,
-        SpecDec,
-        StopRule,
-        Svip,
-        Untrusted,
-    )
-    from sprinter.decode.trust import (
-        DEFAULT,
-        MEASURED,
-        RECORDED,
-        Certain,
-        Coin,
-        Everyone,
-        Gate,
-        Nobody,
-        Online,
-        State,
-        TrustRule,
-    )
-    from sprinter.random import Draws, Purpose
-
-__all__ = [
-    "ACCEPT",
-    "DEFAULT",
-    "DRAFTER",
-    "MEASURED",
-    "METHODS",
-    "RECORDED",
-    "SIGNALS",
-    "STOP",
-    "TRUST",
-    "AcceptRule",
-    "AdaEdl",
-    "Allocated",
-    "Batch",
-    "Bild",
-    "BildFallback",
-    "Block",
-    "Cactus",
-    "Calibrated",
-    "Cascade",
-    "Certain",
-    "Chain",
-    "ChainRule",
-    "Coin",
-    "Confidence",
-    "Context",
-    "Control",
-    "Disco",
-    "Diversed",
-    "DraftHeads",
-    "Drafter",
-    "Drawn",
-    "Draws",
-    "Dynamic",
-    "Everyone",
-    "Exact",
-    "Fixed",
-    "Fly",
-    "Fuzzy",
-    "Gate",
-    "GreedyMatch",
-    "Harmless",
-    "HeadText",
-    "Heads",
-    "Heuristic",
-    "Judge",
-    "LawPair",
-    "Lenient",
-    "Lookup",
-    "Margin",
-    "Mentored",
-    "Method",
-    "Model",
-    "Never",
-    "Nobody",
-    "Nothing",
-    "OneHot",
-    "Online",
-    "Opt",
-    "Optimal",
-    "Origin",
-    "Proposal",
-    "Proposer",
-    "Purpose",
-    "RandomAccept",
-    "Ranked",
-    "Registry",
-    "Relaxed",
-    "Root",
-    "RuleState",
-    "SeveralRule",
-    "Siblings",
-    "Sparse",
-    "SpecDec",
-    "SpecInfer",
-    "SpecTr",
-    "State",
-    "Static",
-    "Stats",
-    "StopRule",
-    "Svip",
-    "TargetCall",
-    "Threshold",
-    "Tips",
-    "Token",
-    "Traversal",
-    "Tree",
-    "TreeBuilder",
-    "TreeRule",
-    "TrustRule",
-    "Typical",
-    "Uno",
-    "Untrusted",
-    "Verdict",
-    "Widened",
-    "Without",
-    "at_least",
-    "between",
-    "check_accept",
-    "check_drafter",
-    "check_stop",
-    "check_trust",
-    "method_table",
-    "parse_method",
-    "preset",
-    "signal",
-]  # fmt: skip
-
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "sprinter.decode.accept": (
-            "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Diversed", "Exact", "Fly",
-            "Fuzzy", "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Mentored", "OneHot", "Opt",
-            "RandomAccept", "Relaxed", "SeveralRule", "SpecInfer", "SpecTr", "TargetCall", "Threshold", "Traversal",
-            "TreeRule", "Typical", "Uno", "Without",
-        ),
-        "sprinter.decode.drafter_conformance": ("check_drafter",),
-        "sprinter.decode.checks": ("at_least", "between"),
-        "sprinter.decode.conformance": ("check_accept", "check_stop", "check_trust"),
-        "sprinter.decode.draft_heads": ("DraftHeads", "HeadText", "Heads"),
-        "sprinter.decode.sparse": ("Sparse",),
-        "sprinter.decode.draft": ("Control", "LawPair", "Origin", "Ranked", "Stats", "Tips", "Token", "Verdict"),
-        "sprinter.decode.drafter": (
-            "Allocated", "Context", "Drafter", "Model", "Nothing", "Proposal", "Proposer",
-        ),
-        "sprinter.decode.lookup": ("Lookup",),
-        "sprinter.decode.grow": ("TreeBuilder", "Root"),
-        "sprinter.decode.growers": ("Drawn", "Dynamic", "Static", "Widened"),
-        "sprinter.decode.method": ("Method",),
-        "sprinter.decode.signals": ("SIGNALS", "signal"),
-        "sprinter.decode.spec": (
-            "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "method_table", "parse_method",
-        ),
-        "sprinter.decode.presets": ("preset",),
-        "sprinter.decode.registry": ("Registry",),
-        "sprinter.decode.state": ("RuleState",),
-        "sprinter.decode.stop": (
-            "AdaEdl", "BildFallback", "Calibrated", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "Optimal",
-            "SpecDec", "StopRule", "Svip", "Untrusted",
-        ),
-        "sprinter.decode.sequence": ("Chain", "Siblings", "Tree"),
-        "sprinter.decode.trust": (
-            "DEFAULT", "MEASURED", "RECORDED", "Certain", "Coin", "Everyone", "Gate", "Nobody", "Online", "State",
-            "TrustRule",
-        ),
-        "sprinter.random": ("Draws", "Purpose"),
-    },
-)  # fmt: skip
+if TYPE_CHECKING:
+    from sprinter.decode.accept import AcceptRule as AcceptRule
+    from sprinter.decode.accept import Batch as Batch
+    from sprinter.decode.accept import Bild as Bild
+    from sprinter.decode.accept import Block as Block
+    from sprinter.decode.accept import Cactus as Cactus
+    from sprinter.decode.accept import Cascade as Cascade
+    from sprinter.decode.accept import ChainRule as ChainRule
+    from sprinter.decode.accept import Diversed as Diversed
+    from sprinter.decode.accept import Exact as Exact
+    from sprinter.decode.accept import Fly as Fly
+    from sprinter.decode.accept import Fuzzy as Fuzzy
+    from sprinter.decode.accept import GreedyMatch as GreedyMatch
+    from sprinter.decode.accept import Harmless as Harmless
+    from sprinter.decode.accept import Judge as Judge
+    from sprinter.decode.accept import Lenient as Lenient
+    from sprinter.decode.accept import Margin as Margin
+    from sprinter.decode.accept import Mentored as Mentored
+    from sprinter.decode.accept import OneHot as OneHot
+    from sprinter.decode.accept import Opt as Opt
+    from sprinter.decode.accept import RandomAccept as RandomAccept
+    from sprinter.decode.accept import Relaxed as Relaxed
+    from sprinter.decode.accept import SeveralRule as SeveralRule
+    from sprinter.decode.accept import SpecInfer as SpecInfer
+    from sprinter.decode.accept import SpecTr as SpecTr
+    from sprinter.decode.accept import TargetCall as TargetCall
+    from sprinter.decode.accept import Threshold as Threshold
+    from sprinter.decode.accept import Traversal as Traversal
+    from sprinter.decode.accept import TreeRule as TreeRule
+    from sprinter.decode.accept import Typical as Typical
+    from sprinter.decode.accept import Uno as Uno
+    from sprinter.decode.accept import Without as Without
+    from sprinter.decode.checks import at_least as at_least
+    from sprinter.decode.checks import between as between
+    from sprinter.decode.conformance import check_accept as check_accept
+    from sprinter.decode.conformance import check_stop as check_stop
+    from sprinter.decode.conformance import check_trust as check_trust
+    from sprinter.decode.draft import Control as Control
+    from sprinter.decode.draft import LawPair as LawPair
+    from sprinter.decode.draft import Origin as Origin
+    from sprinter.decode.draft import Ranked as Ranked
+    from sprinter.decode.draft import Stats as Stats
+    from sprinter.decode.draft import Tips as Tips
+    from sprinter.decode.draft import Token as Token
+    from sprinter.decode.draft import Verdict as Verdict
+    from sprinter.decode.draft_heads import DraftHeads as DraftHeads
+    from sprinter.decode.draft_heads import Heads as Heads
+    from sprinter.decode.draft_heads import HeadText as HeadText
+    from sprinter.decode.drafter import Allocated as Allocated
+    from sprinter.decode.drafter import Context as Context
+    from sprinter.decode.drafter import Drafter as Drafter
+    from sprinter.decode.drafter import Model as Model
+    from sprinter.decode.drafter import Nothing as Nothing
+    from sprinter.decode.drafter import Proposal as Proposal
+    from sprinter.decode.drafter import Proposer as Proposer
+    from sprinter.decode.drafter_conformance import check_drafter as check_drafter
+    from sprinter.decode.grow import Root as Root
+    from sprinter.decode.grow import TreeBuilder as TreeBuilder
+    from sprinter.decode.growers import Drawn as Drawn
+    from sprinter.decode.growers import Dynamic as Dynamic
+    from sprinter.decode.growers import Static as Static
+    from sprinter.decode.growers import Widened as Widened
+    from sprinter.decode.lookup import Lookup as Lookup
+    from sprinter.decode.method import Method as Method
+    from sprinter.decode.presets import preset as preset
+    from sprinter.decode.registry import Registry as Registry
+    from sprinter.decode.sequence import Chain as Chain
+    from sprinter.decode.sequence import Siblings as Siblings
+    from sprinter.decode.sequence import Tree as Tree
+    from sprinter.decode.signals import SIGNALS as SIGNALS
+    from sprinter.decode.signals import signal as signal
+    from sprinter.decode.sparse import Sparse as Sparse
+    from sprinter.decode.spec import ACCEPT as ACCEPT
+    from sprinter.decode.spec import DRAFTER as DRAFTER
+    from sprinter.decode.spec import METHODS as METHODS
+    from sprinter.decode.spec import STOP as STOP
+    from sprinter.decode.spec import TRUST as TRUST
+    from sprinter.decode.spec import method_table as method_table
+    from sprinter.decode.spec import parse_method as parse_method
+    from sprinter.decode.state import RuleState as RuleState
+    from sprinter.decode.stop import AdaEdl as AdaEdl
+    from sprinter.decode.stop import BildFallback as BildFallback
+    from sprinter.decode.stop import Calibrated as Calibrated
+    from sprinter.decode.stop import Confidence as Confidence
+    from sprinter.decode.stop import Disco as Disco
+    from sprinter.decode.stop import Fixed as Fixed
+    from sprinter.decode.stop import Heuristic as Heuristic
+    from sprinter.decode.stop import Never as Never
+    from sprinter.decode.stop import Optimal as Optimal
+    from sprinter.decode.stop import SpecDec as SpecDec
+    from sprinter.decode.stop import StopRule as StopRule
+    from sprinter.decode.stop import Svip as Svip
+    from sprinter.decode.stop import Untrusted as Untrusted
+    from sprinter.decode.trust import DEFAULT as DEFAULT
+    from sprinter.decode.trust import MEASURED as MEASURED
+    from sprinter.decode.trust import RECORDED as RECORDED
+    from sprinter.decode.trust import Certain as Certain
+    from sprinter.decode.trust import Coin as Coin
+    from sprinter.decode.trust import Everyone as Everyone
+    from sprinter.decode.trust import Gate as Gate
+    from sprinter.decode.trust import Nobody as Nobody
+    from sprinter.decode.trust import Online as Online
+    from sprinter.decode.trust import State as State
+    from sprinter.decode.trust import TrustRule as TrustRule
+    from sprinter.random import Draws as Draws
+    from sprinter.random import Purpose as Purpose
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)
