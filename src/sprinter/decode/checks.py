@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import field, fields
 from numbers import Integral, Real
 from typing import Any
 
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError, refuse_long
 
-__all__ = ["at_least", "between", "boolean", "one_of", "positive", "ranged", "whole"]
+__all__ = [
+    "Parameters", "at_least", "between", "choice", "count", "flag", "number", "one_of", "positive", "ranged", "whole",
+]  # fmt: skip
 
 
 def between(name: str, value: object, low: float, high: float) -> None:
@@ -51,16 +54,57 @@ def one_of(kind: str, value: object, known: Iterable[str]) -> None:
         raise did_you_mean(kind, str(value), names)
 
 
-def boolean(config: object, *names: str) -> None:
-    """Raise a UserError unless these fields are true or false."""
-    for name in names:
-        if not isinstance(value := getattr(config, name), bool):
-            raise UserError(f"{name}={value} is out of range: give true or false")
-
-
 def whole(name: str, value: object) -> int:
     """The value as an int, from any integer type (numpy's too); raises a UserError for others, and those too long."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{name}={value} is not a whole number: give an integer")
     refuse_long(name, value)
     return int(value)
+
+
+# --- fields that say what they take ----------------------------------------------------------------------------------
+class Parameters:
+    """Base of frozen dataclasses whose fields may be ``number``, ``count``, ``choice`` or ``flag``: they are checked.
+
+    A subclass with a ``__post_init__`` of its own calls ``Parameters.__post_init__(self)`` in it.
+    """
+
+    def __post_init__(self) -> None:
+        for one in fields(self):  # type: ignore[arg-type]
+            if "check" in one.metadata:
+                one.metadata["check"](self, one.name)
+
+
+def _checked(default: object, check: Callable[[Any, str], None]) -> Any:
+    return field(default=default, metadata={"check": check})
+
+
+def number(default: float | str, low: float, high: float, word: str | None = None) -> Any:
+    """A number in [low, high]; ``word``, or a default that is a word, may be in its place."""
+    allowed = default if isinstance(default, str) else word
+
+    def check(config: Any, name: str) -> None:
+        if allowed is None or getattr(config, name) != allowed:
+            ranged(config, name, low, high)
+
+    return _checked(default, check)
+
+
+def count(default: int, low: int = 1, high: int | None = None) -> Any:
+    """A whole number >= low, and <= high if that is given."""
+    return _checked(default, lambda config, name: at_least(name, getattr(config, name), low, high))
+
+
+def choice(default: str, kind: str, known: Iterable[str]) -> Any:
+    """One of the known names; ``kind``: what they are, for the message."""
+    return _checked(default, lambda config, name: one_of(kind, getattr(config, name), known))
+
+
+def flag(default: bool) -> Any:
+    """True or false."""
+
+    def check(config: Any, name: str) -> None:
+        if not isinstance(value := getattr(config, name), bool):
+            raise UserError(f"{name}={value} is out of range: give true or false")
+
+    return _checked(default, check)

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, boolean, ranged
+from sprinter.decode.checks import Parameters, count, flag, number
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Draft
 from sprinter.decode.grow import Independent, Root, TreeBuilder
@@ -75,7 +75,7 @@ class Proposer(ABC):
         """Propose the next tokens of the draft run; None: the draft model drafts instead (``Drafter.uses_model``)."""
 
 
-class Drafter:
+class Drafter(Parameters):
     """Base class of drafters: the draft model drafts, unless ``proposer`` returns a factory of ``Proposer``.
 
     A drafter that grows trees with the draft model says how it makes ``siblings`` and defines ``growth`` and ``slots``.
@@ -170,12 +170,8 @@ class Model(Drafter):
         drafts: independent drafts per round, 1 to 8, for accept rules that choose among several.
     """
 
-    greedy: bool = False
-    drafts: int = 1
-
-    def __post_init__(self) -> None:
-        boolean(self, "greedy")
-        at_least("drafts", self.drafts, 1, 8)
+    greedy: bool = flag(False)
+    drafts: int = count(1, 1, 8)
 
 
 @DRAFTER.rule("allocated")
@@ -188,11 +184,8 @@ class Allocated(Drafter):
         share: probability that a text is drafted, in [0, 1].
     """
 
-    share: float = 0.5
+    share: float = number(0.5, 0.0, 1.0)
     needs_target: ClassVar[bool] = True  # the target decodes the texts that are not drafted
-
-    def __post_init__(self) -> None:
-        ranged(self, "share", 0.0, 1.0)
 
     @property
     def proposes(self) -> bool:

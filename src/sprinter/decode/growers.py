@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import mul
 from typing import ClassVar
 
-from sprinter.decode.checks import at_least, boolean
+from sprinter.decode.checks import Parameters, count, flag
 from sprinter.decode.draft import Tips
 from sprinter.decode.drafter import Drafter
 from sprinter.decode.grow import Root, TreeBuilder, likely
@@ -45,6 +45,7 @@ class _OfWidths(Drafter):
     widths: str
 
     def __post_init__(self) -> None:
+        Parameters.__post_init__(self)
         _widths(self.widths)
         object.__setattr__(self, "widths", str(self.widths))
 
@@ -114,14 +115,13 @@ class Dynamic(Drafter):
         nodes: number of nodes that the target judges, at most.
     """
 
-    expand: int = 10
-    depth: int = 6
-    nodes: int = 60
+    expand: int = count(10)
+    depth: int = count(6)
+    nodes: int = count(60)
     siblings: ClassVar[Siblings] = Siblings.CHOSEN  # the most probable tokens: no chance is in them
 
     def __post_init__(self) -> None:
-        for name in ("expand", "depth", "nodes"):
-            at_least(name, getattr(self, name), 1)
+        Parameters.__post_init__(self)
         if (slots := max(self.slots(depth) for depth in (1, self.depth))) >= _MOST:
             raise UserError(f"expand={self.expand}, depth={self.depth}, nodes={self.nodes} has a model read a tree of "
                             f"{slots} tokens: give smaller numbers, fewer than {_MOST} are read at once")  # fmt: skip
@@ -181,12 +181,8 @@ class Drawn(_OfWidths):
     """
 
     widths: str = "3x2x1x1"
-    replacement: bool = False
+    replacement: bool = flag(False)
     siblings: ClassVar[Siblings] = Siblings.DRAWN  # one after the other, from the law at their parent
-
-    def __post_init__(self) -> None:
-        _OfWidths.__post_init__(self)
-        boolean(self, "replacement")
 
     def growth(self, root: Root) -> TreeBuilder:
         """A new tree."""

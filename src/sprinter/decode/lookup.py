@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from sprinter.decode.checks import at_least, one_of, ranged
+from sprinter.decode.checks import Parameters, choice, count, number
 from sprinter.decode.costs import READS, STEP, PassCosts
 from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
 from sprinter.decode.registry import DRAFTER
@@ -54,25 +54,20 @@ class Lookup(Drafter):
         step: cost of a draft step in the same unit, or "measured"; only read beside ``reads``.
     """
 
-    n: int = 3
-    least: int = 2
-    otherwise: str = "nothing"
-    length: int = LONGEST_COPY
+    n: int = count(3)
+    least: int = count(2)
+    otherwise: str = choice("nothing", "value of otherwise", ("nothing", "model"))
+    length: int = count(LONGEST_COPY, 1, LONGEST_COPY)
     reads: str = _FREE
-    step: float | str = STEP
+    step: float | str = number(STEP, 0.0, 100.0, MEASURED)
     needs_target: ClassVar[bool] = True  # the target writes the next token when nothing is copied
 
     def __post_init__(self) -> None:
-        at_least("n", self.n, 1)
-        at_least("least", self.least, 1)
-        at_least("length", self.length, 1, LONGEST_COPY)
+        Parameters.__post_init__(self)
         if self.least > self.n:
             raise UserError(f"least={self.least} is out of range: give at most n={self.n}")
-        one_of("value of otherwise", self.otherwise, ("nothing", "model"))
         if self.reads not in (_FREE, MEASURED):
             _costs(self.reads)
-        if self.step != MEASURED:
-            ranged(self, "step", 0.0, 100.0)
 
     @property
     def uses_model(self) -> bool:

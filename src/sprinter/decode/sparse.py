@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from sprinter.decode.checks import at_least
+from sprinter.decode.checks import Parameters, count
 from sprinter.decode.draft import Tips
 from sprinter.decode.drafter import Drafter
 from sprinter.decode.grow import Root, TreeBuilder, likely
@@ -35,12 +35,12 @@ class Sparse(Drafter):
         tree: the nodes; "recorded": chosen by the accuracies of the heads that draft.
     """
 
-    nodes: int = 24
+    nodes: int = count(24)
     tree: str = RECORDED
     siblings: ClassVar[Siblings] = Siblings.CHOSEN  # the most probable tokens: no chance is in them
 
     def __post_init__(self) -> None:
-        at_least("nodes", self.nodes, 1)
+        Parameters.__post_init__(self)
         if self.nodes >= 512:
             raise UserError(
                 f"nodes={self.nodes} is out of range: give fewer than 512, which are read at once"

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, between, ranged
+from sprinter.decode.checks import at_least, between, number
 from sprinter.decode.decoding import Answer, Asking, LoopRequest
 from sprinter.decode.draft import AskScore, AskTips, Draft, Origin, Record, Scores, Tips
 from sprinter.decode.grow import ranked
@@ -72,14 +72,10 @@ class ClassGate(TrustRule):
     It needs the signal "acceptable", which no real pair can give; ``TableDriver`` does.
     """
 
-    eta_tp: float = 0.9
-    eta_fp: float = 0.5
+    eta_tp: float = number(0.9, 0.0, 1.0)
+    eta_fp: float = number(0.5, 0.0, 1.0)
     needs: ClassVar[frozenset[str]] = frozenset({"acceptable", "uniform"})
     sees_token: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        ranged(self, "eta_tp", 0.0, 1.0)
-        ranged(self, "eta_fp", 0.0, 1.0)
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """u < η of x's class."""

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from sprinter.decode.checks import Parameters
 from sprinter.decode.draft import Control, Verdict
 from sprinter.decode.sequence import Siblings, Tree
 from sprinter.errors import SprinterError
@@ -75,7 +76,7 @@ class TargetCall(NamedTuple):
         return Verdict((), token, [0.0])
 
 
-class Judge(ABC):
+class Judge(Parameters, ABC):
     """Base class of all accept rules: judges the untrusted tokens of a round. Derive a rule from one of its subclasses:
 
     * ``AcceptRule``: judges each position on its own, given b and r;

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import Ends, LengthRule, at_tokens, ends_of
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, wide
@@ -31,11 +31,8 @@ class Cactus(LengthRule):
         delta: slack, nats.
     """
 
-    delta: float = 0.1
+    delta: float = number(0.1, 0.0, 100.0)
     lossless_greedy: ClassVar[bool] = True  # at temperature 0 p(x) is 0 or 1, and h = p
-
-    def __post_init__(self) -> None:
-        ranged(self, "delta", 0.0, 100.0)
 
     @property
     def lossless(self) -> bool:

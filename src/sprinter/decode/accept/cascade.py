@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
-from sprinter.decode.checks import one_of, ranged
+from sprinter.decode.checks import choice, number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, tv_distance
@@ -37,13 +37,9 @@ class Cascade(AcceptRule):
         alpha: the dial: a larger one defers less.
     """
 
-    deferral: str = "opt"
-    alpha: float = 0.5
+    deferral: str = choice("opt", "deferral", DEFERRALS)
+    alpha: float = number(0.5, 0.0, 1.0)
     needs_raw: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        one_of("deferral", self.deferral, DEFERRALS)
-        ranged(self, "alpha", 0.0, 1.0)
 
     def _deferred(self, p: Tensor, q: Tensor, control: Control | None) -> Tensor:
         laws = Control(p, q) if control is None else control

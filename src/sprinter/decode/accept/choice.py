@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import BLIND, AcceptRule
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.decode.sequence import Siblings
@@ -28,10 +28,7 @@ class RandomAccept(AcceptRule):
         rate: probability of keeping a token, in [0, 1].
     """
 
-    rate: float = 0.5
-
-    def __post_init__(self) -> None:
-        ranged(self, "rate", 0.0, 1.0)
+    rate: float = number(0.5, 0.0, 1.0)
 
     @property
     def lossless(self) -> bool:
@@ -74,13 +71,9 @@ class Typical(AcceptRule):
         delta: entropy-dependent threshold.
     """
 
-    epsilon: float = 0.09
-    delta: float = 0.3
+    epsilon: float = number(0.09, 0.0, 1.0)
+    delta: float = number(0.3, 0.0, 1.0)
     siblings: ClassVar[frozenset[Siblings]] = BLIND
-
-    def __post_init__(self) -> None:
-        ranged(self, "epsilon", 0.0, 1.0)
-        ranged(self, "delta", 0.0, 1.0)
 
     @property
     def lossless_greedy(self) -> bool:
@@ -110,14 +103,10 @@ class Margin(AcceptRule):
         logit: the target's largest logit at a typical position, nats.
     """
 
-    theta: float = 0.9
-    logit: float = 20.0
+    theta: float = number(0.9, 0.0, 1.0)
+    logit: float = number(20.0, 0.0, 1000.0)
     needs_raw: ClassVar[bool] = True
     siblings: ClassVar[frozenset[Siblings]] = BLIND
-
-    def __post_init__(self) -> None:
-        ranged(self, "theta", 0.0, 1.0)
-        ranged(self, "logit", 0.0, 1000.0)
 
     def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 at the most probable token, and at the second if it is near; else 0."""
@@ -141,12 +130,9 @@ class Bild(AcceptRule):
         rollback: threshold in nats.
     """
 
-    rollback: float = 5.0
+    rollback: float = number(5.0, 0.0, 1000.0)
     needs_raw: ClassVar[bool] = True
     siblings: ClassVar[frozenset[Siblings]] = BLIND
-
-    def __post_init__(self) -> None:
-        ranged(self, "rollback", 0.0, 1000.0)
 
     def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 where the raw p is at least exp(−rollback), else 0."""

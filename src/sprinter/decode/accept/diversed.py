@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.errors import SprinterError
@@ -28,11 +28,8 @@ class Diversed(AcceptRule):
         scale: largest weight of the draft; 0 is exact acceptance.
     """
 
-    scale: float = 1.0
+    scale: float = number(1.0, 0.0, 1.0)
     needs: ClassVar[frozenset[str]] = frozenset({"diversed"})
-
-    def __post_init__(self) -> None:
-        ranged(self, "scale", 0.0, 1.0)
 
     @property
     def lossless(self) -> bool:

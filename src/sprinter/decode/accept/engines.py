@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import BLIND, AcceptRule
-from sprinter.decode.checks import at_least, boolean, ranged
+from sprinter.decode.checks import count, flag, number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.decode.sequence import Siblings
@@ -31,16 +31,11 @@ class Relaxed(AcceptRule):
         sampled: draw replacements from p instead of taking argmax p.
     """
 
-    top_k: int = 10
-    delta: float = 0.6
-    sampled: bool = False
+    top_k: int = count(10)
+    delta: float = number(0.6, 0.0, 1.0)
+    sampled: bool = flag(False)
     needs_raw: ClassVar[bool] = True
     siblings: ClassVar[frozenset[Siblings]] = BLIND
-
-    def __post_init__(self) -> None:
-        at_least("top_k", self.top_k, 1)
-        ranged(self, "delta", 0.0, 1.0)
-        boolean(self, "sampled")
 
     def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 for the likely tokens, else 0."""
@@ -67,12 +62,8 @@ class Threshold(AcceptRule):
         total: divides the other probabilities; at 1 and ``single`` = 1 the rule is lossless for every q.
     """
 
-    single: float = 1.0
-    total: float = 1.0
-
-    def __post_init__(self) -> None:
-        ranged(self, "single", 0.0, 1.0)
-        ranged(self, "total", 1e-6, 1.0)
+    single: float = number(1.0, 0.0, 1.0)
+    total: float = number(1.0, 1e-6, 1.0)
 
     @property
     def lossless(self) -> bool:

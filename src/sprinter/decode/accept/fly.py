@@ -13,7 +13,7 @@ from torch import Tensor
 from sprinter.decode.accept.base import AcceptRule, Ends, LengthRule, at_tokens
 from sprinter.decode.accept.choice import GreedyMatch
 from sprinter.decode.accept.exact import Exact
-from sprinter.decode.checks import at_least, one_of, ranged
+from sprinter.decode.checks import choice, count, number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 
@@ -37,17 +37,11 @@ class Fly(LengthRule):
         base: rule that accepts and refuses, "exact" or "greedy".
     """
 
-    window: int = 6
-    entropy: float = 0.3
-    top: int = 3
-    base: str = "exact"
+    window: int = count(6)
+    entropy: float = number(0.3, 0.0, math.inf)
+    top: int = count(3)
+    base: str = choice("exact", "base", _BASES)
     lossless_greedy: ClassVar[bool] = True  # at temperature 0 a refused token has p(x) = 0
-
-    def __post_init__(self) -> None:
-        at_least("window", self.window, 1)
-        at_least("top", self.top, 1)
-        ranged(self, "entropy", 0.0, math.inf)
-        one_of("base", self.base, _BASES)
 
     def ends(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Ends:
         """How many tokens stay, and what follows them."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule
-from sprinter.decode.checks import at_least, boolean, one_of, ranged
+from sprinter.decode.checks import choice, count, flag, number
 from sprinter.decode.draft import Control, LawPair
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import js_divergence, kl_divergence, one_hot, tv_distance
@@ -47,17 +47,11 @@ class Fuzzy(AcceptRule):
         greedy_replacement: replace a rejected token with argmax p instead of a draw from p (the paper's section 6.3).
     """
 
-    divergence: str = "js_reference"
-    threshold: float = 0.3
-    top_k: int = 0
-    greedy_replacement: bool = False
+    divergence: str = choice("js_reference", "divergence", DIVERGENCES)
+    threshold: float = number(0.3, 0.0, float("inf"))
+    top_k: int = count(0, 0)
+    greedy_replacement: bool = flag(False)
     needs_raw: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        one_of("divergence", self.divergence, DIVERGENCES)
-        ranged(self, "threshold", 0.0, float("inf"))
-        at_least("top_k", self.top_k, 0)
-        boolean(self, "greedy_replacement")
 
     @property
     def lossless(self) -> bool:

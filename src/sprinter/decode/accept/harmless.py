@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import Ends, LengthRule, at_tokens, chances, ends_of
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.decode.threshold import RECORDED, UNRECORDED, reaches
@@ -32,12 +32,8 @@ class Harmless(LengthRule):
         threshold: least score of a token that stays, in [0, 1]; "recorded" takes the head's own.
     """
 
-    threshold: float | str = RECORDED
+    threshold: float | str = number(RECORDED, 0.0, 1.0)
     needs: ClassVar[frozenset[str]] = frozenset({"judge"})
-
-    def __post_init__(self) -> None:
-        if self.threshold != RECORDED:
-            ranged(self, "threshold", 0.0, 1.0)
 
     def settle(self, taus: Mapping[str, float]) -> Harmless:
         """The rule with the head's own threshold in place of "recorded"."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual
@@ -24,10 +24,7 @@ class Lenient(AcceptRule):
         w: weight of the target in the mixture.
     """
 
-    w: float = 0.8
-
-    def __post_init__(self) -> None:
-        ranged(self, "w", 0.0, 1.0)
+    w: float = number(0.8, 0.0, 1.0)
 
     @property
     def lossless(self) -> bool:

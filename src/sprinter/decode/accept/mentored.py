@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, wide
@@ -37,10 +37,7 @@ class Mentored(AcceptRule):
         kl: the budget D, nats per position.
     """
 
-    kl: float = 0.1
-
-    def __post_init__(self) -> None:
-        ranged(self, "kl", 0.0, float("inf"))
+    kl: float = number(0.1, 0.0, float("inf"))
 
     @property
     def lossless(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual
@@ -26,10 +26,7 @@ class Opt(AcceptRule):
         epsilon: slack, in probability.
     """
 
-    epsilon: float = 0.01
-
-    def __post_init__(self) -> None:
-        ranged(self, "epsilon", 0.0, 1.0)
+    epsilon: float = number(0.01, 0.0, 1.0)
 
     @property
     def lossless(self) -> bool:
@@ -57,10 +54,7 @@ class Uno(AcceptRule):
         epsilon: slack, in probability.
     """
 
-    epsilon: float = 0.01
-
-    def __post_init__(self) -> None:
-        ranged(self, "epsilon", 0.0, 1.0)
+    epsilon: float = number(0.01, 0.0, 1.0)
 
     def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = min(1, (p + ε)/q)."""

@@ -8,15 +8,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from sprinter.decode.checks import Parameters
 from sprinter.decode.costs import PassCosts
-from sprinter.decode.signals import ENDINGS
 from sprinter.decode.trust import State
-from sprinter.errors import UserError
 
-__all__ = ["StopRule", "law_of"]
+__all__ = ["StopRule"]
 
 
-class StopRule(ABC):
+class StopRule(Parameters, ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
     ``needs`` names signals of ``sprinter.decode.signals``; ``trusted`` (the trust rule's answer), ``drafted``
@@ -84,10 +83,3 @@ class StopRule(ABC):
             drafted: tokens in the run. checked: the untrusted ones of them. accepted: the kept ones of these.
         """
         return state
-
-
-def law_of(signal: str, law: str) -> str:
-    """The name of a signal on the raw or processed draft law; raises a UserError for another law."""
-    if law not in ENDINGS:
-        raise UserError(f"law={law} is unknown: give raw or processed")
-    return signal + ENDINGS[law]

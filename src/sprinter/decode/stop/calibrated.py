@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.chance import ChanceRule
 from sprinter.decode.threshold import reaches
@@ -32,13 +32,9 @@ class Calibrated(ChanceRule):
         memory: number of verdicts after which one has lost most of its weight.
     """
 
-    rate: float = 0.4
+    rate: float = number(0.4, 0.0, 1.0)
     signal: str = "entropy"
     memory: int = 500
-
-    def __post_init__(self) -> None:
-        ranged(self, "rate", 0.0, 1.0)
-        self.regression.check("calibrated")
 
     def start(self) -> State:
         """(chance that all of the run is accepted, the regression's fit...)."""

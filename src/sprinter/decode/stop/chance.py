@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from sprinter.decode.checks import Parameters
+from sprinter.decode.registry import STOP
 from sprinter.decode.regression import Regression
 from sprinter.decode.stop.base import StopRule
 from sprinter.decode.trust import State
@@ -24,6 +26,10 @@ class ChanceRule(StopRule):
     signal: str
     memory: int
     learns: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        Parameters.__post_init__(self)
+        self.regression.check(str(STOP.name_of(type(self))))
 
     @property
     def regression(self) -> Regression:

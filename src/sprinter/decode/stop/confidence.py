@@ -9,17 +9,42 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.checks import Parameters, count, number
 from sprinter.decode.registry import STOP
-from sprinter.decode.stop.base import StopRule, law_of
+from sprinter.decode.signals import ENDINGS
+from sprinter.decode.stop.base import StopRule
 from sprinter.decode.trust import State
+from sprinter.errors import UserError
 
 __all__ = ["AdaEdl", "BildFallback", "Confidence", "Svip"]
 
 
+class LawRule(StopRule):
+    """Reads one signal of the raw or the processed draft law; subclasses are dataclasses with the field ``law``."""
+
+    law: str
+    base: ClassVar[str]
+    """The signal on the raw law."""
+
+    def __post_init__(self) -> None:
+        Parameters.__post_init__(self)
+        if self.law not in ENDINGS:
+            raise UserError(f"law={self.law} is unknown: give raw or processed")
+
+    @property
+    def signal(self) -> str:
+        """The signal on the law that is asked for."""
+        return self.base + ENDINGS[self.law]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The signal."""
+        return frozenset({self.signal})
+
+
 @STOP.rule("confidence")
 @dataclass(frozen=True, slots=True)
-class Confidence(StopRule):
+class Confidence(LawRule):
     """Stops when q(x) < c (transformers' ``assistant_confidence_threshold``). It reads x, so x is kept and checked.
 
     Args:
@@ -27,27 +52,19 @@ class Confidence(StopRule):
         law: the raw law, or the processed law that x was drawn from (no use at temperature 0, where q(x) is 1).
     """
 
-    c: float = 0.4
+    c: float = number(0.4, 0.0, 1.0)
     law: str = "raw"
+    base: ClassVar[str] = "token_prob"
     sees_token: ClassVar[bool] = True  # q(x) depends on x
-
-    def __post_init__(self) -> None:
-        ranged(self, "c", 0.0, 1.0)
-        law_of("token_prob", self.law)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The signal q(x), on the raw or processed law."""
-        return frozenset({law_of("token_prob", self.law)})
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide q(x) < c."""
-        return signals[law_of("token_prob", self.law)] < self.c, state
+        return signals[self.signal] < self.c, state
 
 
 @STOP.rule("fallback")
 @dataclass(frozen=True, slots=True)
-class BildFallback(StopRule):
+class BildFallback(LawRule):
     """Stops when max q < f and discards the token (Big Little Decoder, Kim et al. 2023, fallback policy).
 
     Args:
@@ -55,27 +72,19 @@ class BildFallback(StopRule):
         law: "raw" or "processed".
     """
 
-    f: float = 0.6
+    f: float = number(0.6, 0.0, 1.0)
     law: str = "raw"
+    base: ClassVar[str] = "max_prob"
     discards: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        ranged(self, "f", 0.0, 1.0)
-        law_of("max_prob", self.law)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The signal max q, on the raw or processed law."""
-        return frozenset({law_of("max_prob", self.law)})
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide max q < f."""
-        return signals[law_of("max_prob", self.law)] < self.f, state
+        return signals[self.signal] < self.f, state
 
 
 @STOP.rule("svip")
 @dataclass(frozen=True, slots=True)
-class Svip(StopRule):
+class Svip(LawRule):
     """Stops when sqrt(c·H(q)) > h (SVIP, Zhang et al. 2024, equation 6): 1 − sqrt(cH) bounds the acceptance from below.
 
     Args:
@@ -83,28 +92,19 @@ class Svip(StopRule):
         law: "raw" or "processed".
     """
 
-    h: float = 0.3
-    c: float = 0.15
+    h: float = number(0.3, 0.0, 1e6)
+    c: float = number(0.15, 0.0, 1e6)
     law: str = "raw"
-
-    def __post_init__(self) -> None:
-        ranged(self, "h", 0.0, 1e6)
-        ranged(self, "c", 0.0, 1e6)
-        law_of("entropy", self.law)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The signal H(q) in nats, on the raw or processed law."""
-        return frozenset({law_of("entropy", self.law)})
+    base: ClassVar[str] = "entropy"
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide sqrt(c·H) > h."""
-        return (self.c * signals[law_of("entropy", self.law)]).sqrt() > self.h, state
+        return (self.c * signals[self.signal]).sqrt() > self.h, state
 
 
 @STOP.rule("adaedl")
 @dataclass(frozen=True, slots=True)
-class AdaEdl(StopRule):
+class AdaEdl(LawRule):
     """Stops when 1 − sqrt(g·H(q)) < λ; λ adapts to the acceptance rate (AdaEDL, Agrawal et al. 2024).
 
     After a round: AR ← β1·AR + (1 − β1)·accepted/drafted; λ' = λ + ε if AR < α, else λ − ε unless all of ``longest``
@@ -116,26 +116,15 @@ class AdaEdl(StopRule):
         law: "raw" or "processed".
     """
 
-    g: float = 0.2
-    alpha: float = 0.9
-    beta1: float = 0.5
-    beta2: float = 0.9
-    epsilon: float = 0.01
-    threshold: float = 0.5
-    longest: int = 40
+    g: float = number(0.2, 0.0, 1e6)
+    alpha: float = number(0.9, 0.0, 1.0)
+    beta1: float = number(0.5, 0.0, 1.0)
+    beta2: float = number(0.9, 0.0, 1.0)
+    epsilon: float = number(0.01, 0.0, 1.0)
+    threshold: float = number(0.5, 0.0, 1.0)
+    longest: int = count(40)
     law: str = "raw"
-
-    def __post_init__(self) -> None:
-        ranged(self, "g", 0.0, 1e6)
-        for name in ("alpha", "beta1", "beta2", "epsilon", "threshold"):
-            ranged(self, name, 0.0, 1.0)
-        at_least("longest", self.longest, 1)
-        law_of("entropy", self.law)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The signal H(q) in nats, on the raw or processed law."""
-        return frozenset({law_of("entropy", self.law)})
+    base: ClassVar[str] = "entropy"
 
     def start(self) -> State:
         """(λ, AR) in float64; AR starts at α."""
@@ -150,7 +139,7 @@ class AdaEdl(StopRule):
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide 1 − sqrt(g·H) < λ, or ``longest`` tokens."""
-        low = 1 - (self.g * signals[law_of("entropy", self.law)]).sqrt() < state[0]
+        low = 1 - (self.g * signals[self.signal]).sqrt() < state[0]
         return low | (signals["drafted"] >= self.longest), state
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least
+from sprinter.decode.checks import Parameters, count
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.base import StopRule
@@ -28,10 +28,7 @@ class Fixed(StopRule):
         gamma: draft length, tokens.
     """
 
-    gamma: int = 5
-
-    def __post_init__(self) -> None:
-        at_least("gamma", self.gamma, 1)
+    gamma: int = count(5)
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide drafted >= gamma."""
@@ -52,12 +49,12 @@ class Untrusted(StopRule):
         under: a stop rule that may end the tail earlier.
     """
 
-    tail: int = 0
+    tail: int = count(0, 0)
     under: StopRule | None = None
     sees_token: ClassVar[bool] = False  # ``under`` decides only on tokens that are checked in any case
 
     def __post_init__(self) -> None:
-        at_least("tail", self.tail, 0)
+        Parameters.__post_init__(self)
         if self.under is not None and (not isinstance(self.under, StopRule) or self.under.discards):
             raise UserError(f"under={self.under} cannot end a tail: give a stop rule that does not discard")
 
@@ -150,12 +147,8 @@ class Heuristic(StopRule):
         longest: upper bound of γ, tokens.
     """
 
-    first: int = 5
-    longest: int = 40
-
-    def __post_init__(self) -> None:
-        at_least("first", self.first, 1)
-        at_least("longest", self.longest, 1)
+    first: int = count(5)
+    longest: int = count(40)
 
     def start(self) -> State:
         """(γ,), with γ = ``first``."""

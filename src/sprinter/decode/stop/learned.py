@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.checks import count, number
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.base import StopRule
 from sprinter.decode.threshold import reaches
@@ -33,14 +33,10 @@ class SpecDec(StopRule):
         least: minimum length of a run, tokens.
     """
 
-    h: float = 0.7
-    least: int = 2
+    h: float = number(0.7, 0.0, 1.0)
+    least: int = count(2)
     needs: ClassVar[frozenset[str]] = frozenset({"specdec++"})  # the head's score p̂
     sees_token: ClassVar[bool] = True  # p̂ depends on x
-
-    def __post_init__(self) -> None:
-        ranged(self, "h", 0.0, 1.0)
-        at_least("least", self.least, 1)
 
     def start(self) -> State:
         """(Π p̂,) in float64, 1 at the start."""
@@ -71,11 +67,8 @@ class Disco(StopRule):
         threshold: minimum predicted acceptance probability, in [0, 1].
     """
 
-    threshold: float = 0.5
+    threshold: float = number(0.5, 0.0, 1.0)
     needs: ClassVar[frozenset[str]] = frozenset({"disco"})  # the network's score
-
-    def __post_init__(self) -> None:
-        ranged(self, "threshold", 0.0, 1.0)
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide score < threshold."""

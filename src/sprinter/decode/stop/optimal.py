@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.costs import STEP, PassCosts
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.chance import ChanceRule
@@ -45,16 +45,10 @@ class Optimal(ChanceRule):
 
     chains_only: ClassVar[bool] = True  # its costs are those of chains
 
-    step: float | str = STEP
-    token: float | str = _TOKEN
+    step: float | str = number(STEP, 0.0, 100.0, MEASURED)
+    token: float | str = number(_TOKEN, 0.0, 100.0, MEASURED)
     signal: str = "entropy"
     memory: int = 500
-
-    def __post_init__(self) -> None:
-        for name in ("step", "token"):
-            if getattr(self, name) != MEASURED:
-                ranged(self, name, 0.0, 100.0)
-        self.regression.check("optimal")
 
     @property
     def measures(self) -> bool:

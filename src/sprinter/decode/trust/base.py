@@ -8,12 +8,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from sprinter.decode.checks import Parameters
+
 __all__ = ["State", "TrustRule"]
 
 State = tuple[Tensor, ...]
 
 
-class TrustRule(ABC):
+class TrustRule(Parameters, ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
     ``needs`` names signals of ``sprinter.decode.signals``: signals of the draft's laws (``SIGNALS``, raw or with the

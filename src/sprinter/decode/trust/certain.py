@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from sprinter.decode.checks import one_of, ranged
+from sprinter.decode.checks import Parameters, choice, ranged
 from sprinter.decode.registry import TRUST
 from sprinter.decode.threshold import DEFAULT, reaches
 from sprinter.decode.trust.base import State, TrustRule
@@ -46,12 +46,12 @@ class Certain(TrustRule):
         threshold: in the signal's unit. "default": 0.3 nats of entropy, 0.9, or a margin of 3 nats.
     """
 
-    signal: str = "entropy"
+    signal: str = choice("entropy", "signal of certain", CERTAINTY)
     threshold: float | str = DEFAULT
     dial: ClassVar[str | None] = "threshold"
 
     def __post_init__(self) -> None:
-        one_of("signal of certain", self.signal, CERTAINTY)
+        Parameters.__post_init__(self)
         if not isinstance(self.threshold, str):
             ranged(self, "threshold", 0.0, CERTAINTY[self.signal].most)
         elif self.threshold != DEFAULT:

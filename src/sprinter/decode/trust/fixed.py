@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.registry import TRUST
 from sprinter.decode.trust.base import State, TrustRule
 
@@ -47,11 +47,8 @@ class Coin(TrustRule):
         rate: probability in [0, 1].
     """
 
-    rate: float = 0.5
+    rate: float = number(0.5, 0.0, 1.0)
     needs: ClassVar[frozenset[str]] = frozenset({"uniform"})
-
-    def __post_init__(self) -> None:
-        ranged(self, "rate", 0.0, 1.0)
 
     @property
     def never(self) -> bool:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sprinter.decode.checks import ranged
+from sprinter.decode.checks import number
 from sprinter.decode.registry import TRUST
 from sprinter.decode.threshold import RECORDED, UNRECORDED, reaches
 from sprinter.decode.trust.base import State, TrustRule
@@ -28,13 +28,9 @@ class Gate(TrustRule):
             gate was trained; 0.5 without a gate.
     """
 
-    tau: float | str = RECORDED
+    tau: float | str = number(RECORDED, 0.0, 1.0)
     needs: ClassVar[frozenset[str]] = frozenset({"gate"})
     dial: ClassVar[str | None] = "tau"
-
-    def __post_init__(self) -> None:
-        if self.tau != RECORDED:
-            ranged(self, "tau", 0.0, 1.0)
 
     @property
     def certainty(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.checks import Parameters, count, number
 from sprinter.decode.registry import TRUST
 from sprinter.decode.regression import Regression
 from sprinter.decode.threshold import reaches
@@ -35,16 +35,15 @@ class Online(TrustRule):
     """
 
     signal: str = "entropy"
-    tau: float = 0.6
-    after: int = 16
+    tau: float = number(0.6, 0.0, 1.0)
+    after: int = count(16)
     memory: int = 500
     learns: ClassVar[bool] = True
     dial: ClassVar[str | None] = "tau"
 
     def __post_init__(self) -> None:
         self._regression.check("online")
-        ranged(self, "tau", 0.0, 1.0)
-        at_least("after", self.after, 1)
+        Parameters.__post_init__(self)
 
     @property
     def _regression(self) -> Regression:
