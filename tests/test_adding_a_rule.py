@@ -103,7 +103,7 @@ def test_the_page_is_true(tree: Path) -> None:
     rule, page, figure, preset = places
 
     write(tree, rule, shown[rule])  # 1 and 2
-    init, lenient = "src/sprinter/decode/accept/__init__.py", "from sprinter.decode.accept.lenient"
+    init, lenient = "src/sprinter/decode/accept/__init__.py", "from sprinter.decode.accept.mentored"
     replace(
         tree,
         init,

@@ -6,22 +6,18 @@ Every rule computes its own law π: tests check identities on it, and the meter 
 from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge, TargetCall
 from sprinter.decode.accept.block import Block
 from sprinter.decode.accept.cactus import Cactus
-from sprinter.decode.accept.cascade import Cascade
 from sprinter.decode.accept.choice import Bild, GreedyMatch, Margin, RandomAccept, Typical
-from sprinter.decode.accept.diversed import Diversed
 from sprinter.decode.accept.engines import Relaxed, Threshold
 from sprinter.decode.accept.exact import Exact
 from sprinter.decode.accept.fly import Fly
 from sprinter.decode.accept.fuzzy import Fuzzy
 from sprinter.decode.accept.harmless import Harmless
-from sprinter.decode.accept.lenient import Lenient
 from sprinter.decode.accept.mentored import Mentored
-from sprinter.decode.accept.onehot import OneHot
+from sprinter.decode.accept.mixture import Cascade, Diversed, Lenient
 from sprinter.decode.accept.several import Batch, SeveralRule, SpecInfer, SpecTr
 from sprinter.decode.accept.slack import Opt, Uno
 from sprinter.decode.accept.traversal import Traversal
-from sprinter.decode.accept.tree import TreeRule
-from sprinter.decode.accept.without_replacement import Without
+from sprinter.decode.accept.tree import OneHot, TreeRule, Without
 
 __all__ = [
     "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Diversed", "Exact", "Fly", "Fuzzy",

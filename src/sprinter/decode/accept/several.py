@@ -36,9 +36,11 @@ class SeveralRule(Judge):
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
         """Return the index of the accepted candidate, or None, and the law of the replacement. ``p, q [V]``."""
 
-    @abstractmethod
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
-        """Return the drafts that stay in the comparison after candidate ``index`` was accepted at ``depth``."""
+        """The drafts that stay in the comparison after candidate ``index`` was accepted at ``depth``: those with its
+        token."""
+        accepted = chains[rows[index]].tokens[depth]
+        return [row for row in rows if chains[row].tokens[depth] == accepted]
 
     def judge(self, call: TargetCall) -> Verdict:
         """Judge the drafts depth by depth. A draft's number is part of the address of its random numbers."""
@@ -62,25 +64,6 @@ class SeveralRule(Judge):
         return Verdict(branches[rows[0]], token, [0.0] * (depth + 1))
 
 
-@ACCEPT.rule("batch")
-@dataclass(frozen=True, slots=True)
-class Batch(SeveralRule):
-    """Tries the first tokens of M drafts, then judges the accepted draft alone by the exact rule (Yin et al. 2024,
-    Algorithm 4, corrected).
-
-    The last branch of the printed algorithm runs after the first draft and subtracts q twice, which is biased. Here all
-    M first tokens are tried in order with p^m, and a token is drawn from p^{M+1} only if all are rejected.
-    """
-
-    def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
-        """Try the candidates in order with p^m; with one candidate this is the exact rule."""
-        return recursion(p, candidates, [q] * len(candidates), keep)
-
-    def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
-        """The accepted draft only."""
-        return [rows[index]]
-
-
 @ACCEPT.rule("specinfer")
 @dataclass(frozen=True, slots=True)
 class SpecInfer(SeveralRule):
@@ -90,9 +73,20 @@ class SpecInfer(SeveralRule):
         """Try the candidates in order with p^m."""
         return recursion(p, candidates, [q] * len(candidates), keep)
 
+
+@ACCEPT.rule("batch")
+@dataclass(frozen=True, slots=True)
+class Batch(SpecInfer):
+    """Tries the first tokens of M drafts, then judges the accepted draft alone by the exact rule (Yin et al. 2024,
+    Algorithm 4, corrected).
+
+    The last branch of the printed algorithm runs after the first draft and subtracts q twice, which is biased. Here all
+    M first tokens are tried in order with p^m, and a token is drawn from p^{M+1} only if all are rejected.
+    """
+
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
-        """All drafts with the accepted token."""
-        return _same_token(chains, rows, index, depth)
+        """The accepted draft only."""
+        return [rows[index]]
 
 
 @ACCEPT.rule("spectr")
@@ -115,15 +109,6 @@ class SpecTr(SeveralRule):
         left = (exact_p - torch.minimum(exact_q, exact_p / rho) * refused).clamp(min=0)
         total = left.sum()
         return None, left.div(total).to(p) if total > 0 else p
-
-    def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
-        """All drafts with the accepted token."""
-        return _same_token(chains, rows, index, depth)
-
-
-def _same_token(chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
-    accepted = chains[rows[index]].tokens[depth]
-    return [row for row in rows if chains[row].tokens[depth] == accepted]
 
 
 def _solve_rho(p: Tensor, q: Tensor, k: int) -> tuple[float, float]:

@@ -1,20 +1,22 @@
-"""The base class of accept rules for trees, and the recursion over siblings."""
+"""Accept rules for trees: their base class, the recursion over siblings, and the rules for siblings of two kinds."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from sprinter.decode.accept.base import Judge, TargetCall
 from sprinter.decode.draft import Verdict
+from sprinter.decode.registry import ACCEPT
 from sprinter.decode.sequence import Siblings, Tree
-from sprinter.laws import residual
+from sprinter.laws import residual, wide
 from sprinter.random import Purpose
 
-__all__ = ["Keep", "TreeRule", "recursion", "without"]
+__all__ = ["Keep", "OneHot", "TreeRule", "Without", "recursion", "without"]
 
 Keep = Callable[[int, float], bool]
 """(index of the candidate, its acceptance probability) -> whether it is kept."""
@@ -79,3 +81,45 @@ def without(p: Tensor, tokens: Sequence[int]) -> Tensor:
     left[list(tokens)] = 0.0
     total = left.sum()
     return left / total if total > 0 else p
+
+
+@ACCEPT.rule("onehot")
+@dataclass(frozen=True, slots=True)
+class OneHot(TreeRule):
+    """Accepts each of the siblings with the mass that p has left for it (as EAGLE's sampler does, Li et al. 2024).
+
+    A token that was chosen without chance has a one-hot law, whatever the draft model says. Exact acceptance then keeps
+    x with p(x), and goes on with p without x, normalised: one of distinct siblings is accepted with its own p(x).
+    """
+
+    siblings: ClassVar[frozenset[Siblings]] = frozenset({Siblings.CHOSEN})
+
+    def pick(self, p: Tensor, tree: Tree, children: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
+        """``recursion`` with one-hot laws, of which only the mass that is left is followed."""
+        tokens = [tree.tokens[node] for node in children]
+        left = 1.0
+        for index, mass in enumerate(wide(p[tokens]).tolist()):
+            if keep(index, min(1.0, mass / left) if left > 0 else 0.0):
+                return index, p
+            left -= mass
+        return None, without(p, tokens)
+
+
+@ACCEPT.rule("without")
+@dataclass(frozen=True, slots=True)
+class Without(TreeRule):
+    """Tries siblings in order, each against the law that it was drawn from given the earlier ones (recursive rejection
+    sampling: Jeon et al. 2024, arXiv 2402.14160; SpecInfer, Miao et al. 2024, for independent siblings).
+
+    The first sibling has q, the second q without the first one's token, normalised, and so on; after each refusal
+    p <- [p - q]_+, normalised. A sibling that was chosen once the earlier ones are known has a one-hot law, for which
+    this is p without its token: so widened chains (CaPE) are judged exactly too.
+    """
+
+    siblings: ClassVar[frozenset[Siblings]] = frozenset({Siblings.ALONE, Siblings.DRAWN, Siblings.WIDENED})
+
+    def pick(self, p: Tensor, tree: Tree, children: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
+        """The recursion over the children's own laws."""
+        return recursion(
+            p, [tree.tokens[node] for node in children], [tree.law(node) for node in children], keep
+        )
