@@ -18,10 +18,11 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
@@ -38,8 +39,10 @@ __all__ = [
     "RowsError",
     "SprinterError",
     "UserError",
+    "did_you_mean",
     "first_line",
     "install_line",
+    "nearest",
     "refuse_long",
 ]
 
@@ -69,6 +72,19 @@ class SprinterError(Exception):
 
 class UserError(SprinterError, ValueError):
     """The user's mistake: one line that says what is wrong and how to fix it."""
+
+
+def nearest(name: object, known: Iterable[str], least: float = 0.5) -> str | None:
+    """The known name that is most alike, by difflib's ratio; None: none has ``least``."""
+    return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=least)), None)
+
+
+def did_you_mean(kind: str, name: object, known: Iterable[str]) -> UserError:
+    """The error for an unknown name, with a suggestion: the nearest known name."""
+    names = list(known)
+    near = nearest(name, names)
+    hint = f"did you mean '{near}'?" if near else f"known: {', '.join(names)}"
+    return UserError(f"unknown {kind} '{name}': {hint}")
 
 
 def refuse_long(name: str, value: object) -> None:

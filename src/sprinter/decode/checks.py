@@ -7,8 +7,7 @@ from dataclasses import field, fields
 from numbers import Integral, Real
 from typing import Any
 
-from sprinter.decode.registry import did_you_mean
-from sprinter.errors import UserError, refuse_long
+from sprinter.errors import UserError, did_you_mean, refuse_long
 
 __all__ = [
     "Parameters", "at_least", "between", "choice", "count", "flag", "number", "one_of", "positive", "ranged", "whole",

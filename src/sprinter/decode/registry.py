@@ -6,28 +6,15 @@ classes) and ``sprinter.methods`` (functions that return a Method). A plug-in ca
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import SprinterError, did_you_mean, nearest
 
 __all__ = ["ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Registry", "did_you_mean", "nearest"]
 
 Item = TypeVar("Item", bound=Callable[..., Any])
-
-
-def nearest(name: str, known: Iterable[str], least: float = 0.5) -> str | None:
-    """The known name that is most alike, by difflib's ratio; None: none has ``least``."""
-    return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=least)), None)
-
-
-def did_you_mean(kind: str, name: str, known: list[str]) -> UserError:
-    """The error for an unknown name, with a suggestion: the nearest known name."""
-    near = nearest(name, known)
-    hint = f"did you mean '{near}'?" if near else f"known: {', '.join(known)}"
-    return UserError(f"unknown {kind} '{name}': {hint}")
 
 
 class Registry:

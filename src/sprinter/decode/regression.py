@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import at_least, one_of
-from sprinter.decode.registry import did_you_mean
-from sprinter.errors import UserError
+from sprinter.errors import UserError, did_you_mean
 
 __all__ = ["PREDICTORS", "Fit", "Regression"]
 

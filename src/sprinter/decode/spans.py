@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sprinter.decode.registry import did_you_mean
-from sprinter.errors import UserError
+from sprinter.errors import UserError, did_you_mean
 
 __all__ = ["OUTSIDE", "SPANS", "TextSpan", "check_only"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from sprinter.decode.method import VALUES, Method, defaults_of, spell
 from sprinter.decode.presets import preset
-from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
-from sprinter.errors import UserError
+from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry
+from sprinter.errors import UserError, did_you_mean
 
 __all__ = [
     "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Method", "build_rule",

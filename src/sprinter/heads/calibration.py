@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sprinter.errors import UserError
-from sprinter.heads.features import unknown
+from sprinter.errors import UserError, did_you_mean
 
 __all__ = ["CALIBRATIONS", "Calibration", "Isotonic", "Temperature", "read_calibration"]
 
@@ -116,4 +115,4 @@ def read_calibration(fields: Mapping[str, Any] | None, tensors: Mapping[str, Ten
     if kind == "temperature":
         assert fields is not None
         return Temperature(float(fields["temperature"]), float(fields["shift"]))
-    raise unknown("calibration", kind, CALIBRATIONS)
+    raise did_you_mean("calibration", kind, CALIBRATIONS)

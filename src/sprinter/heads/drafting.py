@@ -81,11 +81,12 @@ class TokenHeads(nn.Module, ABC):
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._fingerprint: str | None = None  # of weights that were rounded since
         self._attached: weakref.ref[nn.Module] | None = None
+        self._output: list[OutputLayer] = []  # the target's; in a list, as it is no part of this module
 
     @property
     def output(self) -> OutputLayer | None:
-        """The target's output layer; None: they have their own."""
-        return None
+        """The target's output layer; None: they have their own, or are not joined with a target."""
+        return self._output[0] if self._output else None
 
     @property
     def drafted(self) -> int:

@@ -43,17 +43,11 @@ class EagleHeads(EntryHeads):
     def __init__(self, config: LlamaConfig, fusion_bias: bool = False, **more: Any) -> None:
         layer = EntryLayer(config, config.hidden_size)
         super().__init__(config, layer, 2 * config.hidden_size, fusion_bias, **more)
-        self._output: list[OutputLayer] = []  # the target's; in a list, as it is no part of this module
 
     def join(self, target: nn.Module) -> None:
         """Take the target's embedding and output layer, and move to its device."""
         super().join(target)
         self._output = [OutputLayer(target, self.vocab_size)]
-
-    @property
-    def output(self) -> OutputLayer | None:
-        """The target's."""
-        return self._output[0] if self._output else None
 
     def fused(self, states: Sequence[Tensor]) -> Tensor:
         """The target's states ``[..., d]`` after its final norm."""

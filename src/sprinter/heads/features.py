@@ -18,7 +18,6 @@ q is the raw law (softmax at temperature 1). ``hidden_x`` and ``log_q`` depend o
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,12 +25,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, did_you_mean
 from sprinter.laws import entropy
 
 __all__ = [
     "FEATURES", "LARGEST_K", "DraftStep", "feature_width", "parse_features", "read_features", "sees_token",
-    "stack_features", "top_k_of", "unknown",
+    "stack_features", "top_k_of",
 ]  # fmt: skip
 
 LARGEST_K = 64
@@ -149,14 +148,6 @@ def top_k_of(name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """Error for an unknown name that suggests the nearest known one."""
-    names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
-    return UserError(f"unknown {kind} '{name}': {hint}")
-
-
 def _base(name: str) -> str:
     return name.partition("(")[0]
 
@@ -169,7 +160,7 @@ def _canonical(word: str) -> str:
     found = re.fullmatch(r"\s*([\w-]+)\s*(?:\(\s*k\s*=\s*(\d+)\s*\))?", word)
     base = found[1] if found else _base(word)
     if base not in FEATURES:
-        raise unknown("feature", base, FEATURES)
+        raise did_you_mean("feature", base, FEATURES)
     if base != "top_q" and found is not None and found[2] is None:
         return base
     if base != "top_q" or found is None:

@@ -49,8 +49,7 @@ class GlideHeads(TokenHeads):
         self.post_attention_layernorm = LlamaRMSNorm(size, eps)
         self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
         self.norm = LlamaRMSNorm(size, eps)
-        # The target's inner model and output layer; in a list, as they are no part of this module.
-        self._target: list[Any] = []
+        self._target: list[Any] = []  # the target's inner model, as ``_output``
 
     def join(self, target: nn.Module) -> None:
         """Take the target's embedding, last layer and output layer, and move to its device.
@@ -74,13 +73,7 @@ class GlideHeads(TokenHeads):
             )
         self.layers = (count - 2,)
         self.move_beside(target)
-        self._target = [target.base_model, OutputLayer(target, self.vocab_size)]
-
-    @property
-    def output(self) -> OutputLayer | None:
-        """The target's."""
-        layer: OutputLayer | None = self._target[1] if self._target else None
-        return layer
+        self._target, self._output = [target.base_model], [OutputLayer(target, self.vocab_size)]
 
     def rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[n, size]`` of the target's rotary embedding at positions ``[n]``."""
@@ -124,8 +117,7 @@ class GlideHeads(TokenHeads):
 
     def token_logits(self, x: Tensor) -> Tensor:
         """Logits ``[..., V]`` of outputs ``[..., d]``."""
-        logits: Tensor = self._target[1](self.norm(x))
-        return logits
+        return self._output[0](self.norm(x))
 
     @property
     def flops(self) -> float:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, did_you_mean
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.calibration import Calibration
-from sprinter.heads.features import feature_width, parse_features, sees_token, stack_features, unknown
+from sprinter.heads.features import feature_width, parse_features, sees_token, stack_features
 from sprinter.heads.networks import ARCHITECTURES, Network, build_network
 from sprinter.kinds import HEAD_KINDS
 
@@ -86,7 +86,7 @@ class HeadConfig:
             ("architecture", self.architecture, ARCHITECTURES),
         ):
             if value not in known:
-                raise unknown(what, value, known)
+                raise did_you_mean(what, value, known)
         object.__setattr__(self, "features", parse_features(self.features))
         if self.model == "target" and self.features != ("hidden",):
             raise UserError(

@@ -73,17 +73,11 @@ class MedusaHeads(TokenHeads):
             )
             for _ in range(count)
         )
-        self._output: list[OutputLayer] = []  # the target's; in a list, as it is not a part of this module
 
     def join(self, target: nn.Module) -> None:
         """Take the target's output layer if it is shared, and move beside the target."""
         self._output = [OutputLayer(target, self.vocab_size)] if self.shared else []
         self.move_beside(target)
-
-    @property
-    def output(self) -> OutputLayer | None:
-        """The target's, if it is shared."""
-        return self._output[0] if self._output else None
 
     def turned(self, head: int, states: Tensor) -> Tensor:
         """The input of a head's output layer, ``[..., d]``; ``head`` counts from 0."""

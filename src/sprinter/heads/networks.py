@@ -18,8 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from sprinter.errors import UserError
-from sprinter.heads.features import unknown
+from sprinter.errors import UserError, did_you_mean
 
 __all__ = ["ARCHITECTURES", "Linear", "Network", "Perceptron", "ResNet", "build_network"]
 
@@ -160,7 +159,7 @@ def build_network(architecture: str, inputs: int, width: int = 64, layers: int =
         UserError: unknown architecture, or width or layers out of range.
     """
     if architecture not in ARCHITECTURES:
-        raise unknown("architecture", architecture, ARCHITECTURES)
+        raise did_you_mean("architecture", architecture, ARCHITECTURES)
     for name, value in (("width", width), ("layers", layers)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
             raise UserError(f"{name}={value} is out of range: give a whole number in [1, 65536]")

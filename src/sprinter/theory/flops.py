@@ -15,8 +15,7 @@ from typing import Any
 
 from transformers import AutoConfig, GPT2Config, GPTNeoConfig, PreTrainedConfig
 
-from sprinter.decode.registry import did_you_mean
-from sprinter.errors import UserError
+from sprinter.errors import UserError, did_you_mean
 from sprinter.models.flops import forward_flops
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.source import find, load_error

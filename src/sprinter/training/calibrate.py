@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sprinter.errors import did_you_mean
 from sprinter.heads.calibration import CALIBRATIONS, Calibration, Isotonic, Temperature
-from sprinter.heads.features import unknown
 
 __all__ = ["fit_calibration", "fit_isotonic", "fit_temperature", "pool_adjacent_violators"]
 
@@ -28,7 +28,7 @@ def fit_calibration(kind: str, logits: Tensor, labels: Tensor, weights: Tensor |
         UserError: unknown kind.
     """
     if kind not in CALIBRATIONS:
-        raise unknown("calibration", kind, CALIBRATIONS)
+        raise did_you_mean("calibration", kind, CALIBRATIONS)
     flat = any(float(values.max()) == float(values.min()) for values in (logits, labels))
     if kind == "none" or flat:  # one score or one label: nothing to fit
         return Calibration()

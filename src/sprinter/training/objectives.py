@@ -25,9 +25,8 @@ from torch import Tensor
 
 from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.decode.checks import between, one_of
-from sprinter.decode.registry import did_you_mean
 from sprinter.decode.spec import parse_call
-from sprinter.errors import UserError
+from sprinter.errors import UserError, did_you_mean
 from sprinter.training.records import LAMBDAS, TEMPERATURES
 
 __all__ = [
