@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,8 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def write_atomic(path: Path, content: bytes | str) -> Path:
-    """Write a temporary file next to ``path``, then rename it: a killed program leaves the old or the new file.
+    """Write a temporary file next to ``path``, then rename it: a killed program, or a power cut, leaves the old or the
+    new file, and once this returns the new one.
 
     A link stays a link; the file that it leads to is replaced.
 
@@ -57,11 +59,24 @@ def write_atomic(path: Path, content: bytes | str) -> Path:
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     part = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
     try:
-        part.touch(exist_ok=False)
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        with open(part, "xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(place)
+        _sync(place.parent)
         return path
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def _sync(directory: Path) -> None:
+    """Flush a directory, so that a new name in it survives a power cut; only POSIX systems open directories."""
+    if os.name == "posix":
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

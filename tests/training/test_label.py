@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -275,3 +277,17 @@ def test_a_disk_that_fills_in_the_middle(data: Path, tmp_path: Path, monkeypatch
     report, _ = run(data, tmp_path / "out")
     assert report.info == whole.info and report.resumed == 2
     assert (tmp_path / "out" / INFO).read_bytes() == (tmp_path / "whole" / INFO).read_bytes()
+
+
+def test_what_is_saved_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flushed = tmp_path / "shard", []
+
+    def fsync(handle: int) -> None:
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else f"{os.fstat(handle).st_size} bytes"
+        flushed.append((kind, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    shards.save_bytes(path, b"content")
+    assert flushed == [("7 bytes", False), ("folder", True)] and path.read_bytes() == b"content"

@@ -24,7 +24,7 @@ def between(name: str, value: object, low: float, high: float) -> None:
 def ranged(config: object, name: str, low: float, high: float) -> None:
     """``between`` for a field of a frozen dataclass; stores an int or float, as torch rejects other number types."""
     value = getattr(config, name)
-    between(name, value, low, high)
+    between(name.rstrip("_"), value, low, high)
     if type(value) not in (int, float):
         object.__setattr__(config, name, float(value))
 

@@ -20,6 +20,7 @@ from sprinter.errors import UserError, did_you_mean
 __all__ = [
     "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Method", "build_rule",
     "full_spec", "is_auto", "method_table", "parse_call", "parse_method", "preset", "spell",
+    "split_spec",
 ]  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def parse_method(spec: str | Method) -> Method:
         return spec
     if not isinstance(spec, str):
         raise UserError(f"the method is {spec!r}: give a name such as 'sprinter', a spec, or a Method")
-    items = _split(spec.strip())
+    items = split_spec(spec.strip())
     if not items or items == [""]:
         raise UserError("the method is empty: give a name such as 'sprinter' or 'speculative(gamma=5)'")
     if len(items) == 1 and _assignment(items[0]) is None:
@@ -147,7 +148,7 @@ def _parameters(factory: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(factory).parameters)
 
 
-def _split(text: str) -> list[str]:
+def split_spec(text: str) -> list[str]:
     """Split at the commas outside parentheses."""
     parts, depth = [""], 0
     for char in text:
@@ -175,7 +176,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     if opened and not inside.endswith(")"):
         raise UserError(f"'{text}' does not end with its closing parenthesis")
     params: dict[str, Any] = {}
-    for item in _split(inside[:-1].strip()) if inside[:-1].strip() else []:
+    for item in split_spec(inside[:-1].strip()) if inside[:-1].strip() else []:
         pair = _assignment(item)
         if pair is None or not pair[0]:
             raise UserError(f"'{item}' in '{text}' is not name=value: parameters are given by keyword")

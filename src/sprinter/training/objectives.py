@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.fuzzy import DIVERGENCES
-from sprinter.decode.checks import between, one_of
+from sprinter.decode.checks import Parameters, choice, number, one_of
 from sprinter.decode.spec import parse_call
 from sprinter.errors import UserError, did_you_mean
 from sprinter.training.records import LAMBDAS, TEMPERATURES
@@ -36,11 +36,10 @@ __all__ = [
 
 Columns = Mapping[str, Tensor]
 """Name → column of records, ``[n]`` or ``[n, ...]``."""
-_PLACES = ("drawn", "greedy", "text")
 _OWN = "own"
 
 
-class Label(ABC):
+class Label(Parameters, ABC):
     """A pure function of the columns; ``str()`` gives the spec that ``parse_label`` reads.
 
     Attributes:
@@ -89,13 +88,9 @@ class Ratio(Label):
         at: which x: "drawn" from q, "greedy" (argmax q), or "text" (the text's own token).
     """
 
-    lambda_: float = 1.2
-    at: str = "drawn"
+    lambda_: float = number(1.2, 1e-6, 1e6)
+    at: str = choice("drawn", "token of the label", ("drawn", "greedy", "text"))
     name: ClassVar[str] = "ratio"
-
-    def __post_init__(self) -> None:
-        between("lambda", self.lambda_, 1e-6, 1e6)
-        one_of("token of the label", self.at, _PLACES)
 
     def values(self, columns: Columns) -> Tensor:
         """0 or 1 ``[n]``; where p(x) is 0 the ratio is infinite."""
@@ -178,12 +173,9 @@ class Accept(Label):
         at: which x: "drawn" from q, or "text" (the text's own token).
     """
 
-    at: str = "drawn"
+    at: str = choice("drawn", "token of the label", ("drawn", "text"))
     name: ClassVar[str] = "accept"
     soft: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        one_of("token of the label", self.at, ("drawn", "text"))
 
     def values(self, columns: Columns) -> Tensor:
         """Acceptance probability of x, ``[n]``."""
@@ -200,13 +192,9 @@ class FuzzyLabel(Label):
         threshold: at least 0, in nats (tv: a probability).
     """
 
-    divergence: str = "js"
-    threshold: float = 0.3
+    divergence: str = choice("js", "divergence", DIVERGENCES)
+    threshold: float = number(0.3, 0.0, 1e6)
     name: ClassVar[str] = "fuzzy"
-
-    def __post_init__(self) -> None:
-        one_of("divergence", self.divergence, DIVERGENCES)
-        between("threshold", self.threshold, 0.0, 1e6)
 
     def values(self, columns: Columns) -> Tensor:
         """0 or 1 ``[n]``."""

@@ -1,6 +1,6 @@
 """Shards: one file per step, written atomically, so that an interrupted run resumes from the shards that exist.
 
-A shard is written to a part file and renamed. Its metadata hold the hash of the settings that it was
+A shard is written to a part file, flushed to disk and renamed. Its metadata hold the hash of the settings that it was
 made with and the hash of its content. ``labels.json`` summarises shards and settings and can be made again from them.
 """
 

@@ -6,11 +6,11 @@ tried by signal and tail alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from sprinter.decode.spec import parse_method
+from sprinter.decode.spec import parse_method, split_spec
 from sprinter.theory.recording import Recording
 from sprinter.theory.replay import unrecorded
 
@@ -62,22 +62,9 @@ def candidates(
 
 def family(spec: str) -> str:
     """What neighbouring settings share: a preset's name, or the names of the rules."""
-    if "=" not in spec.partition("(")[0]:
-        return spec.partition("(")[0]
-    return "+".join(sorted(part.partition("=")[2].partition("(")[0] for part in _parts(spec)))
-
-
-def _parts(spec: str) -> Iterator[str]:
-    """The parts of a composed spec, without the budget."""
-    depth, part = 0, ""
-    for char in [*spec, ","]:
-        depth += (char == "(") - (char == ")")
-        if char == "," and depth == 0:
-            if not part.startswith(("budget=", "cap=")):
-                yield part
-            part = ""
-        else:
-            part += char
+    parts = [part.partition("=") for part in split_spec(spec)]
+    rules = [rule for key, sign, rule in parts if sign and "(" not in key and key not in ("budget", "cap")]
+    return "+".join(sorted(rule.partition("(")[0] for rule in rules)) or spec.partition("(")[0]
 
 
 def _exact(optimal: str) -> Iterable[str]:

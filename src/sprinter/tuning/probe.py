@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sprinter.bench.sample import Suite
@@ -20,6 +21,7 @@ from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling, overlap
 from sprinter.theory.passes import measure_passes
 from sprinter.theory.recording import Passage, Recording, read_passages
+from sprinter.training.calibrate import pool_adjacent_violators
 
 __all__ = ["PairProbe", "prompt_facts", "run_probe", "usable_prompts"]
 
@@ -99,15 +101,10 @@ def run_probe(
 
 
 def _rising(times: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The nearest times that do not fall with the number of tokens (isotonic regression, pool adjacent violators)."""
-    blocks: list[tuple[float, int]] = []  # mean, number of lengths
-    for _, seconds in times:
-        blocks.append((seconds, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (last, many), (before, some) = blocks.pop(), blocks.pop()
-            blocks.append(((last * many + before * some) / (many + some), many + some))
-    means = (mean for mean, count in blocks for _ in range(count))
-    return tuple((tokens, mean) for (tokens, _), mean in zip(times, means, strict=True))
+    """The nearest times that do not fall with the number of tokens (isotonic regression)."""
+    tokens, seconds = zip(*times, strict=True)
+    rising = pool_adjacent_violators(torch.tensor(seconds, dtype=torch.float64), torch.ones(len(tokens)))
+    return tuple(zip(tokens, rising.tolist(), strict=True))
 
 
 def prompt_facts(recording: Recording, prompts: Sequence[TurnPrompt]) -> dict[str, Any]:
