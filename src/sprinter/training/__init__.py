@@ -1,8 +1,8 @@
 """The training laboratory: label texts with both models, train gates and stop heads on the labels, evaluate them.
 
 ====================  ==============================================================================================
-``label_run``         labels a data set, step by step, on this machine or on a Ray cluster (``ray_engine``)
-``ray_pool``          a pool of Ray actors; ``drafts.ray_states`` computes a target's states by one
+``label_run``         labels a data set, step by step, on this machine or on a Ray cluster
+``ray_pool``          a pool of Ray actors, and the models that each of them loads again
 ``label_step``        settings and one step: what turns a batch of prompts into a shard of records
 ``sources``           reads texts from files and data sets; ``prompts`` splits each into a prompt and its continuation
 ``prefixes``          writes continuations and collects both models' logits (``batches``); ``scoring`` makes records

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -27,11 +28,11 @@ from sprinter.training.label_step import (
     Labeller,
     LabelSettings,
     LabelStep,
+    label_elsewhere,
     steps,
 )
 from sprinter.training.prompts import PromptRule, PromptSplitter
-from sprinter.training.ray_engine import ray_engine
-from sprinter.training.ray_pool import ray_workers
+from sprinter.training.ray_pool import ModelSource, RayPool, ray_workers
 from sprinter.training.records import ENOUGH, FEW, INFO, KINDS, LabelInfo, dataset_hash, read_info
 from sprinter.training.shards import ShardStore
 from sprinter.training.sources import SPLITS, is_plain, is_record, survey
@@ -250,7 +251,12 @@ def _engine(
         )
     if any(one is not None and one.id.endswith(".gguf") for one in (pair.models.target, pair.models.draft)):
         raise UserError("the workers of engine=ray load no GGUF files: give engine=local")
-    return ray_engine(pair, settings, info, count, ray_address)
+    device = pair.models.target.model.device.type
+    fingerprints = {"target": info.target_fingerprint, "draft": info.draft_fingerprint}
+    source = ModelSource.of(pair, fingerprints, device=device, dtype=info.dtype)
+    # A step's shard does not depend on the actor: batches and threads are those of the local engine.
+    make = partial(label_elsewhere, source, settings, info.settings_hash)
+    return RayPool(make, count, ray_address, device == "cuda")
 
 
 def _splitter(pair: Pair, settings: LabelSettings) -> PromptSplitter:

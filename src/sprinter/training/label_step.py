@@ -16,12 +16,22 @@ from sprinter.laws import Sampling
 from sprinter.models.pair import LoadedPair
 from sprinter.training.prefixes import ORIGINAL, PrefixRow, PrefixWriter
 from sprinter.training.prompts import Prompt
+from sprinter.training.ray_pool import ModelSource
 from sprinter.training.records import KINDS, Records
 from sprinter.training.scoring import make_records
 from sprinter.training.shards import shard_bytes
 from sprinter.training.sources import check_reading
 
-__all__ = ["CPU_BATCH", "GPU_BATCH", "LabelEngine", "LabelSettings", "LabelStep", "Labeller", "steps"]
+__all__ = [
+    "CPU_BATCH",
+    "GPU_BATCH",
+    "LabelEngine",
+    "LabelSettings",
+    "LabelStep",
+    "Labeller",
+    "label_elsewhere",
+    "steps",
+]
 
 CPU_BATCH, GPU_BATCH = 16, 128
 """Usual texts per step: a step is what an interrupted run loses, and on a CPU 128 texts may take many minutes."""
@@ -127,6 +137,14 @@ class Labeller:
 
     def _records(self, rows: Sequence[PrefixRow]) -> Records:
         return make_records(rows, self._writer(rows), self._seed, self._eos_ids)
+
+
+def label_elsewhere(
+    source: ModelSource, settings: LabelSettings, settings_hash: str
+) -> Callable[[LabelStep], tuple[int, bytes]]:
+    """What turns a step into its number and shard on a worker; arguments as of ``Labeller``."""
+    labeller = Labeller(source.load(), settings, settings_hash)
+    return lambda step: (step.number, labeller(step))
 
 
 LabelEngine = Callable[[Iterable[LabelStep]], Iterator[tuple[int, bytes]]]

@@ -13,33 +13,69 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from sprinter.decode.checks import at_least
+from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError, first_line, install_line
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.models.pair import LoadedModel
+from sprinter.models.pair import LoadedPair, load_models
 
-__all__ = ["RayPool", "check_same_weights", "ray_workers", "whole_source"]
+__all__ = ["ModelSource", "RayPool", "ray_workers"]
 
-Worker = Callable[[Mapping[str, Any]], Callable[[Any], Any]]
-"""Made of a spec on an actor, it gives what turns a task into its result."""
+
+class ModelSource(NamedTuple):
+    """Models that every worker loads again, from the same directories or from the hub.
+
+    Attributes:
+        options: of ``load_models``. fingerprints: of the driver's weights, by "target" and "draft".
+    """
+
+    options: Mapping[str, Any]
+    fingerprints: Mapping[str, str]
+
+    @classmethod
+    def of(cls, pair: Pair, fingerprints: Mapping[str, str], **options: Any) -> ModelSource:
+        """The models of a pair that have a fingerprint, with its tokenizer; ``options``: how they are loaded."""
+        tokenizer = getattr(pair.tokenizer, "name_or_path", "")
+        models = {which: getattr(pair.models, which) for which in fingerprints}
+        revisions = {
+            ("draft_" * (which == "draft")) + "revision": one.revision for which, one in models.items()
+        }
+        sources = {which: _absolute(one.id) for which, one in models.items()}
+        return cls(
+            {**sources, **revisions, "tokenizer": _absolute(tokenizer) or None, **options}, fingerprints
+        )
+
+    def load(self) -> LoadedPair:
+        """Load them on a worker.
+
+        Raises:
+            UserError: they have other weights than the driver's.
+        """
+        models = load_models(**self.options)
+        for which, fingerprint in self.fingerprints.items():
+            model = getattr(models, which)
+            if weights_fingerprint(model.model) != fingerprint:
+                raise UserError(
+                    f"the {which} '{model.id}' is another model on a worker: put the same on all nodes"
+                )
+        return models
 
 
 class _Actor:
     """Makes the worker with its first task, so that errors of both come back in one way."""
 
-    def __init__(self, worker: Worker, spec: Mapping[str, Any]) -> None:
-        self._make = worker, spec
+    def __init__(self, make: Callable[[], Callable[[Any], Any]], threads: int) -> None:
+        self._make, self._threads = make, threads
         self._work: Callable[[Any], Any] | None = None
 
     def run(self, task: Any) -> Any:
         if self._work is None:
-            worker, spec = self._make
-            torch.set_num_threads(spec["threads"])
-            self._work = worker(spec)
+            torch.set_num_threads(self._threads)
+            self._work = self._make()
         return self._work(task)
 
 
@@ -47,8 +83,7 @@ class RayPool:
     """Actors that run one task after the other.
 
     Args:
-        worker: see ``Worker``.
-        spec: for the worker; plain values.
+        make: called on an actor, gives what turns a task into its result; it is sent there.
         workers: number of actors.
         address: address of a running cluster; None: start one on this machine for this run.
         on_gpu: whether each actor takes a GPU.
@@ -58,11 +93,11 @@ class RayPool:
     """
 
     def __init__(
-        self, worker: Worker, spec: Mapping[str, Any], workers: int, address: str | None, on_gpu: bool
+        self, make: Callable[[], Callable[[Any], Any]], workers: int, address: str | None, on_gpu: bool
     ) -> None:
         self._ray = _import_ray()
-        self._spec = {**spec, "threads": torch.get_num_threads()}  # a result must not depend on the machine
-        self._worker, self._on_gpu = worker, on_gpu
+        self._threads = torch.get_num_threads()  # a result must not depend on the machine
+        self._make, self._on_gpu = make, on_gpu
         self._workers, self._address = workers, address
 
     def check(self) -> None:
@@ -92,7 +127,7 @@ class RayPool:
             actor = ray.remote(
                 num_cpus=1, num_gpus=int(self._on_gpu), max_restarts=-1, max_task_retries=-1
             )(_Actor)  # fmt: skip
-            actors = [actor.remote(self._worker, self._spec) for _ in range(self._workers)]
+            actors = [actor.remote(self._make, self._threads) for _ in range(self._workers)]
             yield from ray.util.ActorPool(actors).map_unordered(lambda one, task: one.run.remote(task), todo)
         except Exception as error:
             raise _plain(error) from error
@@ -136,15 +171,9 @@ def ray_workers(engine: str, workers: int | None, address: str | None) -> int | 
     return count
 
 
-def whole_source(source: str) -> str:
+def _absolute(source: str) -> str:
     """Absolute path of a directory or file (a worker has another working directory); a hub id unchanged."""
     return str(Path(source).resolve()) if source and Path(source).exists() else source
-
-
-def check_same_weights(which: str, model: LoadedModel, fingerprint: str) -> None:
-    """Raise a UserError if a worker's target or draft has other weights than the driver's."""
-    if weights_fingerprint(model.model) != fingerprint:
-        raise UserError(f"the {which} '{model.id}' is another model on a worker: put the same on all nodes")
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from sprinter.decode.sparse import choose_nodes
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.drafting import save_heads
 from sprinter.heads.load import load_any_head
 from sprinter.models.reduced_vocab import frequent_tokens
@@ -31,11 +33,10 @@ from sprinter.training.drafts.glide import GlideLearner, fresh_glide
 from sprinter.training.drafts.judge import accepted, by_task
 from sprinter.training.drafts.learner import HeadLearner
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
-from sprinter.training.drafts.ray_states import ray_states
 from sprinter.training.drafts.run import LossPoint, loss_temperature, run_to_end
 from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
-from sprinter.training.drafts.states import keep_states
-from sprinter.training.ray_pool import ray_workers
+from sprinter.training.drafts.states import keep_states, states_elsewhere
+from sprinter.training.ray_pool import ModelSource, RayPool, ray_workers
 
 __all__ = ["HEAD_TRAINING", "train_heads"]
 
@@ -90,7 +91,15 @@ def train_heads(
     count = ray_workers(engine, workers, ray_address)
     if count is not None and not shape.keep_states:
         raise UserError("engine=ray computes states that are kept: give keep_states, or engine=local")
-    elsewhere = None if count is None else ray_states(pair, weights, training.precision, count, ray_address)
+    elsewhere = None
+    if count is not None:
+        device, dtype = weights.device.type, str(weights.dtype).removeprefix("torch.")
+        source = ModelSource.of(
+            pair, {"target": weights_fingerprint(weights)}, device=device, dtype=dtype, dequantise=True
+        )
+        make = partial(states_elsewhere, source, training.precision)
+        elsewhere = RayPool(make, count, ray_address, device == "cuda")
+        elsewhere.check()
     folder = Path(out)
     check_folder(folder, restart, "heads")
     written = _long_enough(write_texts(pair, data, folder / "texts", texts, on_texts))

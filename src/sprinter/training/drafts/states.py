@@ -25,9 +25,18 @@ from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.training.drafts.batches import TextBatch
 from sprinter.training.drafts.data import TargetText
+from sprinter.training.ray_pool import ModelSource
 from sprinter.training.shards import save_bytes
 
-__all__ = ["KeptStates", "StatesMaker", "StatesTask", "keep_states", "states_of", "states_of_texts"]
+__all__ = [
+    "KeptStates",
+    "StatesMaker",
+    "StatesTask",
+    "keep_states",
+    "states_elsewhere",
+    "states_of",
+    "states_of_texts",
+]
 
 _FORMAT = 1
 _SHARD = 64
@@ -68,6 +77,14 @@ def states_of_texts(target: PreTrainedModel, task: StatesTask, precision: str) -
         layer: torch.cat([each[number][0] for each in found]).bfloat16().cpu()
         for number, layer in enumerate(task.layers)
     }
+
+
+def states_elsewhere(
+    source: ModelSource, precision: str
+) -> Callable[[StatesTask], tuple[int, dict[int, Tensor]]]:
+    """What does a task on a worker, as ``StatesMaker``."""
+    model = source.load().target.module("states")
+    return lambda task: (task.number, states_of_texts(model, task, precision))
 
 
 class KeptStates:
@@ -125,7 +142,7 @@ def keep_states(
         out: directory of the files.
         precision: dtype of matrix products, as in training.
         progress: called after each shard with the texts done and all.
-        make: computes them elsewhere (``ray_states``); None: here.
+        make: computes them elsewhere (``states_elsewhere``); None: here.
 
     Raises:
         UserError: a disk that is full, or too small for what is missing.
