@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,10 @@ from sprinter.training.roc import Report
 from sprinter.training.threshold import TauSetting
 from sprinter.training.train import Trained
 
-__all__ = ["CardWords", "card_text", "facts_of", "save_trained", "table"]
+__all__ = ["card_text", "facts_of", "save_trained", "table"]
 
 
-@dataclass(frozen=True, slots=True)
-class CardWords:
-    """Parts of the model card that training does not know.
-
-    Attributes:
-        title: heading; None takes ``<target>-speculator.sprinter``.
-        licence: SPDX id of the artifact's licence.
-        made: sentence that says how the head was made.
-        judged: description of the prompts that it was evaluated on.
-    """
-
-    title: str | None = None
-    licence: str | None = None
-    made: str = "Made with `sprinter gate train`."
-    judged: str = "prompts that were not trained on"
-
-
-def save_trained(
-    trained: Trained, report: Report, positions: Positions, directory: Path, words: CardWords = CardWords()
-) -> dict[str, Any]:
+def save_trained(trained: Trained, report: Report, positions: Positions, directory: Path) -> dict[str, Any]:
     """Write the artifact.
 
     Args:
@@ -45,7 +26,6 @@ def save_trained(
         report: evaluation on the test part, or on other texts that were not used for training.
         positions: all positions, for the data's hash and the pair's ids.
         directory: where the artifact goes.
-        words: texts for the model card.
 
     Returns:
         The training facts as they are stored in config.json.
@@ -59,7 +39,7 @@ def save_trained(
     if report.setting is not None:
         expected = report.setting
         trained.head.config = replace(trained.head.config, drift=expected.drift, trusted=expected.trusted)
-    save_head(trained.head, directory, _model_card(trained, report, facts, words), {"training": facts})
+    save_head(trained.head, directory, _model_card(trained, report, facts), {"training": facts})
     return facts
 
 
@@ -116,16 +96,15 @@ def card_text(
     rows: Iterable[tuple[str, str]],
     rest: Sequence[str],
     library: str = "sprinter",
-    licence: str | None = None,
 ) -> str:
     """Text of a model card: what it is, a table of facts, and further lines."""
     return "\n".join([
-        "---", *([f"license: {licence}"] if licence else []), f"tags: [speculative-decoding, {tags}]",
+        "---", f"tags: [speculative-decoding, {tags}]",
         f"library_name: {library}", "---", "", f"# {title}", "", about, "", *table(("", ""), rows), "", *rest,
     ])  # fmt: skip
 
 
-def _model_card(trained: Trained, report: Report, facts: Mapping[str, Any], words: CardWords) -> str:
+def _model_card(trained: Trained, report: Report, facts: Mapping[str, Any]) -> str:
     """Text of the artifact's README.md."""
     config, head = trained.head.config, trained.head
     rows = [
@@ -147,13 +126,13 @@ def _model_card(trained: Trained, report: Report, facts: Mapping[str, Any], word
     rows.append(("training", f"{trainings}; seed {trained.settings.seed}"))
     caveat = "" if report.caveat is None else f"{report.caveat}. "
     rest = [
-        f"Judged on {report.positions:,} positions of {report.prompts:,} {words.judged}. {caveat}"
+        f"Judged on {report.positions:,} positions of {report.prompts:,} prompts that were not trained on. {caveat}"
         f"Mean label {report.mean_label:.3f}, mean score {report.mean_score:.3f}, R² {report.r2:.3f}.", "",
         *_dial(report), *_areas(report), "", *_rates(report), "", *_table(report), "",
     ]  # fmt: skip
-    title = words.title or f"{_base(config.target_id)}-speculator.sprinter"
-    about = f"{HEAD_KINDS[config.kind].about} {words.made}"
-    return card_text(title, "sprinter, gate", about, rows, rest, licence=words.licence)
+    title = f"{_base(config.target_id)}-speculator.sprinter"
+    about = f"{HEAD_KINDS[config.kind].about} Made with `sprinter gate train`."
+    return card_text(title, "sprinter, gate", about, rows, rest)
 
 
 def _base(name: str) -> str:
