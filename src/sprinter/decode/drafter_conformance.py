@@ -8,14 +8,13 @@ from collections.abc import Callable
 import torch
 
 from sprinter.decode.accept import Traversal
-from sprinter.decode.conformance import check_lossless
+from sprinter.decode.conformance import check_lossless, check_trees
 from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
 from sprinter.decode.enumerate import MarkovPair, states_of
 from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.method import Method
 from sprinter.decode.sequence import Siblings
 from sprinter.decode.stop import Fixed, Svip
-from sprinter.decode.tree_conformance import check_trees
 from sprinter.random import AddressedDraws
 
 __all__ = ["check_drafter"]
