@@ -50,14 +50,18 @@ def orders(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[l
     span = max(1, _SORTED * tokens * len(lengths) // max(1, sum(lengths)))
     found: list[list[int]] = []
     for at in range(0, len(order), span):
-        batch: list[int] = []
-        for index in sorted(order[at : at + span].tolist(), key=lambda i: lengths[i]):
-            if batch and lengths[index] * (len(batch) + 1) > tokens:
-                found.append(batch)
-                batch = []
-            batch.append(index)
-        found.append(batch)
+        found += _filled(order[at : at + span].tolist(), lengths, tokens)
     return [found[i] for i in random.permutation(len(found))]
+
+
+def _filled(indices: Sequence[int], lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Batches of at most ``tokens`` tokens with padding, or of one text, by rising length."""
+    found: list[list[int]] = []
+    for index in sorted(indices, key=lambda i: lengths[i]):
+        if not found or lengths[index] * (len(found[-1]) + 1) > tokens:
+            found.append([])
+        found[-1].append(index)
+    return found
 
 
 def steps_of(lengths: Sequence[int], tokens: int, seed: int, epochs: float) -> int:
@@ -80,14 +84,8 @@ def stream(texts: Sequence[TargetText], tokens: int, seed: int, skip: int = 0) -
 
 def in_order(texts: Sequence[TargetText], tokens: int) -> Iterator[TextBatch]:
     """Batches of texts of at most ``tokens`` tokens, by rising length."""
-    part: list[TargetText] = []
-    for text in sorted(texts, key=lambda text: len(text.ids)):
-        if part and len(text.ids) * (len(part) + 1) > tokens:
-            yield collate(part)
-            part = []
-        part.append(text)
-    if part:
-        yield collate(part)
+    for indices in _filled(range(len(texts)), [len(text.ids) for text in texts], tokens):
+        yield collate([texts[i] for i in indices])
 
 
 def collate(texts: Sequence[TargetText]) -> TextBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,18 +40,25 @@ def overlaps(
     Returns:
         task → {"texts", "positions", "beta"}.
     """
-    sums: dict[str, list[float]] = {}
+    found = []
     for text in texts:
         batch = collate([text])
         p, q = (process(_logits(model, batch), Sampling(temperature)) for model in (target, student))
         beta = overlap(p, q)
-        for task in (text.task, "all"):
-            total = sums.setdefault(task, [0, 0, 0.0])
-            total[0], total[1], total[2] = total[0] + 1, total[1] + len(beta), total[2] + float(beta.sum())
+        found.append((text.task, (1, len(beta), float(beta.sum()))))
     return {
-        task: {"texts": texts_, "positions": positions, "beta": beta / positions}
-        for task, (texts_, positions, beta) in sorted(sums.items())
+        task: {"texts": count, "positions": positions, "beta": beta / positions}
+        for task, (count, positions, beta) in _sums(found).items()
     }
+
+
+def _sums(rows: Iterable[tuple[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Numbers of (task, numbers) summed by task, and over "all"."""
+    found: dict[str, list[float]] = {}
+    for task, numbers in rows:
+        for name in (task, "all"):
+            found[name] = [a + b for a, b in zip(found.get(name, [0] * len(numbers)), numbers, strict=True)]
+    return dict(sorted(found.items()))
 
 
 def _logits(model: PreTrainedModel, batch: TextBatch) -> Tensor:
@@ -82,16 +89,13 @@ def accepted(
         [text.ids[: text.prompt].tolist() for text in chosen], method=method,
         max_new_tokens=judging.new_tokens, temperature=temperature, rows=min(8, len(chosen)),
     )  # fmt: skip
-    sums: dict[str, list[int]] = {}
-    for text, answer in zip(chosen, done, strict=True):
-        stats = answer.stats
-        for task in (text.task, "all"):
-            total = sums.setdefault(task, [0] * 5)
-            counts = 1, stats.new_tokens, stats.target_calls, stats.accepted, stats.drafted
-            sums[task] = [a + b for a, b in zip(total, counts, strict=True)]
+    counts = (
+        (one.stats.new_tokens, one.stats.target_calls, one.stats.accepted, one.stats.drafted) for one in done
+    )
+    sums = _sums((text.task, (1, *own)) for text, own in zip(chosen, counts, strict=True))
     return {
         task: {"prompts": prompts, "tokens_per_call": tokens / calls, "acceptance": kept / max(1, drafted)}
-        for task, (prompts, tokens, calls, kept, drafted) in sorted(sums.items())
+        for task, (prompts, tokens, calls, kept, drafted) in sums.items()
     }
 
 
