@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from sprinter.models.interface import ModelOutput, Runner, ServedModel
-from sprinter.models.runners.forward import BaseRunner
+from sprinter.models.runners.forward import BaseRunner, Pass
 from sprinter.models.runners.tree import RowTree
 
 
@@ -54,17 +54,12 @@ class TableRunner(BaseRunner):
     def cache_bytes(self) -> int:
         return 8 * sum(map(len, self.texts))
 
-    def rewind(self, lengths: Sequence[int]) -> None:
-        self._check_rewind(lengths)
+    def _drop(self, lengths: Sequence[int]) -> None:
         for text, length in zip(self.texts, lengths, strict=True):
             del text[length:]
-        self._set_lengths(lengths)
 
-    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
-        length = self._check_copy(from_row, to_rows, length)
-        for row in to_rows:
-            self.texts[row] = self.texts[from_row][:length]
-        self._copy_length(from_row, to_rows, length)
+    def _copy(self, from_row: int, row: int, length: int) -> None:
+        self.texts[row] = self.texts[from_row][:length]
 
     def _adopt(self, other: TableRunner, length: int) -> None:
         self.texts[0] = other.texts[0][:length]
@@ -75,34 +70,15 @@ class TableRunner(BaseRunner):
     def _compact(self, row: int, path: Sequence[int], root: int) -> None:
         self.texts[row][root:] = [self.texts[row][slot] for slot in path]
 
-    def _step(
-        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
-    ) -> ModelOutput:
-        return self._read(tokens, counts, logits, range(self.batch), [None] * self.batch)
-
-    def _step_trees(
-        self,
-        tokens: Tensor,
-        counts: Sequence[int] | None,
-        logits: bool,
-        rows: Sequence[int] | None,
-        layers: Sequence[int],
-        trees: Sequence[RowTree | None],
-    ) -> ModelOutput:
-        return self._read(tokens, counts, logits, range(self.batch) if rows is None else rows, trees)
-
-    def _read(
-        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, rows: Sequence[int],
-        trees: Sequence[RowTree | None],
-    ) -> ModelOutput:  # fmt: skip
-        found = torch.zeros(*tokens.shape, self.vocab_size, dtype=torch.float64)
-        for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
-            text = self.texts[row]
-            for at in range(tokens.shape[1] if counts is None else counts[i]):
-                text.append(int(tokens[i, at]))
+    def _step(self, asked: Pass) -> ModelOutput:
+        found = torch.zeros(*asked.tokens.shape, self.vocab_size, dtype=torch.float64)
+        for i, (row, count) in enumerate(zip(asked.rows, asked.counts, strict=True)):
+            text, tree = self.texts[row], asked.trees[i] if asked.trees else None
+            for at in range(count):
+                text.append(int(asked.tokens[i, at]))
                 slots = list(range(len(text))) if tree is None else _path(tree, len(text) - 1)
                 found[i, at] = self.model.logits([text[slot] for slot in slots])
-        return ModelOutput(found if logits else None, found[..., :1])
+        return ModelOutput(found if asked.logits else None, found[..., :1])
 
 
 def _path(tree: RowTree, slot: int) -> list[int]:

@@ -17,13 +17,14 @@ from tests.models.told import Told
 import sprinter
 from sprinter.decode import decoding as decoding_module
 from sprinter.engine import pool
-from sprinter.engine.backends.base import RowInput
+from sprinter.engine.backends.base import RowInput, Scored, TargetRow
 from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.engine import Engine
 from sprinter.engine.executor import Executor
 from sprinter.engine.policy import Policy
 from sprinter.engine.request_run import RequestRun
 from sprinter.errors import BatchError, SprinterError
+from sprinter.laws import Sampling
 
 PROMPT = [3, 7, 1, 12, 5]
 
@@ -208,23 +209,28 @@ def test_an_interrupted_stream_keeps_what_was_final(
     assert words(pair.generate(**asked(1))) == words(alone)
 
 
+def all_scored(rows: EagerBackend, *feeds: RowInput) -> bool:
+    """Whether a target pass over feeds found no fault."""
+    return all(isinstance(one, Scored) for one in rows.score([TargetRow(feed, Sampling()) for feed in feeds]))
+
+
 def test_what_a_broken_pass_left_in_a_row_is_not_read(pair: sprinter.Pair) -> None:
     """A pass writes NaN into keys and is broken off before anybody saw it; another text then has the row."""
     rows = EagerBackend(runner_maker("row")(pair.models.target.model, batch=2, max_len=40), 24, "target")
     text = [5, 3, 8, 1, 9, 4]
     model: Any = pair.models.target.model
-    rows.forward([RowInput(0, 0, text), RowInput(1, 0, text * 3)])
+    assert all_scored(rows, RowInput(0, 0, text), RowInput(1, 0, text * 3))
 
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
 
     keys = model.model.layers[0].self_attn.k_proj
     with hooked(keys, nan_at(1, 0)), hooked(model.lm_head, broken), pytest.raises(KeyboardInterrupt):
-        rows.forward([RowInput(0, 6, [1, 2, 3]), RowInput(1, 18, [1])])
+        all_scored(rows, RowInput(0, 6, [1, 2, 3]), RowInput(1, 18, [1]))
     for row in range(2):
         rows.end_text(row)
     assert rows.runner.lengths == [0, 0]
-    assert not rows.forward([RowInput(0, 0, text), RowInput(1, 0, [1])])[1]
+    assert all_scored(rows, RowInput(0, 0, text), RowInput(1, 0, [1]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -271,7 +277,7 @@ def test_padding_that_is_nan_reaches_nobody(pair: sprinter.Pair, kind: str) -> N
         [RowInput(0, 9, [4]), RowInput(2, 4, [5, 6, 7])],
         [RowInput(0, 10, [8]), RowInput(1, 1, [9]), RowInput(2, 7, [9])],
     ):
-        assert not rows.forward(feeds)[1]
+        assert all_scored(rows, *feeds)
 
 
 def test_a_stream_that_failed_says_so(pair: sprinter.Pair) -> None:

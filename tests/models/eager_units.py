@@ -1,30 +1,29 @@
 """Units that run as plain Python: what is captured, without a compiler."""
 
-from collections.abc import Sequence
-
+import torch
 from tests.models.tiny import tiny
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from sprinter.models.capture.runner import Captured, CapturedRunner, Unit, as_module, split_inputs
-from sprinter.models.capture.trace import RowPass
+from sprinter.models.capture.graphs import Captured, GraphUnits, Inputs
+from sprinter.models.capture.runner import CapturedRunner
+from sprinter.models.capture.trace import RowPass, Unit, as_function
 from sprinter.models.choose import _choose
 
 
-class EagerUnits:
+class EagerUnits(GraphUnits):
     """As ``GraphUnits``, each call made by hand; ``calls`` counts them by the unit's name."""
 
     def __init__(self, kind: str | PreTrainedModel) -> None:
-        self.model = tiny(kind) if isinstance(kind, str) else kind
+        model = tiny(kind) if isinstance(kind, str) else kind
+        super().__init__(model, _choose(model).windows)
         self.calls = dict[str, int]()
-        self.windows = _choose(self.model).windows
 
-    def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Captured:
-        module = as_module(RowPass(self.model, self.windows, some), unit)
+    def find(self, unit: Unit, some: bool, like: Inputs) -> Captured:
+        made = as_function(RowPass(self.model, self.windows, some), unit)
 
-        def call(inputs: list[Tensor]) -> list[Tensor]:
+        def call(inputs: Inputs) -> list[torch.Tensor]:
             self.calls[unit.name] = self.calls.get(unit.name, 0) + 1
-            return list(module(*inputs[:5], *split_inputs(inputs)))
+            return list(made(*inputs))
 
         return call
 

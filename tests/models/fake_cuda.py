@@ -99,9 +99,9 @@ def _stream(_: object) -> Iterator[None]:
 
 def fake_cuda(patch: pytest.MonkeyPatch) -> None:
     """Let ``sprinter.models.capture.graphs`` capture on the CPU."""
-    real = graphs.as_module
+    real = graphs.as_function
 
-    def as_module(rows: Any, unit: Any) -> Callable[..., Sequence[Tensor]]:
+    def as_function(rows: Any, unit: Any) -> Callable[..., Sequence[Tensor]]:
         run = real(rows, unit)
 
         def call(*args: Any) -> Sequence[Tensor]:
@@ -114,7 +114,7 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    patch.setattr(graphs, "as_module", as_module)
+    patch.setattr(graphs, "as_function", as_function)
     patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     patch.setattr(torch.cuda, "graph", _graph)
     patch.setattr(torch.cuda, "Stream", _Stream)

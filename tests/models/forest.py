@@ -13,7 +13,7 @@ from tests.models.tiny import tiny, uncached
 from transformers import PreTrainedModel
 
 from sprinter.models.capture.graphs import GraphUnits
-from sprinter.models.capture.runner import CapturedRunner, Units
+from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.choose import _choose, make_runner
 from sprinter.models.interface import ModelOutput, Runner
 
@@ -32,7 +32,7 @@ def runner_of(model: str | PreTrainedModel, way: str, batch: int = 1, max_len: i
     if way == "row":
         return make_runner(whole, batch=batch, max_len=max_len)
     windows = _choose(whole).windows
-    units: Units = EagerUnits(whole) if way == "captured" else GraphUnits(whole, windows, must=True)
+    units = EagerUnits(whole) if way == "captured" else GraphUnits(whole, windows, must=True)
     return CapturedRunner(whole, batch, max_len, windows, units)
 
 

@@ -10,7 +10,8 @@ from tests.models.tiny import fresh, tiny
 
 from sprinter.errors import UserError
 from sprinter.models import memory
-from sprinter.models.capture.runner import PASS, CapturedRunner
+from sprinter.models.capture.runner import CapturedRunner
+from sprinter.models.capture.trace import PASS
 from sprinter.models.choose import capture_kind, compile_model, make_runner
 
 KINDS = [

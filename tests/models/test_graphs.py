@@ -14,7 +14,8 @@ from tests.models.told import Told
 from sprinter.errors import UserError
 from sprinter.models.capture import graphs
 from sprinter.models.capture.graphs import LADDER, GraphUnits, keys_bucket, length_bucket, rows_bucket
-from sprinter.models.capture.runner import PASS, CapturedRunner
+from sprinter.models.capture.runner import CapturedRunner
+from sprinter.models.capture.trace import PASS
 from sprinter.models.choose import _choose, make_runner
 
 

@@ -404,7 +404,7 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
             return own(tokens, *given, **named)
 
         rows.straight = noted
-        rows.extend(text[:, :9], [9, 4, 6, 1])  # the first pass makes the buffers
+        rows.extend(text[:, :9], [9, 4, 6, 1])
         several = rows.extend(text[:, 9:15], [6, 1, 2, 0], hidden_layers=[0, 2])
         few = rows.extend(text[:2, 15:19], [1, 4], rows=[3, 1])
         states = rows.extend(text[:, 19:22], [3, 2, 1, 1], logits=False)
@@ -414,8 +414,8 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
         assert rows.lengths == [18, 11, 9, 3]
         sizes[:] = few_sizes
         outputs.append((several, few, states))
-        in_line = [(1, 9), (1, 5), (1, 7)] if rows._takes_flat else [(4, 6), (2, 4), (4, 3)]
-        assert sizes == [(4, 9), *in_line]
+        in_line = [(1, 20), (1, 9), (1, 5), (1, 7)]
+        assert sizes == (in_line if rows._takes_flat else [(4, 9), (4, 6), (2, 4), (4, 3)])
     for one, other, counts in zip(*outputs, ([6, 1, 2, 0], [1, 4], [3, 2, 1, 1]), strict=True):
         assert (one.logits is None) == (other.logits is None) and len(one.layers) == len(other.layers)
         pairs = zip([one.hidden, *one.layers], [other.hidden, *other.layers], strict=True)

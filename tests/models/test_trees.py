@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from tests.models.forest import (  # noqa: F401 (graphs_without_cuda is a fixtur
 )
 from tests.models.tiny import fresh, tiny, uncached
 
-from sprinter.models.capture.runner import PASS, CapturedRunner
+from sprinter.models.capture.runner import CapturedRunner
+from sprinter.models.capture.trace import PASS
 from sprinter.models.choose import make_runner
 from sprinter.models.runners import forward
 
@@ -123,13 +125,14 @@ def test_an_interrupted_keep_leaves_the_prefix(monkeypatch: pytest.MonkeyPatch) 
     runner = make_runner(tiny("llama"), max_len=40)
     runner.extend(torch.tensor([[7, 3, 60, 12, 5]]))
     runner.extend(torch.tensor([[20, 21, 22]]), parents=[[4, 4, 5]])
-    second = runner._cache.layers[1]  # type: ignore[attr-defined]
+    first = runner._cache.buffers()[:2]  # type: ignore[attr-defined]
 
-    def interrupt(*_: object) -> None:
+    def interrupted() -> Iterator[torch.Tensor]:
+        yield from first
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(second, "compact", interrupt)
+        patch.setattr(runner._cache, "buffers", interrupted)  # type: ignore[attr-defined]
         with pytest.raises(KeyboardInterrupt):
             runner.commit_path(0, [6])
     assert runner.lengths == [5]

@@ -23,7 +23,7 @@ from sprinter.fingerprint import count_as, weights_fingerprint
 from sprinter.models.reduced_vocab import CutHead
 from sprinter.models.runners.forward import StraightPass
 from sprinter.models.runners.rope import find_switch
-from sprinter.models.runners.row_cache import RowCache
+from sprinter.models.runners.row import RowCache
 
 __all__ = [
     "BITS", "GGUF", "compile_layers", "is_quantised", "kernels", "knows", "name_of", "parameter_count",

@@ -2,7 +2,8 @@
 
 | module | contents |
 | --- | --- |
-| ``base`` | what backends are asked and answer; laws, draws, signals and scores after a pass |
-| ``eager`` | any runner, one operation at a time |
+| ``base`` | what backends are asked and answer |
+| ``texts`` | the texts in a model's rows: prefill, and what one leaves for others |
+| ``eager`` | any runner, one operation at a time; laws, draws, signals and scores after a pass |
 | ``cuda_graph`` | CUDA graphs over the same rows |
 """

@@ -1,54 +1,28 @@
-"""What backends are asked and what they answer, and what follows a pass: adjust, process, draw, signals, heads.
+"""What backends are asked and what they answer.
 
 A backend runs one model over rows. It has four verbs, each for some rows together: ``read`` (prefill), ``draft`` (draft
-steps), ``tips`` (a level of a tree) and ``score`` (a target pass). What follows a pass is here, once: a backend says
-how it makes laws and draws tokens (``Way``), and nothing else. Rows have their own sampling, draws and positions, and
-their results do not depend on other rows, except for rounding in the models.
+steps), ``tips`` (a level of a tree) and ``score`` (a target pass). Rows have their own sampling, draws and positions,
+and their results do not depend on other rows, except for rounding in the models.
 """
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from sprinter.decode.adjust import Adjust
 from sprinter.decode.draft import Ranked
-from sprinter.decode.grow import ranked
-from sprinter.decode.signals import SIGNALS, read_signals
-from sprinter.heads.features import DraftStep, read_features
+from sprinter.decode.signals import SIGNALS
 from sprinter.heads.head import Head
-from sprinter.laws import Sampling, process, raw_law, wide
-from sprinter.random import Draws, Purpose, draw_tokens
+from sprinter.laws import Sampling
+from sprinter.random import Draws
 
 __all__ = [
-    "FINAL",
-    "After",
-    "DraftPlan",
-    "DraftRow",
-    "Drafted",
-    "Epilogue",
-    "HostWay",
-    "PassInput",
-    "PassOutput",
-    "PromptRead",
-    "PromptRow",
-    "RowInput",
-    "Scored",
-    "StepResult",
-    "TargetLaws",
-    "TargetRow",
-    "TipLaws",
-    "TreeRow",
-    "Way",
-    "alike",
-    "processed",
-    "target_laws",
+    "FINAL", "After", "DraftPlan", "DraftRow", "Drafted", "Epilogue", "PassInput", "PassOutput", "PromptRead",
+    "PromptRow", "RowInput", "Scored", "StepResult", "TargetRow", "TipLaws", "TreeRow",
 ]  # fmt: skip
 
 FINAL = -1
@@ -159,19 +133,6 @@ class DraftRow:
     after: After | None = None
     adjust: Adjust | None = None
 
-    @property
-    def feed(self) -> RowInput:
-        """The first input of the row, from the length that the step starts from."""
-        return RowInput(self.row, self.position - len(self.tokens), self.tokens)
-
-    def later(self, made: Drafted) -> DraftRow:
-        """The row after the tokens that it has drafted, to draft the others."""
-        n = len(made.tokens)
-        return DraftRow(
-            self.row, (made.tokens[-1],) if made.after is None else (), self.position + n, self.round, self.draws,
-            self.plan, self.draft, self.place + n, self.count - n, made.after,
-        )  # fmt: skip
-
 
 @dataclass(slots=True)
 class Drafted:
@@ -194,15 +155,6 @@ class Drafted:
     after: After | None
     draft_s: float
     gate_s: float
-
-    def joined(self, more: Drafted) -> Drafted:
-        """With the tokens of the next steps."""
-        raws = None if self.raws is None or more.raws is None else torch.cat([self.raws, more.raws])
-        signals = {name: torch.cat([own, more.signals[name]]) for name, own in self.signals.items()}
-        return Drafted(
-            self.tokens + more.tokens, torch.cat([self.laws, more.laws]), raws, signals, self.passes + more.passes,
-            self.read + more.read, more.after, self.draft_s + more.draft_s, self.gate_s + more.gate_s,
-        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -274,23 +226,6 @@ PassOutput = PromptRead | Drafted | TipLaws | Scored | Exception
 """What they made of it; an exception concerns this request alone."""
 
 
-# --- what follows a pass ---
-class Way(ABC):
-    """How a backend makes laws of logits and draws tokens, for the rows of a pass."""
-
-    @abstractmethod
-    def process(self, logits: Tensor) -> Tensor:
-        """The laws ``[rows, V]`` that tokens are drawn from."""
-
-    @abstractmethod
-    def draw(self, laws: Tensor) -> Tensor:
-        """One token of each law, int64 ``[rows]``."""
-
-    @abstractmethod
-    def settings(self) -> tuple[Tensor, Tensor]:
-        """Place in the draft run and temperature of each row, float ``[rows]``, for heads."""
-
-
 class StepResult(NamedTuple):
     """What follows a draft pass: tokens ``[rows]``, laws and raw laws ``[rows, V]``, numbers ``[rows, columns]``.
 
@@ -326,119 +261,3 @@ class Epilogue:
         by_signals = any(SIGNALS[name].reads("raw") for name in self.signals)
         object.__setattr__(self, "needs_raw", self.raw or by_signals or not _STATES.issuperset(read))
         object.__setattr__(self, "columns", ("peak", *self.signals, *(kind for kind, _ in self.heads)))
-
-    def step(
-        self, logits: Tensor, hidden: Tensor, way: Way, at_x: Callable[[Tensor], Tensor] | None = None
-    ) -> tuple[StepResult, float]:
-        """Laws, draws, signals and scores from logits ``[rows, V]`` and states ``[rows, d]`` after each text.
-
-        Args:
-            at_x: makes the states at the drawn tokens, for heads that read them.
-
-        Returns:
-            The step, and the seconds that the heads took.
-        """
-        law = way.process(logits)
-        token = way.draw(law)
-        raw = raw_law(logits) if self.needs_raw else law
-        columns = [logits.amax(-1)]  # NaN wins a maximum: it shows that logits are not finite
-        if self.signals:
-            columns += read_signals(self.signals, law, raw, token, hidden).values()
-        began = time.perf_counter()
-        if self.heads:
-            states_x = None if at_x is None else at_x(token)
-            began = time.perf_counter()
-            place, temperature = way.settings()
-            facts = DraftStep(hidden, raw, place, token, states_x, temperature)
-            columns += [head.score(read_features(head.features, facts)) for _, head in self.heads]
-        gate_s = time.perf_counter() - began
-        return StepResult(token, law, raw, torch.stack([wide(one) for one in columns], 1)), gate_s
-
-    def tips(self, row: TreeRow, logits: Tensor) -> TipLaws:
-        """What a level of a tree asks for, from logits ``[tips, V]``; the growth draws."""
-        adjusted = logits if row.adjust is None else row.adjust(logits)
-        by_law = row.laws or any(SIGNALS[name].reads("law") for name in self.signals)
-        law = process(adjusted, row.plan.sampling) if by_law else None
-        raw = raw_law(logits) if self.needs_raw else None
-        signals: dict[str, Tensor] = {}
-        if (some := raw if law is None else law) is not None and self.signals:
-            made = read_signals(self.signals, some, some if raw is None else raw)
-            signals = {name: each.to("cpu", torch.float64) for name, each in made.items()}
-        top = ranked(adjusted.float().log_softmax(-1), row.top) if row.top else []
-        return TipLaws(law if row.laws else None, raw if self.raw else None, top, signals, 0.0)
-
-
-class HostWay(Way):
-    """Laws and draws of rows whose settings are known on the host: one ``process`` for all rows that sample alike.
-
-    Args:
-        rows: of the pass. step: number of tokens that each has drafted before, since it was asked.
-    """
-
-    def __init__(self, rows: Sequence[DraftRow], step: int = 0) -> None:
-        self._rows, self._step = rows, step
-
-    def process(self, logits: Tensor) -> Tensor:
-        """See ``Way``; adjusted to the rows' texts."""
-        rows = self._rows
-        if any(row.adjust for row in rows):
-            each = zip(torch.split(logits, 1), rows, strict=True)
-            logits = torch.cat([own if row.adjust is None else row.adjust(own) for own, row in each])
-        return processed(logits, [row.plan.sampling for row in rows])
-
-    def draw(self, laws: Tensor) -> Tensor:
-        """See ``Way``."""
-        self._device = laws.device
-        asked = [(row.draws, row.round, row.position + self._step, row.draft) for row in self._rows]
-        return draw_tokens(laws, asked, Purpose.DRAFT)
-
-    def settings(self) -> tuple[Tensor, Tensor]:
-        """See ``Way``."""
-        places = torch.tensor([float(row.place + self._step) for row in self._rows], device=self._device)
-        heats = [row.plan.sampling.temperature for row in self._rows]
-        return places, torch.tensor(heats, device=self._device)
-
-
-class TargetLaws(NamedTuple):
-    """What follows a target pass, for each of its tokens: laws ``[n, V]``, largest logits ``[n]``, raw laws ``[n, V]``.
-
-    ``raw`` is ``law`` where raw laws are not wanted. A captured pass returns these fields.
-    """
-
-    law: Tensor
-    peak: Tensor
-    raw: Tensor
-
-
-def target_laws(logits: Tensor, process: Callable[[Tensor], Tensor], raw: bool) -> TargetLaws:
-    """Laws after each token of a target pass, from logits ``[n, V]``."""
-    law = process(logits)
-    return TargetLaws(law, logits.amax(-1), raw_law(logits) if raw else law)
-
-
-_Line = TypeVar("_Line")
-
-
-def alike(rows: Sequence[_Line], key: Callable[[_Line], Hashable]) -> list[list[int]]:
-    """The indices of rows, grouped by key."""
-    keys = [key(row) for row in rows]
-    first = keys[0]
-    if all(one is first or one == first for one in keys):
-        return [list(range(len(rows)))]
-    groups: dict[Hashable, list[int]] = {}
-    for i, one in enumerate(keys):
-        groups.setdefault(one, []).append(i)
-    return list(groups.values())
-
-
-def processed(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Row i of ``logits [rows, V]`` processed by ``samplings[i]``."""
-    first = samplings[0]
-    if all(one is first or one == first for one in samplings):
-        return process(logits, first)
-    groups = alike(samplings, lambda sampling: sampling)
-    made = [process(logits[group], samplings[group[0]]) for group in groups]
-    laws = made[0].new_empty(logits.shape)
-    for group, own in zip(groups, made, strict=True):
-        laws[group] = own
-    return laws

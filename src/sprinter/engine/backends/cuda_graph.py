@@ -7,33 +7,23 @@ head that reads the state at x) runs eagerly, as do rows whose logits are adjust
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sprinter.decode.signals import SIGNALS
-from sprinter.engine.backends.base import (
-    Drafted,
-    DraftRow,
-    Epilogue,
-    Scored,
-    StepResult,
-    TargetLaws,
-    TargetRow,
-    Way,
-    alike,
-    target_laws,
-)  # fmt: skip
-from sprinter.engine.backends.eager import EagerBackend
+from sprinter.engine.backends.base import Drafted, DraftRow, Epilogue, Scored, StepResult, TargetRow
+from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow, in_line
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head
-from sprinter.laws import Sampling, process_rows
-from sprinter.models.capture.runner import LONGEST, CapturedRunner, ForwardPass, Unit
+from sprinter.laws import Sampling, process_rows, raw_law
+from sprinter.models.capture.graphs import LADDER
+from sprinter.models.capture.runner import CapturedRunner
+from sprinter.models.capture.trace import ForwardPass, Unit
 from sprinter.models.interface import Runner
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
@@ -89,22 +79,6 @@ class Settings(NamedTuple):
         return process_rows(logits, temperature, (top_k, top_p, min_p) if truncates else None)
 
 
-class _DeviceWay(Way):
-    """Laws and draws by settings that are tensors."""
-
-    def __init__(self, settings: Settings, truncates: bool, words: tuple[Tensor, Tensor]) -> None:
-        self._settings, self._truncates, self._words = settings, truncates, words
-
-    def process(self, logits: Tensor) -> Tensor:
-        return self._settings.process(logits, self._truncates)
-
-    def draw(self, laws: Tensor) -> Tensor:
-        return race(laws, self._settings.low, self._settings.high, self._words)
-
-    def settings(self) -> tuple[Tensor, Tensor]:
-        return self._settings.place.float(), self._settings.temperature.float()
-
-
 class DraftUnit(Unit):
     """One draft step: the fields of ``StepResult``, the tokens ``[rows, 1]``.
 
@@ -128,11 +102,9 @@ class DraftUnit(Unit):
         device: torch.device,
         asked: Collection[str] = (),
     ) -> None:
-        # The heads' weights are parameters of the unit, whose addresses tell units apart.
+        super().__init__("draft")
         own = sorted(heads.items())
-        described = {kind: [head.features, repr(head.calibration.to_dict())] for kind, head in own}
         names = [name for name, one in SIGNALS.items() if one.capture == "always" or name in asked]
-        super().__init__("draft", vocab=vocab, truncates=truncates, heads=described, signals=names)
         self._vocab, self._truncates = vocab, truncates
         self.heads = nn.ModuleDict(dict(own))
         self.epilogue = Epilogue(tuple(names), tuple(own), raw=True)
@@ -145,13 +117,16 @@ class DraftUnit(Unit):
         rows = torch.arange(settings.last.shape[0], device=settings.last.device)
         logits, states = run(lambda hidden: hidden[rows, settings.last][:, None])
         assert isinstance(self.high, Tensor) and isinstance(self.low, Tensor)
-        way = _DeviceWay(settings, self._truncates, (self.high, self.low))
-        step, _ = self.epilogue.step(logits[:, 0, : self._vocab], states[rows, settings.last], way)
-        return step._replace(token=step.token[:, None])
+        said = logits[:, 0, : self._vocab]
+        law = settings.process(said, self._truncates)
+        token = race(law, settings.low, settings.high, (self.high, self.low))
+        told = settings.place.float(), settings.temperature.float()
+        step, _ = follow(self.epilogue, said, states[rows, settings.last], law, token, lambda: told)
+        return step._replace(token=token[:, None])
 
 
 class TargetUnit(Unit):
-    """A target forward pass: the fields of ``TargetLaws``, each ``[rows, n, ...]``.
+    """A target forward pass: laws and largest logits after each token ``[rows, n, ...]``, and raw laws if wanted.
 
     Args:
         vocab: size of the common vocabulary.
@@ -160,16 +135,18 @@ class TargetUnit(Unit):
     """
 
     def __init__(self, vocab: int, truncates: bool, raw: bool) -> None:
-        super().__init__("target", vocab=vocab, truncates=truncates, raw=raw)
+        super().__init__("target")
         self._vocab, self._truncates, self._raw = vocab, truncates, raw
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """``extras``: packed ``Settings``. Without raw laws the last field is left out."""
+        """``extras``: packed ``Settings``."""
         settings, logits = Settings.unpack(extras), run(None)[0][..., : self._vocab]
         rows, n = logits.shape[:2]
         flat = logits.reshape(rows * n, self._vocab)
-        made = target_laws(flat, lambda own: settings.process(own, self._truncates, n), self._raw)
-        return tuple(one.view(rows, n, *one.shape[1:]) for one in (made if self._raw else made[:2]))
+        made = [settings.process(flat, self._truncates, n), flat.amax(-1)]
+        if self._raw:
+            made.append(raw_law(flat))
+        return tuple(one.view(rows, n, *one.shape[1:]) for one in made)
 
 
 class GraphBackend(EagerBackend):
@@ -178,76 +155,76 @@ class GraphBackend(EagerBackend):
     def __init__(self, runner: CapturedRunner, vocab: int, name: str, held: HeldRows | None = None) -> None:
         super().__init__(runner, vocab, name, held)
         self._captured = runner
-        self._draft_units: dict[tuple[bool, tuple[tuple[str, int], ...], frozenset[str]], DraftUnit] = {}
-        self._target_units: dict[tuple[bool, bool], TargetUnit] = {}
 
     def _kind(self, row: DraftRow) -> Hashable:
-        return row.plan.reads_x, _can_capture(row)
+        return super()._kind(row), _can_capture(row)
 
-    def _steps(self, rows: Sequence[DraftRow], n: int) -> list[Drafted | SprinterError]:
-        """Draft n tokens in each row, or fewer if the next step is not captured for its shape."""
-        if not _can_capture(rows[0]):
-            return super()._steps(rows, n)
-        began, device = time.perf_counter(), self.runner.device
-        heads = {kind: head for row in rows for kind, head in row.plan.heads.items()}
-        unit = self._draft_unit(heads, rows)
-        feeds = [row.feed for row in rows]
-        self.begin(feeds)
-        tokens, first = self._padded(feeds)
-        made = self._captured.run_steps(
-            unit, tokens, [first, *[[1] * len(rows)] * (n - 1)], [_settings(rows, i, device) for i in range(n)],
-            [row.row for row in rows],
-        )  # fmt: skip
-        if not made:
-            return super()._steps(rows, n)
-        steps = [StepResult(*one)._replace(token=one[0][:, 0]) for one in made]
-        drafted = self._fetch(rows, unit.epilogue, steps, None)
-        for one in drafted:
-            if isinstance(one, Drafted):
-                one.draft_s = (time.perf_counter() - began) / len(rows)
-        return drafted
+    def _draft(self, rows: Sequence[DraftRow], unit: Any = None) -> list[Drafted | SprinterError]:
+        return super()._draft(rows, self._draft_unit(rows) if _can_capture(rows[0]) else None)
+
+    def _step(
+        self, rows: Sequence[DraftRow], step: int, last: tuple[Tensor, ...], unit: Any
+    ) -> tuple[list[tuple[Epilogue, list[int], StepResult, float]], tuple[Tensor, ...]]:
+        """A captured step; an eager one, if it is not captured for its shape."""
+        if unit is not None:
+            if last:
+                tokens, counts = last[0][:, None], None
+            else:
+                feeds = [feed_of(row) for row in rows]
+                self.begin(feeds)
+                tokens, counts = self._padded(feeds)
+            settings = _settings(rows, step, self.runner.device)
+            made = self._captured.run(unit, tokens, counts, settings, [row.row for row in rows])
+            if made is not None:
+                result = StepResult(*made)._replace(token=made[0][:, 0])
+                return [(unit.epilogue, list(range(len(rows))), result, 0.0)], (result.token,)
+        return super()._step(rows, step, last, unit)
 
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
-        """See ``EagerBackend``."""
-        if any(row.adjust for row in rows) and not all(row.adjust for row in rows):
-            found: dict[int, Scored | SprinterError] = {}
-            for group in alike(rows, lambda row: row.adjust is None):
-                found |= zip(group, self.score([rows[i] for i in group]), strict=True)
-            return [found[i] for i in range(len(rows))]
-        long = max(len(row.feed.tokens) for row in rows) > LONGEST
-        if long or any(row.adjust or row.layers or row.feed.parents is not None for row in rows):
-            return super().score(rows)
-        began, feeds = time.perf_counter(), [row.feed for row in rows]
-        self.begin(feeds)
-        tokens, counts = self._padded(feeds)
-        extras = Settings.pack([(row.sampling, 0, 0, 1) for row in rows], self.runner.device)
-        key = any(_truncates(row.sampling) for row in rows), any(row.raw for row in rows)
-        if key not in self._target_units:
-            self._target_units[key] = TargetUnit(self.vocab, *key)
-        with torch.inference_mode():
-            given = self._captured.run(
-                self._target_units[key], tokens, counts, extras, [feed.row for feed in feeds]
-            )
-            if given is None:
-                return super().score(rows)
-            made = TargetLaws(given[0], given[1], given[-1] if key[1] else given[0])
-            # values at padding are undefined
-            laws, peaks, raws = ([one[i, :n] for i, n in enumerate(counts)] for one in made)
-            return self._scored(rows, counts, laws, raws, torch.cat(peaks), began)
+        """See ``EagerBackend``; rows whose logits are adjusted have a pass of their own."""
+        found: dict[int, Scored | SprinterError] = {}
+        for group in alike(rows, lambda row: row.adjust is None):
+            found |= zip(group, super().score([rows[i] for i in group]), strict=True)
+        return [found[i] for i in range(len(rows))]
 
-    def _draft_unit(self, heads: Mapping[str, Head], rows: Sequence[DraftRow]) -> DraftUnit:
+    def _target(
+        self, rows: Sequence[TargetRow], counts: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Mapping[int, Tensor]]:
+        feeds = [row.feed for row in rows]
+        if max(counts) > LADDER[-1] or any(
+            row.adjust or row.layers or row.feed.parents is not None for row in rows
+        ):
+            return super()._target(rows, counts)
+        self.begin(feeds)
+        tokens, _ = self._padded(feeds)
+        extras = Settings.pack([(row.sampling, 0, 0, 1) for row in rows], self.runner.device)
+        key = self.vocab, any(_truncates(row.sampling) for row in rows), any(row.raw for row in rows)
+        unit = self._captured.kept.get(key) or self._captured.kept.setdefault(key, TargetUnit(*key))
+        made = self._captured.run(unit, tokens, counts, extras, [feed.row for feed in feeds])
+        if made is None:
+            return super()._target(rows, counts)
+        law, peaks, *raw = (in_line(one, counts) for one in made)
+        return law, raw[0] if raw else law, peaks, {}
+
+    def _draft_unit(self, rows: Sequence[DraftRow]) -> DraftUnit:
+        """The unit of all steps of some rows."""
+        heads = {kind: head for row in rows for kind, head in row.plan.heads.items()}
         truncates = any(_truncates(row.plan.sampling) for row in rows)
         asked = frozenset(
             name for row in rows for name in row.plan.signals if SIGNALS[name].capture == "asked"
         )
-        key = (truncates, tuple(sorted((kind, id(head)) for kind, head in heads.items())), asked)
-        if key not in self._draft_units:
-            self._draft_units[key] = DraftUnit(self.vocab, truncates, heads, self.runner.device, asked)
-        return self._draft_units[key]
+        # A head's calibration may change; what it computes with otherwise stays as it was loaded.
+        own = tuple((kind, head, repr(head.calibration.to_dict())) for kind, head in sorted(heads.items()))
+        kept, key = self._captured.kept, (self.vocab, truncates, own, asked)
+        if key not in kept:
+            kept[key] = DraftUnit(self.vocab, truncates, heads, self.runner.device, asked)
+        unit = kept[key]
+        assert isinstance(unit, DraftUnit)
+        return unit
 
 
 def _can_capture(row: DraftRow) -> bool:
-    few = 0 < len(row.tokens) <= LONGEST
+    few = 0 < len(row.tokens) <= LADDER[-1]
     return row.adjust is None and few and isinstance(row.draws, AddressedDraws) and row.plan.captures
 
 

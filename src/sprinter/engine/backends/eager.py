@@ -1,151 +1,68 @@
-"""One model's rows, and the passes over some of them, one operation at a time, on any runner.
+"""The passes over some of a model's rows, one operation at a time, on any runner, and what follows them.
 
-What a text begins with, and what it leaves for others; prefill, draft steps, levels of trees and target passes. Values
-that decide nothing are not fetched: n draft steps are one host synchronisation, and rows whose logits were not finite
-are found at its end. The time of a pass is divided equally among its rows.
+Draft steps, levels of trees and target passes; then adjust, process, draw, signals, heads. Values that decide nothing
+are not fetched: n draft steps are one host synchronisation, and rows whose logits were not finite are found at its end.
+The time of a pass is divided equally among its rows.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.sequence import ReadState, TokenSequence
+from sprinter.decode.adjust import Adjust
+from sprinter.decode.grow import ranked
+from sprinter.decode.signals import SIGNALS, read_signals
 from sprinter.engine.backends.base import (
     FINAL,
+    After,
     Drafted,
     DraftRow,
     Epilogue,
-    HostWay,
-    PromptRead,
-    PromptRow,
     RowInput,
     Scored,
     StepResult,
     TargetRow,
     TipLaws,
     TreeRow,
-    alike,
-    processed,
-    target_laws,
 )  # fmt: skip
-from sprinter.engine.prefix import HeldRows, up_to_boundary
+from sprinter.engine.backends.texts import TextRows
 from sprinter.errors import SprinterError
+from sprinter.heads.features import DraftStep, read_features
+from sprinter.laws import Sampling, process, raw_law, wide
 from sprinter.models.checks import find_fault
-from sprinter.models.interface import ModelOutput, Runner
+from sprinter.models.interface import ModelOutput
 from sprinter.random import Purpose, draw_tokens
 
-__all__ = ["EagerBackend"]
+__all__ = ["EagerBackend", "alike", "feed_of", "follow", "in_line"]
 
 
-class EagerBackend:
-    """One model's rows, of which any subset can be read at a time.
+class EagerBackend(TextRows):
+    """See ``TextRows``. Any subset of the rows can be read at a time."""
 
-    Args:
-        runner: holds the rows.
-        vocab: size of the common vocabulary; logits beyond it are dropped.
-        name: "target" or "draft", for errors.
-        held: what the rows hold from earlier texts; None: they are emptied, and nothing is reused.
-
-    Attributes:
-        owners: by row, of the text that is about to begin in it; "" where nobody says so.
-    """
-
-    def __init__(self, runner: Runner, vocab: int, name: str, held: HeldRows | None = None) -> None:
-        self.runner, self.vocab, self.name = runner, vocab, name
-        self.held = HeldRows(runner.batch) if held is None else held
-        # Rows with slots that no finite logits have verified: to discard these (maybe NaN), a mask is not enough.
-        self._unverified: set[int] = set()
-        self._idle = set(range(runner.batch))
-        self.owners: dict[int, str] = {}
-        self._every = list(range(runner.batch))
-        if held is None:
-            runner.rewind([0] * runner.batch)
-
-    def rewind(self, lengths: Mapping[int, int]) -> None:
-        """Discard all but the first tokens of some rows; ``lengths``: tokens to keep, by row."""
-        present = self.runner.lengths
-        for row, length in lengths.items():
-            self.held.texts[row].cut(length)
-        wanted = [lengths.get(row, length) for row, length in enumerate(present)]
-        if wanted != present:
-            self.runner.rewind(wanted)
-
-    def begin_text(self, view: ReadState, prefix: Sequence[int]) -> None:
-        """Begin a text in its row: keep, or copy from another row, the longest beginning of ``prefix`` that a row holds
-        of a text of the same owner. ``view.read`` is its number of tokens; the row holds no others.
-        """
-        row = view.row
-        view.begun, view.read = True, 0
-        self._idle.discard(row)
-        if not self.held.on:
-            return
-        owner = self.owners.get(row, "")
-        length, source = self.held.most_shared(prefix, row, owner)
-        if length and source != row:
-            self._unverified.add(row)  # if the copy is interrupted
-            self.rewind({row: 0})
-            self.runner.copy(source, [row], length)
-            self.held.texts[row].take(self.held.texts[source], length)
-            self._unverified.discard(row)
-        self.rewind({row: length})
-        self.held.texts[row].owner = owner
-        view.read = length
-
-    def best_row(self, free: Sequence[int], prefix: Sequence[int], owner: str = "") -> int:
-        """The first of some rows that holds most of ``prefix`` and nothing else; if none holds any, an empty row, or
-        else the first."""
-        held = self.held
-        shared = {row: held.shared(row, prefix, owner) * held.continues(row, prefix, owner) for row in free}
-        if any(shared.values()):
-            return max(free, key=lambda row: shared[row])
-        return next((row for row in free if not held.texts[row].tokens), free[0])
-
-    def end_text(
-        self, row: int, sequence: TokenSequence | None = None, view: ReadState | None = None
-    ) -> None:
-        """End the text of a row: only what another text may reuse stays; nothing after a failure or an interrupt.
-
-        Of draft tokens that the last round rejected nothing stays either: with them the row would not be taken for the
-        beginning of the conversation's next prompt.
-        """
-        held, length = self.held.texts[row], 0
-        if row not in self._unverified and self.held.on:
-            if sequence is not None and view is not None and view.begun:
-                chain = view.base if view.nodes else view.read  # a path of a tree has not been moved yet
-                held.end(sequence.tokens[: min(chain, view.read, sequence.final)], view.chained)
-            length = held.usable(self.held.cache.reuse)
-        self.rewind({row: length})
-        if row in self._unverified:
-            self.runner.wipe(row)
-            self._unverified.discard(row)
-        self._idle.add(row)
-        if self.runner.may_hold_nan:  # it is cleaned when all rows are empty
-            self.rewind(dict.fromkeys(self._idle, 0))
-
-    def end_all(self) -> None:
-        """``end_text`` of the rows whose texts have not ended."""
-        for row in set(range(self.runner.batch)) - self._idle:
-            self.end_text(row)
-
-    def begin(self, feeds: Sequence[RowInput]) -> None:
-        """Rewind rows to the start of their feeds, before a forward pass over these."""
-        lengths = self.runner.lengths
-        if any(lengths[feed.row] != feed.start for feed in feeds):
-            self.rewind({feed.row: feed.start for feed in feeds})
-        self._unverified.update(feed.row for feed in feeds)
+    def begin(self, feeds: Iterable[RowInput]) -> None:
+        """See ``TextRows``."""
+        lengths, rewound = self.runner.lengths, False
+        for row, start, *_ in feeds:
+            if lengths[row] != start:
+                lengths[row], rewound = start, True
+                self.held.texts[row].cut(start)
+            self._unverified.add(row)
+        if rewound:
+            self.runner.rewind(lengths)
 
     def check(self, feed: RowInput, peaks: Sequence[float]) -> SprinterError | None:
         """Check a row after a forward pass over a feed; returns an error if its logits are not finite.
 
         Args:
-            peaks: the largest logit after each token of the feed, or after the last ones. Logits depend on all slots of
-                the row: if they are finite, so are the slots.
+            peaks: the largest logit after each token of the feed, or after the last ones; NaN wins a maximum. Logits
+                depend on all slots of the row: if they are finite, so are the slots.
         """
         if not all(map(isfinite, peaks)):
             return find_fault(peaks, self.name, feed.start + len(feed.tokens) - len(peaks))
@@ -156,49 +73,8 @@ class EagerBackend:
 
     # --- the four verbs ---
     @torch.inference_mode()
-    def read(self, prompts: Sequence[PromptRow]) -> list[PromptRead]:
-        """Prefill without logits: passes over blocks of the texts, one per group of blocks of similar length.
-
-        A block that several rows read after the same tokens is read once, and copied.
-        """
-        began = time.perf_counter()
-        layers = sorted({layer for one in prompts for layer in one.layers} - {FINAL})
-        wanted = any(one.layers for one in prompts)
-        states: dict[int, list[Tensor]] = {}
-        copied: dict[int, int] = {}
-        left = [one.feed for one in prompts]
-        while left:
-            blocks = [_first_block(feed) for feed in left]
-            twins = {} if wanted else self._twins(blocks)
-            for group in _by_length([block for block in blocks if block.row not in twins]):
-                output = self._pass(group, False, layers)
-                for i, feed in enumerate(group):
-                    made = [one[i, : len(feed.tokens)] for one in (output.hidden, *output.layers)]
-                    self._note_block(feed, made[0])
-                    if wanted:
-                        held = states.get(feed.row)
-                        states[feed.row] = (
-                            made if held is None else [*map(torch.cat, zip(held, made, strict=True))]
-                        )
-            for block in blocks:
-                if block.row in twins:
-                    self._copy_block(block, twins[block.row])
-                    copied[block.row] = copied.get(block.row, 0) + len(block.tokens)
-            left = [_rest(feed, block) for feed, block in zip(left, blocks, strict=True) if feed != block]
-        seconds, names = (time.perf_counter() - began) / len(prompts), (FINAL, *layers)
-        return [
-            PromptRead(
-                seconds, [states[one.feed.row][names.index(layer)] for layer in one.layers],
-                copied.get(one.feed.row, 0),
-            )
-            for one in prompts
-        ]  # fmt: skip
-
-    @torch.inference_mode()
     def draft(self, rows: Sequence[DraftRow]) -> list[Drafted | SprinterError]:
         """Draft ``count`` tokens in each row, in as many steps; an error does not affect other rows."""
-        if len(rows) == 1:
-            return self._draft(rows)
         found: dict[int, Drafted | SprinterError] = {}
         for group in alike(rows, self._kind):
             found |= zip(group, self._draft([rows[i] for i in group]), strict=True)
@@ -207,12 +83,14 @@ class EagerBackend:
     @torch.inference_mode()
     def tips(self, rows: Sequence[TreeRow]) -> list[TipLaws | SprinterError]:
         """One pass over the newest tips of trees, on a runner that reads trees."""
-        began = time.perf_counter()
-        logits, faults, _ = self.forward([row.feed for row in rows])
+        began, feeds = time.perf_counter(), [row.feed for row in rows]
+        logits = self._logits(self._pass(feeds, True))
+        peaks = logits.amax(-1).tolist()  # the one host synchronisation
         read: list[TipLaws | SprinterError] = []
         for i, row in enumerate(rows):
             end = len(row.feed.tokens)
-            read.append(faults.get(i) or row.plan.epilogue.tips(row, logits[i, end - row.count : end]))
+            fault = self.check(row.feed, peaks[i][:end])
+            read.append(fault or _tip_laws(row, logits[i, end - row.count : end]))
         for one in read:
             if isinstance(one, TipLaws):
                 one.draft_s = (time.perf_counter() - began) / len(rows)
@@ -221,225 +99,193 @@ class EagerBackend:
     @torch.inference_mode()
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """One target pass: laws after each token of the feeds; an error does not affect other rows."""
-        began = time.perf_counter()
-        layers = sorted({layer for row in rows for layer in row.layers} - {FINAL})
-        feeds = [row.feed for row in rows]
-        counts = [len(feed.tokens) for feed in feeds]
-        output = self._pass(feeds, True, layers)
-        logits = self._logits(output)
-        whole = min(counts) == logits.shape[1]
-        flat = (
-            logits.flatten(0, 1)
-            if whole
-            else torch.cat([own[:n] for own, n in zip(logits, counts, strict=True)])
-        )
-        adjusted = flat
-        if any(row.adjust for row in rows):
-            each = zip(torch.split(flat, counts), rows, strict=True)
-            adjusted = torch.cat([own if row.adjust is None else row.adjust(own) for own, row in each])
-        samplings = [row.sampling for row, n in zip(rows, counts, strict=True) for _ in range(n)]
-        made = target_laws(flat, lambda _: processed(adjusted, samplings), any(row.raw for row in rows))
-        scored = self._scored(
-            rows, counts, torch.split(made.law, counts), torch.split(made.raw, counts), made.peak, began
-        )
-        if any(row.layers for row in rows):
-            states = {FINAL: output.hidden, **dict(zip(layers, output.layers, strict=True))}
-            for i, (row, one) in enumerate(zip(rows, scored, strict=True)):
-                if isinstance(one, Scored):
-                    one.states = [states[layer][i, : counts[i]] for layer in row.layers]
-        return scored
-
-    def _scored(
-        self,
-        rows: Sequence[TargetRow],
-        counts: Sequence[int],
-        laws: Sequence[Tensor],
-        raws: Sequence[Tensor],
-        peaks: Tensor,
-        began: float,
-    ) -> list[Scored | SprinterError]:
-        """Results of a target pass: laws ``[n, V]`` by row, and the largest logits of all tokens in one line."""
+        began, counts = time.perf_counter(), [len(row.feed.tokens) for row in rows]
+        law, raw, peaks, states = self._target(rows, counts)
         tokens: dict[int, int] = {}
-        if asked := [(i, row.draw) for i, row in enumerate(rows) if row.draw is not None]:
-            last = [laws[i][-1:] for i, _ in asked]
-            drawn = draw_tokens(torch.cat(last), [(*draw, 0) for _, draw in asked], Purpose.TARGET).tolist()
-            tokens = dict(zip([i for i, _ in asked], drawn, strict=True))
+        if asked := {i: row.draw for i, row in enumerate(rows) if row.draw is not None}:
+            ends = [end - 1 for end in accumulate(counts)]
+            last = law if len(asked) == len(law) else law[[ends[i] for i in asked]]
+            drawn = draw_tokens(last, [(*draw, 0) for draw in asked.values()], Purpose.TARGET)
+            tokens = dict(zip(asked, drawn.tolist(), strict=True))
         largest, at = peaks.tolist(), 0  # the host synchronisation
+        laws = torch.split(law, counts)
+        raws = torch.split(raw, counts) if raw is not law else laws
         seconds = (time.perf_counter() - began) / len(rows)
         scored: list[Scored | SprinterError] = []
         for i, (row, n) in enumerate(zip(rows, counts, strict=True)):
-            raw = raws[i] if row.raw else None
             fault = self.check(row.feed, largest[at : at + n])
-            scored.append(fault or Scored(laws[i], raw, seconds, token=tokens.get(i)))
+            own = [states[layer][i, :n] for layer in row.layers] if row.layers else ()
+            scored.append(fault or Scored(laws[i], raws[i] if row.raw else None, seconds, own, tokens.get(i)))
             at += n
         return scored
 
+    def _target(
+        self, rows: Sequence[TargetRow], counts: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Mapping[int, Tensor]]:
+        """Of all tokens in one line: laws ``[n, V]``, raw laws, or the same where none are wanted, and largest logits;
+        hidden states ``[rows, n, d]`` by layer."""
+        layers = sorted({layer for row in rows for layer in row.layers} - {FINAL})
+        output = self._pass([row.feed for row in rows], True, layers)
+        logits = in_line(self._logits(output), counts)
+        adjusts = [row.adjust for row in rows]
+        samplings = [row.sampling for row, n in zip(rows, counts, strict=True) for _ in range(n)]
+        law = _laws(logits, counts, adjusts, samplings)
+        raw = raw_law(logits) if any(row.raw for row in rows) else law
+        states = {FINAL: output.hidden, **dict(zip(layers, output.layers, strict=True))}
+        return law, raw, logits.amax(-1), states
+
     # --- draft steps ---
     def _kind(self, row: DraftRow) -> Hashable:
-        """Rows of one kind are drafted together."""
-        return row.plan.reads_x
+        """Rows of one kind are drafted together; a head that reads the state at x has a pass of its own rows."""
+        return row.plan.epilogue if row.plan.reads_x else None
 
-    def _draft(self, rows: Sequence[DraftRow]) -> list[Drafted | SprinterError]:
-        """``draft`` of rows of one kind: as many steps as all need, then those that some need."""
-        made: dict[int, Drafted | SprinterError] = {}
-        left = dict(enumerate(rows))
-        while left:
-            # A step whose head reads the state at x ends with a pass, whose output the next one begins with.
-            n = 1 if rows[0].plan.reads_x else min(row.count for row in left.values())
-            for i, own in zip([*left], self._steps([*left.values()], n), strict=True):
-                before = made.get(i)
-                if isinstance(own, Drafted) and isinstance(before, Drafted):
-                    own = before.joined(own)
-                made[i] = own
-                if isinstance(own, Drafted) and rows[i].count > len(own.tokens):
-                    left[i] = rows[i].later(own)
-                else:
-                    del left[i]
-        return [made[i] for i in range(len(rows))]
-
-    def _steps(self, rows: Sequence[DraftRow], n: int) -> list[Drafted | SprinterError]:
-        """Draft n tokens in each row."""
-        began = time.perf_counter()
-        logits, hidden = self._after_text(rows)
-        groups = alike(rows, lambda row: row.plan.epilogue)
-        made: list[list[StepResult]] = [[] for _ in groups]
-        gates, numbers = [0.0] * len(groups), [row.row for row in rows]
-        afters: dict[int, tuple[Tensor, Tensor]] = {}
-        tokens = torch.empty(0)
-        for step in range(n):
-            if step:
-                logits, hidden = self._last(self._extend(tokens[:, None], None, numbers, True), None)
-            for at, group in enumerate(groups):
-                whole = len(group) == len(rows)
-                own = rows if whole else [rows[i] for i in group]
-
-                def at_x(token: Tensor, own: Sequence[DraftRow] = own, at: int = at) -> Tensor:
-                    self.begin([RowInput(row.row, row.position, ()) for row in own])
-                    afters[at] = self._last(
-                        self._extend(token[:, None], None, [row.row for row in own], True), None
-                    )
-                    return afters[at][1]
-
-                one, gate_s = own[0].plan.epilogue.step(
-                    logits if whole else logits[group], hidden if whole else hidden[group], HostWay(own, step),
-                    at_x if own[0].plan.reads_x else None,
-                )  # fmt: skip
-                made[at].append(one)
-                gates[at] += gate_s
-            tokens = made[0][-1].token
-            if len(groups) > 1:
-                tokens = torch.empty(len(rows), dtype=tokens.dtype, device=tokens.device)
-                for group, steps in zip(groups, made, strict=True):
-                    tokens[group] = steps[-1].token
+    def _draft(self, rows: Sequence[DraftRow], unit: Any = None) -> list[Drafted | SprinterError]:
+        """``draft`` of rows of one kind. ``unit``: of a backend that captures steps; its epilogue is that of all."""
+        began, made = time.perf_counter(), dict[Epilogue, list[_StepPart]]()
+        gates, afters = [0.0] * len(rows), dict[int, After]()
+        live, last = list(range(len(rows))), tuple[Tensor, ...]()
+        for step in range(max(row.count for row in rows)):
+            stay = [at for at, i in enumerate(live) if rows[i].count > step]
+            if len(stay) < len(live):
+                live, last = [live[at] for at in stay], tuple(one[stay] for one in last)
+            parts, last = self._step([rows[i] for i in live], step, last, unit)
+            for epilogue, group, result, gate_s in parts:
+                members = [live[at] for at in group]
+                made.setdefault(epilogue, []).append((members, result))
+                for i in members if gate_s else ():
+                    gates[i] += gate_s / len(members)
+            if len(last) > 1:
+                afters |= {i: (last[1][at], last[2][at]) for at, i in enumerate(live)}
         found: dict[int, Drafted | SprinterError] = {}
-        for at, group in enumerate(groups):
-            own = [rows[i] for i in group]
-            found |= zip(group, self._fetch(own, own[0].plan.epilogue, made[at], afters.get(at)), strict=True)
-        seconds = (time.perf_counter() - began - sum(gates)) / len(rows)
-        for gate_s, group in zip(gates, groups, strict=True):
-            for i in group:
-                if isinstance(drafted := found[i], Drafted):
-                    drafted.draft_s, drafted.gate_s = seconds, gate_s / len(group)
+        for epilogue, own in made.items():
+            found |= self._fetch(rows, epilogue, own, afters)
+        each_s = (time.perf_counter() - began - sum(gates)) / sum(row.count for row in rows)
+        for i, row in enumerate(rows):
+            if isinstance(drafted := found[i], Drafted):
+                drafted.draft_s, drafted.gate_s = row.count * each_s, gates[i]
         return [found[i] for i in range(len(rows))]
+
+    def _step(
+        self, rows: Sequence[DraftRow], step: int, last: tuple[Tensor, ...], unit: Any
+    ) -> tuple[list[tuple[Epilogue, list[int], StepResult, float]], tuple[Tensor, ...]]:
+        """One draft step.
+
+        Args:
+            last: the tokens of the step before, ``[rows]``, and the model's output at them if it ran on them; () at
+                the first step.
+
+        Returns:
+            By epilogue, the indices of its rows, their results and the time of its heads; and the next ``last``.
+        """
+        numbers = [row.row for row in rows]
+        if len(last) > 1:
+            _, logits, hidden = last
+        elif last:
+            logits, hidden = self._after(last[0], numbers)
+        else:
+            logits, hidden = self._after_text(rows)
+        parts: list[tuple[Epilogue, list[int], StepResult, float]] = []
+        at_x: list[Tensor] = []
+
+        def states_at_x(token: Tensor) -> Tensor:
+            self.begin(RowInput(row.row, row.position + step, ()) for row in rows)
+            at_x.extend(self._after(token, numbers))
+            return at_x[1]
+
+        groups = [list(range(len(rows)))] if unit else alike(rows, lambda row: row.plan.epilogue)
+        for group in groups:
+            whole = len(group) == len(rows)
+            own = rows if whole else [rows[i] for i in group]
+            said, state = (logits, hidden) if whole else (logits[group], hidden[group])
+            plan, samplings = own[0].plan, [row.plan.sampling for row in own]
+            law = _laws(said, [1] * len(own), [row.adjust for row in own], samplings)
+            asked = [(row.draws, row.round, row.position + step, row.draft) for row in own]
+            token = draw_tokens(law, asked, Purpose.DRAFT)
+
+            def settings(own: Sequence[DraftRow] = own) -> tuple[Tensor, Tensor]:
+                each = [(float(row.place + step), row.plan.sampling.temperature) for row in own]
+                places, heats = torch.tensor(each, device=logits.device).unbind(1)
+                return places, heats
+
+            epilogue = unit.epilogue if unit else plan.epilogue
+            result, gate_s = follow(
+                epilogue, said, state, law, token, settings, states_at_x if plan.reads_x else None
+            )
+            parts.append((epilogue, group, result, gate_s))
+        if len(groups) == 1:
+            return parts, (parts[0][2].token, *at_x)
+        tokens = torch.empty_like(logits[:, 0], dtype=torch.long)
+        for _, group, result, _ in parts:
+            tokens[group] = result.token
+        return parts, (tokens,)
 
     def _fetch(
         self,
         rows: Sequence[DraftRow],
         epilogue: Epilogue,
-        steps: Sequence[StepResult],
-        after: tuple[Tensor, Tensor] | None,
-    ) -> list[Drafted | SprinterError]:
-        """Copy the results of some steps to the host.
+        steps: Sequence[_StepPart],
+        afters: Mapping[int, After],
+    ) -> dict[int, Drafted | SprinterError]:
+        """Copy the results of some steps to the host: what each row drafted.
 
         Args:
-            epilogue: of these steps; that of a row may read less. after: outputs at the last tokens, if the model ran.
+            epilogue: of these steps; that of a row may read less. afters: outputs at the last tokens, if the model ran.
         """
-        ids = torch.stack([step.token for step in steps], 1).tolist()
-        numbers = torch.stack([step.numbers for step in steps], 1).cpu()
+        first = steps[0][0]
+        ids = _joined([(members, one.token) for members, one in steps]).tolist()
+        numbers = _joined([(members, one.numbers) for members, one in steps]).cpu()
         peaks = numbers[..., 0].tolist()
-        if after is not None:
-            peaks = [[*own, last] for own, last in zip(peaks, after[0].amax(-1).tolist(), strict=True)]
-        made: list[Drafted | SprinterError] = []
-        for i, (row, tokens) in enumerate(zip(rows, ids, strict=True)):
-            read = [*row.tokens, *(tokens if after else tokens[:-1])]
-            if fault := self.check(row.feed._replace(tokens=read), peaks[i]):
-                made.append(fault)
+        ends = torch.stack([afters[i][0] for i in first]).amax(-1).tolist() if afters else []
+        made: dict[int, Drafted | SprinterError] = {}
+        for place, i in enumerate(first):
+            row, after = rows[i], afters.get(i)
+            tokens, n = ids[place][: row.count], row.count
+            feed = feed_of(row, tokens if after else tokens[:-1])
+            if fault := self.check(feed, [*peaks[place][:n], *ends[place : place + 1]]):
+                made[i] = fault
                 continue
             signals = {
-                name: numbers[i, :, epilogue.columns.index(name)] for name in row.plan.epilogue.columns[1:]
+                name: numbers[place, :n, epilogue.columns.index(name)]
+                for name in row.plan.epilogue.columns[1:]
             }
-            raws = _of_row([step.raw for step in steps], i) if row.plan.raw else None
-            passes = len(steps) - (not row.tokens) + (after is not None)
-            own = None if after is None else (after[0][i], after[1][i])
-            laws = _of_row([step.law for step in steps], i)
-            made.append(Drafted(tokens, laws, raws, signals, passes, len(read), own, 0.0, 0.0))
+            own = [
+                (one, place if len(members) == len(first) else members.index(i)) for members, one in steps[:n]
+            ]
+            raws = _of_row([(one.raw, at) for one, at in own]) if row.plan.raw else None
+            passes = n - (not row.tokens) + (after is not None)
+            laws = _of_row([(one.law, at) for one, at in own])
+            made[i] = Drafted(tokens, laws, raws, signals, passes, len(feed.tokens), after, 0.0, 0.0)
         return made
 
     def _after_text(self, rows: Sequence[DraftRow]) -> tuple[Tensor, Tensor]:
         """Logits ``[rows, V]`` and states ``[rows, d]`` after each row's text; those of some may be known."""
-        feeds = [row.feed for row in rows if row.tokens]
+        feeds = [feed_of(row) for row in rows if row.tokens]
+        logits = hidden = torch.empty(0)
+        if feeds:
+            output, ends = self._pass(feeds, True), [len(feed.tokens) - 1 for feed in feeds]
+            logits, hidden = self._logits(output), output.hidden
+            if min(ends) == max(ends):
+                logits, hidden = logits[:, -1], hidden[:, -1]
+            else:
+                logits, hidden = logits[range(len(ends)), ends], hidden[range(len(ends)), ends]
         if len(feeds) == len(rows):
-            return self._last(self._pass(feeds, True), feeds)
-        made = iter(zip(*self._last(self._pass(feeds, True), feeds), strict=True) if feeds else ())
+            return logits, hidden
+        made = iter(zip(logits, hidden, strict=True))
         said = [next(made) if row.after is None else row.after for row in rows]
         return torch.stack([one for one, _ in said]), torch.stack([state for _, state in said])
 
-    def _last(self, output: ModelOutput, feeds: Sequence[RowInput] | None) -> tuple[Tensor, Tensor]:
-        """Logits ``[rows, V]`` and states ``[rows, d]`` after the last token of each feed; None: of one token each."""
-        logits, ends = self._logits(output), [] if feeds is None else [len(feed.tokens) - 1 for feed in feeds]
-        if not ends or min(ends) == max(ends):
-            return logits[:, -1], output.hidden[:, -1]
-        return logits[range(len(ends)), ends], output.hidden[range(len(ends)), ends]
+    def _after(self, tokens: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """The same after one more token of each row."""
+        output = self._extend(tokens[:, None], None, rows, True)
+        return self._logits(output)[:, -1], output.hidden[:, -1]
 
     # --- passes ---
-    def forward(
-        self, feeds: Sequence[RowInput], layers: Sequence[int] = ()
-    ) -> tuple[Tensor, dict[int, SprinterError], ModelOutput]:
-        """Run one forward pass over some rows, each at most once; other rows are unchanged.
-
-        Args:
-            layers: decoder layers whose hidden states to return.
-
-        Returns:
-            Logits ``[rows, n, V]`` in the order of the feeds, where n is the length of the longest one and values at
-            padding are undefined; by index of the feed, errors in a row's logits; the whole output.
-        """
-        output = self._pass(feeds, True, layers)
-        logits = self._logits(output)
-        peaks = logits.amax(-1).tolist()  # NaN wins a maximum; the one host synchronisation
-        ends = [self.check(feed, peaks[i][: len(feed.tokens)]) for i, feed in enumerate(feeds)]
-        return logits, {i: fault for i, fault in enumerate(ends) if fault is not None}, output
-
     def _logits(self, output: ModelOutput) -> Tensor:
         assert output.logits is not None
         return output.logits[..., : self.vocab]
 
-    def _note_block(self, feed: RowInput, hidden: Tensor) -> None:
-        """Record a block of a prompt. Every token sees itself: if all states are finite, so are keys and values."""
-        # llama.cpp returns no states here, and nothing but a model's own weights can give NaN there.
-        text, on = self.held.texts[feed.row], self.held.on
-        text.add(feed.start, feed.tokens, finite=on and bool(hidden.isfinite().all()))
-
-    def _twins(self, blocks: Sequence[RowInput]) -> dict[int, int]:
-        """Row → an earlier one that is about to read the same tokens after the same tokens."""
-        if len(blocks) == 1 or not self.held.on:
-            return {}
-        first: dict[tuple[str | int, ...], int] = {}
-        twins: dict[int, int] = {}
-        for row, start, tokens, *_ in blocks:
-            text = self.held.texts[row]
-            if len(text.tokens) >= start:
-                other = first.setdefault((text.owner, start, *text.tokens[:start], *tokens), row)
-                twins |= {} if other == row else {row: other}
-        return twins
-
-    def _copy_block(self, block: RowInput, source: int) -> None:
-        end = block.start + len(block.tokens)
-        self.begin([block])
-        self.runner.copy(source, [block.row], end)
-        self.held.texts[block.row].take(self.held.texts[source], end)
-
     def _pass(self, feeds: Sequence[RowInput], logits: bool, layers: Sequence[int] = ()) -> ModelOutput:
+        """See ``TextRows``."""
         self.begin(feeds)
         more: dict[str, Any] = {"hidden_layers": layers} if layers else {}
         if any(feed.parents is not None for feed in feeds):
@@ -464,29 +310,113 @@ class EagerBackend:
         return self.runner.extend(tokens, counts, logits=logits, rows=given, **more)
 
 
-def _of_row(values: Sequence[Tensor], i: int) -> Tensor:
-    """Row i of each step's ``[rows, V]``, as ``[n, V]``."""
-    return values[0][i : i + 1] if len(values) == 1 else torch.stack([one[i] for one in values])
+def feed_of(row: DraftRow, more: Sequence[int] = ()) -> RowInput:
+    """The input of a draft row, from the length that its first step starts from; ``more``: tokens of later steps."""
+    return RowInput(row.row, row.position - len(row.tokens), [*row.tokens, *more])
 
 
-def _first_block(feed: RowInput) -> RowInput:
-    """The beginning of a feed, up to the next boundary of prefill."""
-    room = up_to_boundary(feed.start)
-    return feed if len(feed.tokens) <= room else feed._replace(tokens=feed.tokens[:room])
+# --- what follows a pass ---
+def follow(
+    epilogue: Epilogue,
+    logits: Tensor,
+    hidden: Tensor,
+    law: Tensor,
+    token: Tensor,
+    settings: Callable[[], tuple[Tensor, Tensor]],
+    at_x: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[StepResult, float]:
+    """Signals and scores of a draft step; the seconds that the heads took.
+
+    Args:
+        logits, hidden: after each text, ``[rows, V]`` and ``[rows, d]``.
+        law, token: processed laws ``[rows, V]``, and the tokens ``[rows]`` that were drawn from them.
+        settings: place in the draft run and temperature of each row, float ``[rows]``, for heads.
+        at_x: makes the states at the drawn tokens, for heads that read them.
+    """
+    raw = raw_law(logits) if epilogue.needs_raw else law
+    columns = [logits.amax(-1)]  # NaN wins a maximum: it shows that logits are not finite
+    if epilogue.signals:
+        columns += read_signals(epilogue.signals, law, raw, token, hidden).values()
+    gate_s = 0.0
+    if epilogue.heads:
+        states_x = None if at_x is None else at_x(token)
+        began = time.perf_counter()
+        place, temperature = settings()
+        facts = DraftStep(hidden, raw, place, token, states_x, temperature)
+        columns += [head.score(read_features(head.features, facts)) for _, head in epilogue.heads]
+        gate_s = time.perf_counter() - began
+    return StepResult(token, law, raw, torch.stack([wide(one) for one in columns], 1)), gate_s
 
 
-def _rest(feed: RowInput, block: RowInput) -> RowInput:
-    n = len(block.tokens)
-    return feed._replace(start=feed.start + n, tokens=feed.tokens[n:])
+def _tip_laws(row: TreeRow, logits: Tensor) -> TipLaws:
+    """What a level of a tree asks for, from logits ``[tips, V]``; the growth draws."""
+    epilogue = row.plan.epilogue
+    adjusted = logits if row.adjust is None else row.adjust(logits)
+    by_law = row.laws or any(SIGNALS[name].reads("law") for name in epilogue.signals)
+    law = process(adjusted, row.plan.sampling) if by_law else None
+    raw = raw_law(logits) if epilogue.needs_raw else None
+    signals: dict[str, Tensor] = {}
+    if (some := raw if law is None else law) is not None and epilogue.signals:
+        made = read_signals(epilogue.signals, some, some if raw is None else raw)
+        signals = {name: each.to("cpu", torch.float64) for name, each in made.items()}
+    top = ranked(adjusted.float().log_softmax(-1), row.top) if row.top else []
+    return TipLaws(law if row.laws else None, raw if epilogue.raw else None, top, signals, 0.0)
 
 
-def _by_length(feeds: Sequence[RowInput]) -> list[list[RowInput]]:
-    """Group feeds by length, so that padding is at most a quarter plus 8 tokens: another forward pass costs less."""
-    groups: list[list[RowInput]] = []
-    least = 0.0
-    for feed in sorted(feeds, key=lambda feed: -len(feed.tokens)):
-        if not groups or len(feed.tokens) < least:
-            groups.append([])
-            least = 0.75 * len(feed.tokens) - 8
-        groups[-1].append(feed)
-    return [sorted(group) for group in groups]
+def _laws(
+    logits: Tensor, counts: list[int], adjusts: Sequence[Adjust | None], samplings: Sequence[Sampling]
+) -> Tensor:
+    """Laws of ``logits [n, V]``, of which ``counts`` belong to each row: adjusted to its text, each line processed by
+    its sampling; one ``process`` for all that sample alike."""
+    if any(adjusts):
+        each = zip(torch.split(logits, counts), adjusts, strict=True)
+        logits = torch.cat([own if adjust is None else adjust(own) for own, adjust in each])
+    groups = alike(samplings, lambda sampling: sampling)
+    if len(groups) == 1:
+        return process(logits, samplings[0])
+    made = [process(logits[group], samplings[group[0]]) for group in groups]
+    laws = made[0].new_empty(logits.shape)
+    for group, own in zip(groups, made, strict=True):
+        laws[group] = own
+    return laws
+
+
+_Line = TypeVar("_Line")
+_StepPart = tuple[list[int], StepResult]
+"""Indices of rows, and what a step made of them."""
+
+
+def alike(rows: Sequence[_Line], key: Callable[[_Line], Hashable]) -> list[list[int]]:
+    """The indices of rows, grouped by key."""
+    first = key(rows[0])
+    if all((one := key(row)) is first or one == first for row in rows):
+        return [list(range(len(rows)))]
+    groups: dict[Hashable, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(key(row), []).append(i)
+    return list(groups.values())
+
+
+def in_line(values: Tensor, counts: Sequence[int]) -> Tensor:
+    """``[rows, n, ...]`` without padding, as ``[tokens, ...]``."""
+    if min(counts) == values.shape[1]:
+        return values.flatten(0, 1)
+    return torch.cat([own[:n] for own, n in zip(values, counts, strict=True)])
+
+
+def _joined(parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:
+    """``[rows, steps, ...]`` of what steps made of the first one's rows; zeros where a row took no part."""
+    first, value = parts[0]
+    if len(parts[-1][0]) == len(first):
+        return torch.stack([one for _, one in parts], 1)
+    made = value.new_zeros(len(first), len(parts), *value.shape[1:])
+    for at, (members, one) in enumerate(parts):
+        made[[first.index(i) for i in members], at] = one
+    return made
+
+
+def _of_row(values: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """A row of each step's ``[rows, V]``, as ``[n, V]``."""
+    if len(values) == 1:
+        return values[0][0][values[0][1] :][:1]
+    return torch.stack([one[at] for one, at in values])

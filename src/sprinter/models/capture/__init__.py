@@ -3,6 +3,6 @@
 | module | contents |
 | --- | --- |
 | ``runner`` | the row runner with captured forward passes |
-| ``trace`` | the forward pass as a plain function of tensors |
+| ``trace`` | the forward pass as a plain function of tensors, and units around it |
 | ``graphs`` | CUDA graphs |
 """

@@ -12,26 +12,26 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from sprinter.errors import SprinterError, UserError, first_line
-from sprinter.models.capture.runner import LONGEST, Captured, Unit, as_module, split_inputs
-from sprinter.models.capture.trace import RowPass
+from sprinter.models.capture.trace import RowPass, Unit, as_function
 from sprinter.models.runners.row import Windows
 from sprinter.models.runners.tree import NOWHERE
 
-__all__ = ["LADDER", "MOST", "Fuse", "GraphUnits", "keys_bucket", "length_bucket", "rows_bucket"]
+__all__ = [
+    "LADDER", "MOST", "Captured", "Fuse", "GraphUnits", "Inputs", "keys_bucket", "length_bucket", "rows_bucket",
+]  # fmt: skip
 
-LADDER = (1, 2, 4, 8, 16, LONGEST)
+LADDER = (1, 2, 4, 8, 16, 32)
 """Input lengths that are captured; longer forward passes run eagerly."""
 
 MOST = 64
@@ -39,6 +39,22 @@ MOST = 64
 
 Fuse = Callable[[RowPass, Sequence[Tensor]], AbstractContextManager[bool]]
 """Context in which a pass over some buffers runs, and is captured, with kernels of its own: whether it does."""
+
+
+class Inputs(NamedTuple):
+    """What a captured unit is given: tokens ``[rows, n]``, the fields of ``RowPlaces``, what the unit reads besides,
+    ``[rows, ...]`` each, and K and V of each layer in turn, which are written in place."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    rows: Tensor
+    keys: Tensor
+    extras: Sequence[Tensor]
+    buffers: list[Tensor]
+
+
+Captured = Callable[[Inputs], list[Tensor]]
 
 _LEAST_KEYS = 128
 _capturing = Lock()
@@ -63,7 +79,7 @@ def keys_bucket(seen: int, slots: int) -> int:
 
 @dataclass(slots=True)
 class GraphUnits:
-    """Units of one runner, captured as CUDA graphs at first use; see ``Units``.
+    """Units of one runner, captured as CUDA graphs at first use.
 
     Args:
         model: a model that the row runner serves, on one CUDA device.
@@ -76,32 +92,32 @@ class GraphUnits:
     windows: Windows
     must: bool = False
     fuse: Fuse | None = None
-    _graphs: OrderedDict[tuple[str, tuple[Hashable, int], int, int], _Graph] = field(
-        default_factory=OrderedDict
-    )
-    _refused: set[str] = field(default_factory=set)
-    _weights: WeakKeyDictionary[Unit, Hashable] = field(default_factory=WeakKeyDictionary)
+    _graphs: OrderedDict[tuple[str, tuple[Unit, int], int, int], _Graph] = field(default_factory=OrderedDict)
+    _refused: set[tuple[str, Unit]] = field(default_factory=set)
     _pool: Any = None
     _unfused: bool = False
     _full: bool = False
 
-    def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Captured | None:
-        """See ``Units``. If memory for another graph runs out, a warning is logged and new shapes run eagerly.
+    def find(self, unit: Unit, some: bool, like: Inputs) -> Captured | None:
+        """The captured unit for inputs of this shape; None: run eagerly. If memory for another graph runs out, a
+        warning is logged and new shapes run eagerly.
+
+        Args:
+            some: whether only some rows of the buffers take part.
+            like: the inputs of the current call.
 
         Raises:
             UserError: the model cannot be captured, and ``must`` is set.
         """
-        rows, n = like[0].shape
-        held, slots = like[-1].shape[0], like[-1].shape[2]
-        length, kind = length_bucket(n), unit.key if like[4].dim() == 1 else f"{unit.key} tree"
-        if length is None or kind in self._refused:
+        rows, n = like.tokens.shape
+        held, slots = like.buffers[0].shape[0], like.buffers[0].shape[2]
+        length, kind = length_bucket(n), unit.name if like.keys.dim() == 1 else f"{unit.name} tree"
+        if length is None or (kind, unit) in self._refused:
             return None
         if some:
             rows = rows_bucket(rows, held)
-        keys = keys_bucket(like[4].shape[-1], slots)
-        if unit not in self._weights:  # units of one key over other heads
-            self._weights[unit] = tuple(x.data_ptr() for x in (*unit.parameters(), *unit.buffers()))
-        key = (kind, (self._weights[unit], -rows if some else rows), length, keys)
+        keys = keys_bucket(like.keys.shape[-1], slots)
+        key = (kind, (unit, -rows if some else rows), length, keys)
         if key in self._graphs:
             self._graphs.move_to_end(key)
             return self._graphs[key]
@@ -118,15 +134,13 @@ class GraphUnits:
                     "there is no memory for another CUDA graph: forward passes not yet captured run eagerly"
                 )
             else:
-                self._refuse(kind, error)
+                self._refuse((kind, unit), error)
             return None
         self._graphs[key] = made
         return made
 
-    def _capture(
-        self, run: RowPass, unit: Unit, rows: int, length: int, keys: int, like: Sequence[Tensor]
-    ) -> _Graph:
-        with _capturing, torch.cuda.device(like[0].device):
+    def _capture(self, run: RowPass, unit: Unit, rows: int, length: int, keys: int, like: Inputs) -> _Graph:
+        with _capturing, torch.cuda.device(like.tokens.device):
             if (
                 not self._graphs
             ):  # torch frees a pool with the last of its graphs, and does not accept it again
@@ -134,7 +148,7 @@ class GraphUnits:
             if self.fuse is not None and not self._unfused:
                 applies = False
                 try:
-                    with self.fuse(run, split_inputs(like)[1]) as applies:
+                    with self.fuse(run, like.buffers) as applies:
                         return _Graph(run, unit, rows, length, keys, like, self._pool)
                 except Exception as error:  # of a kernel's compiler, for example
                     if not applies or _is_out_of_memory(error):
@@ -147,7 +161,7 @@ class GraphUnits:
                     )
             return _Graph(run, unit, rows, length, keys, like, self._pool)
 
-    def _refuse(self, kind: str, error: Exception) -> None:
+    def _refuse(self, kind: tuple[str, Unit], error: Exception) -> None:
         why = first_line(error)
         line = f"{type(self.model).__name__} cannot be captured as a CUDA graph ({why})"
         if self.must:
@@ -176,29 +190,21 @@ class _Graph:
     """
 
     def __init__(
-        self,
-        run: RowPass,
-        unit: Unit,
-        rows: int,
-        length: int,
-        keys: int,
-        like: Sequence[Tensor],
-        pool: Any,
+        self, run: RowPass, unit: Unit, rows: int, length: int, keys: int, like: Inputs, pool: Any
     ) -> None:
-        self._device = device = like[0].device
-        whole = {"dtype": torch.long, "device": device}
-        self._places = [torch.zeros(rows, length, **whole) for _ in range(3)]  # type: ignore[call-overload]
-        self._spare = like[-1].shape[2] - 1
-        extras, buffers = split_inputs(like)
+        self._device = device = like.tokens.device
+        self._places = [like.tokens.new_zeros(rows, length) for _ in range(3)]
+        self._spare = like.buffers[0].shape[2] - 1
         # Rows and extras have one entry per row, independent of the length.
-        self._rows = [x.new_zeros(rows, *x.shape[1:]) for x in (like[3], *extras)]
+        self._rows = [x.new_zeros(rows, *x.shape[1:]) for x in (like.rows, *like.extras)]
         self._per_token = unit.per_token
         # A graph does not keep the memory that it reads alive, so references to all of it are held here.
-        self._seen, self._buffers = torch.arange(keys, device=device), buffers
-        if like[4].dim() == 3:
+        self._seen, self._buffers = torch.arange(keys, device=device), like.buffers
+        if like.keys.dim() == 3:
             self._seen = self._seen.repeat(rows, length, 1)
-        module = as_module(run, unit)
-        self._weights = [x.detach() for part in (run, unit) for x in (*part.parameters(), *part.buffers())]
+        call = as_function(run, unit)
+        parts = (run.model, unit)
+        self._weights = [x.detach() for part in parts for x in (*part.parameters(), *part.buffers())]
         inputs = (*self._places, self._rows[0], self._seen, self._rows[1:], self._buffers)
         self._fill(like)
         # Run twice outside the graph, on a separate stream, because libraries initialise at their first calls. The keys
@@ -207,31 +213,30 @@ class _Graph:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(2):
-                module(*inputs)
+                call(*inputs)
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._made = module(*inputs)
+            self._made = call(*inputs)
 
-    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+    def __call__(self, inputs: Inputs) -> list[Tensor]:
         """Copy inputs in, replay, copy results out, so that they survive the next replay."""
-        rows, n = inputs[0].shape
+        rows, n = inputs.tokens.shape
         with torch.cuda.device(self._device):
             self._fill(inputs)
             self._graph.replay()
             return [(made[:rows, :n] if self._per_token else made[:rows]).clone() for made in self._made]
 
-    def _fill(self, inputs: Sequence[Tensor]) -> None:
-        rows, n = inputs[0].shape
-        padding = (0, 0, self._spare)
-        for place, given, value in zip(self._places, inputs, padding, strict=False):
+    def _fill(self, inputs: Inputs) -> None:
+        rows, n = inputs.tokens.shape
+        for place, given, padding in zip(self._places, inputs[:3], (0, 0, self._spare), strict=True):
             if (rows, n) != place.shape:
-                place.fill_(value)
+                place.fill_(padding)
             place[:rows, :n].copy_(given)
         if self._seen.dim() == 3:
             self._seen.fill_(NOWHERE)
             self._seen[..., 0] = 0  # padding sees the first key
-            self._seen[:rows, :n, : inputs[4].shape[2]].copy_(inputs[4])
-        for own, given in zip(self._rows, (inputs[3], *inputs[5:]), strict=False):
+            self._seen[:rows, :n, : inputs.keys.shape[2]].copy_(inputs.keys)
+        for own, given in zip(self._rows, (inputs.rows, *inputs.extras), strict=True):
             own[:rows].copy_(given)
             own[rows:].copy_(given[:1])  # padding writes to a spare slot that is never visible

@@ -1,79 +1,36 @@
-"""A model over cache rows as a plain function of tensors, which can be captured.
+"""A model over cache rows as a plain function of tensors, which can be captured, and what is computed around it.
 
 ``RowPass`` takes everything that changes from call to call as a tensor (tokens, positions, slots, visible keys, the
 cache's buffers) and has no state of its own, so that it can be recorded as a graph. It calls the transformers model
-unchanged.
+unchanged. A ``Unit`` is a function of tensors around one: the forward pass alone, or a whole draft step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sprinter.models.runners.forward import StateFilter, call_model
-from sprinter.models.runners.row import window_mask
+from sprinter.models.runners.row import RowCache, RowLayer, Span, Windows, mask_dtype, masks_of, window_mask
 
-__all__ = ["RowBuffers", "RowPass"]
+__all__ = ["PASS", "ForwardPass", "RowPass", "Unit", "as_function", "pass_unit"]
 
-
-class _RowBuffer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Writes K and V of one layer to each row's slots and returns the first ``seen`` keys.
-
-    Args:
-        rows: numbers of the rows in the buffers.
-        gather: whether these are not simply all rows in order.
-    """
-
-    def __init__(
-        self, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor, seen: int, gather: bool
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.keys, self.values, self.slots, self.seen = keys, values, slots, seen
-        self.rows, self._gather = rows, gather
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("the buffers exist from the start")
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        assert self.keys is not None and self.values is not None
-        head = torch.arange(key_states.shape[1], device=key_states.device)[None, :, None]
-        place = (self.rows[:, None, None], head, self.slots[:, None, :])
-        self.keys.index_put_(place, key_states)
-        self.values.index_put_(place, value_states)
-        seen = self.keys.narrow(2, 0, self.seen), self.values.narrow(2, 0, self.seen)
-        if not self._gather:
-            return seen
-        return seen[0].index_select(0, self.rows), seen[1].index_select(0, self.rows)
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.seen, 0
-
-    def get_max_length(self) -> int:
-        return -1
+ForwardPass = Callable[[StateFilter | None], tuple[Tensor, ...]]
 
 
-class RowBuffers(Cache):
-    """transformers' view of the buffers of a forward pass."""
+class _RowBuffer(RowLayer):  # type: ignore[no-untyped-call]
+    """A layer over buffers; kernels inside of graphs read ``rows``, ``slots`` and ``seen``."""
 
-    def __init__(self, layers: Sequence[_RowBuffer]) -> None:
-        super().__init__(layers=list(layers))
+    def __init__(self, span: Span, buffers: tuple[Tensor, Tensor]) -> None:
+        super().__init__(span, buffers)
+        assert span.rows is not None
+        self.rows, self.slots, self.seen = span.rows[:, 0], span.index, span.keys
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
 
-
-class RowPass(nn.Module):
+class RowPass:
     """One forward pass over rows.
 
     Args:
@@ -82,12 +39,11 @@ class RowPass(nn.Module):
         gather: True: some rows of the buffers take part, in any order; False: all rows, in order.
     """
 
-    def __init__(self, model: PreTrainedModel, windows: dict[str, int | None], gather: bool = False) -> None:
-        super().__init__()
+    def __init__(self, model: PreTrainedModel, windows: Windows, gather: bool = False) -> None:
         self.model, self._windows, self._gather = model, windows, gather
-        self._mask_dtype = torch.bool if model.config._attn_implementation == "sdpa" else model.dtype
+        self._mask_dtype = mask_dtype(model)
 
-    def forward(
+    def __call__(
         self,
         tokens: Tensor,
         positions: Tensor,
@@ -102,25 +58,69 @@ class RowPass(nn.Module):
         of ``layers``.
 
         Args:
-            tokens, positions, slots: ``[batch, n]``: ids, positions, and the slots that keys and values are written to.
-            rows: ``[batch]``, numbers of the rows in the buffers.
-            keys: ``[k]``, 0, 1, ..., k − 1: the visible keys; a query at position t sees those up to t. With trees
-                ``[batch, n, k]``: each key's position for each query, ``NOWHERE`` if the query must not see it.
+            tokens: ``[batch, n]``. positions, slots, rows, keys: see ``RowPlaces``.
             buffers: K and V of each layer in turn, ``[batch, heads, slots, d]``; written in place.
         """
-        pairs = zip(buffers[::2], buffers[1::2], strict=True)
-        cache = RowBuffers([_RowBuffer(k, v, rows, slots, keys.shape[-1], self._gather) for k, v in pairs])
-        masks = {
-            kind: window_mask(keys, positions, window, self._mask_dtype)
-            for kind, window in self._windows.items()
-        }
-        mask = masks.get("", masks)
+        cache = RowCache(buffers[0].shape[0], buffers[0].shape[2] - 1)
+        cache.span.put(0, keys.shape[-1], slots, rows[:, None], self._gather)
+        cache.layers = [
+            _RowBuffer(cache.span, pair) for pair in zip(buffers[::2], buffers[1::2], strict=True)
+        ]
+        mask = masks_of(self._windows, lambda window: window_mask(keys, positions, window, self._mask_dtype))
         return call_model(
-            self.model,
-            tokens,
-            keep,
-            layers,
-            position_ids=positions,
-            attention_mask=mask,
-            cache=cache,
+            self.model, tokens, keep, layers, position_ids=positions, attention_mask=mask, cache=cache
         )
+
+
+class Unit(nn.Module):
+    """What is captured: a forward pass, and in subclasses the computation on its results.
+
+    Args:
+        name: for messages.
+        logits: whether ``forward`` gives them: else only states, as in prefill.
+        layers: whose states ``run`` returns too, after the other results.
+
+    Attributes:
+        per_token: whether the results are ``[batch, n, ...]``.
+    """
+
+    per_token = True
+
+    def __init__(self, name: str, logits: bool = True, layers: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.name, self.logits, self.layers = name, logits, layers
+
+    def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The unit's results, computed with one call of ``run``.
+
+        Args:
+            run: runs the forward pass; returns logits, states and states of ``layers``. For its argument ``keep`` see
+                ``RowPass``.
+            extras: the caller's other inputs besides the tokens, each ``[batch, ...]``.
+        """
+        return run(None) if self.logits else run(lambda hidden: hidden[:, -1:])[1:]
+
+
+@cache
+def pass_unit(logits: bool, layers: tuple[int, ...] = ()) -> Unit:
+    """The forward pass alone: logits ``[batch, n, vocab]`` if wanted, states ``[batch, n, d]``, those of layers."""
+    return Unit("pass" if logits else "read", logits, layers)
+
+
+PASS = pass_unit(True)
+
+
+def as_function(run: RowPass, unit: Unit) -> Callable[..., tuple[Tensor, ...]]:
+    """A unit around a forward pass, as a function of the fields of ``Inputs``."""
+
+    def call(
+        tokens: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, keys: Tensor,
+        extras: Sequence[Tensor], buffers: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        def forward(keep: StateFilter | None) -> tuple[Tensor, ...]:
+            return run(tokens, positions, slots, rows, keys, buffers, keep, unit.layers)
+
+        made: tuple[Tensor, ...] = unit(forward, extras)
+        return made
+
+    return call

@@ -16,8 +16,7 @@ from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.models.gguf.library import last_words, library
 from sprinter.models.gguf.sequences import MOST, TreeSequences
 from sprinter.models.interface import ModelOutput, Runner
-from sprinter.models.runners.forward import CHUNK, BaseRunner
-from sprinter.models.runners.tree import RowTree
+from sprinter.models.runners.forward import CHUNK, BaseRunner, Pass
 
 __all__ = ["LlamaCppRunner"]
 
@@ -75,15 +74,12 @@ class LlamaCppRunner(BaseRunner):
         more = (self.leaves - 1) * self.batch * self.vocab_size * 4  # an output of each sequence is reserved
         return self.batch * self.max_len * int(self.model.token_bytes) + more
 
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Remove the cells beyond the lengths from the memory."""
-        self._check_rewind(lengths)
+    def _drop(self, lengths: Sequence[int]) -> None:
         for row, (length, present) in enumerate(zip(lengths, self._lengths, strict=True)):
             self._cut(row, length)
             if length < present:
                 self._forget(row, length)
-        self._set_lengths(lengths)
-        self._empty()
+        self._empty(lengths)
 
     def _cut(self, row: int, length: int) -> None:
         """Forget what a tree holds beyond a row's first ``length`` slots, and what an interrupt may have left."""
@@ -92,22 +88,12 @@ class LlamaCppRunner(BaseRunner):
             self._sequences.cut(row, length, tree and tree.upto(length))
 
     def _compact(self, row: int, path: Sequence[int], root: int) -> None:
-        if row not in self._sequences:
-            return
-        try:
+        if row in self._sequences:
             self._sequences.straighten(row, path)
-        except BaseException:
-            self._lengths[row] = root  # the prefix is unchanged
-            self._trees.pop(row, None)
-            raise
 
-    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
-        """Let the rows share the cells of ``from_row``; later tokens have their own cells."""
-        length, tree = self._check_copy(from_row, to_rows, length), self._trees.get(from_row)
-        for row in to_rows:
-            if row != from_row:
-                self._sequences.copy(from_row, row, length, tree and tree.upto(length))
-                self._copy_length(from_row, [row], length)
+    def _copy(self, from_row: int, row: int, length: int) -> None:
+        tree = self._trees.get(from_row)  # the rows share cells; later tokens have their own
+        self._sequences.copy(from_row, row, length, tree and tree.upto(length))
 
     def adopt(self, other: Runner, length: int) -> bool:
         """Copy tokens of another context. llama.cpp hands out whole rows, for which there must be room; no trees."""
@@ -132,10 +118,10 @@ class LlamaCppRunner(BaseRunner):
         self._cut(row, self._lengths[row])
         self._forget(row, self._lengths[row])
         self.may_hold_nan = True
-        self._empty()
+        self._empty(self._lengths)
 
-    def _empty(self) -> None:
-        if self.may_hold_nan and not any(self._lengths):
+    def _empty(self, lengths: Sequence[int]) -> None:
+        if self.may_hold_nan and not any(lengths):
             self._llama.llama_memory_clear(self._memory, True)
             self._sequences.reset()
             self.may_hold_nan = False
@@ -144,50 +130,29 @@ class LlamaCppRunner(BaseRunner):
         if not self._llama.llama_memory_seq_rm(self._memory, row, length, -1):
             raise SprinterError(f"llama.cpp cannot forget the last tokens of {self.model.path.name}")
 
-    def _step(
-        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
-    ) -> ModelOutput:
-        every = [tokens.shape[1]] * self.batch if counts is None else counts
-        return self._step_some(tokens, every, logits, range(self.batch), layers)
-
-    def _step_some(
-        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
-    ) -> ModelOutput:
-        for row in rows:
-            self._cut(row, self._lengths[row])  # what an interrupt left
-        n, ids = tokens.shape[1], tokens.cpu().numpy()
-        quiet = not logits and n > 1
-        if len(rows) == 1 and counts[0] == n <= self._room:
-            start = self._lengths[rows[0]]
-            self._batch.put(ids[0], self._places[start : start + n], rows[0])
-            values, states = self._decode(n, logits, quiet)
-            return ModelOutput(values, states)
-        starts = zip([self._lengths[row] for row in rows], counts, strict=True)
-        position = [self._places[start : start + count] for start, count in starts]
-        return self._decode_rows(ids, counts, position, np.repeat(np.array(rows), counts), logits, quiet)
-
-    def _step_trees(
-        self,
-        tokens: Tensor,
-        counts: Sequence[int] | None,
-        logits: bool,
-        rows: Sequence[int] | None,
-        layers: Sequence[int],
-        trees: Sequence[RowTree | None],
-    ) -> ModelOutput:
-        numbers, n = range(self.batch) if rows is None else rows, tokens.shape[1]
-        given = [n] * len(trees) if counts is None else counts
+    def _step(self, asked: Pass) -> ModelOutput:
+        ids, counts, logits = asked.tokens.cpu().numpy(), asked.counts, asked.logits
+        n, quiet = ids.shape[1], not (logits or asked.branches) and ids.shape[1] > 1
         positions: list[NDArray[Any]] = []
         sequences: list[list[int]] = []
-        for row, count, tree in zip(numbers, given, trees, strict=True):
+        for i, (row, start, count) in enumerate(zip(asked.rows, asked.starts, counts, strict=True)):
+            tree = asked.trees[i] if asked.trees is not None else None
             if count and tree is not None and tree.branches:
                 position, own = self._sequences.mark(row, tree, count)
             else:  # linear text is in the row's own sequence
-                start = self._lengths[row]
+                self._cut(row, start)  # what an interrupt left
                 position, own = self._places[start : start + count], [[row]] * count
             positions.append(position)
             sequences += own
-        return self._decode_rows(tokens.cpu().numpy(), given, positions, sequences, logits, False)
+        if asked.branches:
+            return self._decode_rows(ids, counts, positions, sequences, logits, quiet)
+        if len(counts) == 1 and counts[0] == n <= self._room:
+            self._batch.put(ids[0], positions[0], asked.rows[0])
+            values, states = self._decode(n, logits, quiet)
+            return ModelOutput(values, states)
+        return self._decode_rows(
+            ids, counts, positions, np.repeat(np.array(asked.rows), counts), logits, quiet
+        )
 
     def _decode_rows(
         self,

@@ -2,9 +2,8 @@
 
 | module | contents |
 | --- | --- |
-| ``row`` | the usual runner: preallocated rows, any batch |
+| ``row`` | the usual runner: preallocated rows, any batch; its keys and values, and attention masks |
 | ``crop`` | the fallback: one row over transformers' own growing cache |
 | ``forward`` | what all runners share: lengths, trees, checks, prefill chunks, the call of the model |
-| ``row_cache`` | keys and values of the row runner |
-| ``masks``, ``rope``, ``tree`` | attention masks; where a rotary embedding changes; trees of draft tokens |
+| ``rope``, ``tree`` | where a rotary embedding changes; trees of draft tokens |
 """

@@ -10,8 +10,9 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import add
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,7 +27,7 @@ from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.tree import RowTree
 
 __all__ = [
-    "CHUNK", "BaseRunner", "ModelRunner", "StateFilter",
+    "CHUNK", "BaseRunner", "ModelRunner", "Pass", "StateFilter",
     "call_model", "decoder_layers", "head_of", "head_sizes", "map_output",
 ]  # fmt: skip
 
@@ -77,6 +78,47 @@ def map_output(step: ModelOutput, change: Callable[[Tensor], Tensor]) -> ModelOu
     )
 
 
+class Pass(NamedTuple):
+    """A forward pass over new tokens of some rows, checked.
+
+    Attributes:
+        tokens: ``[rows, n]``, right-padded.
+        rows: their numbers. whole: whether they are all of the runner's, in order.
+        starts: number of tokens that each holds before. counts: number of its new tokens, without padding.
+        logits, layers: see ``Runner.extend``; layers are counted from the first.
+        trees: by row, the new tokens included; None, also for a row: plain text.
+        branches: whether tokens of a tree that branches are read; else all tokens are read like chains.
+    """
+
+    tokens: Tensor
+    rows: Sequence[int]
+    whole: bool
+    starts: Sequence[int]
+    counts: Sequence[int]
+    logits: bool
+    layers: tuple[int, ...]
+    trees: Sequence[RowTree | None] | None = None
+    branches: bool = False
+
+    @property
+    def aligned(self) -> bool:
+        """Whether these are all rows, of the same length, with as many new tokens."""
+        n, start = self.tokens.shape[1], self.starts[0]
+        return (
+            self.whole
+            and all(count == n for count in self.counts)
+            and all(one == start for one in self.starts)
+        )
+
+    def chunk(self, at: int) -> Pass:
+        """The part of it that begins with token ``at`` of each row."""
+        own = self.tokens[:, at : at + CHUNK]
+        starts = [start + min(count, at) for start, count in zip(self.starts, self.counts, strict=True)]
+        # The last one may be narrower; no count exceeds its width, as no row has more than n tokens.
+        counts = [min(max(count - at, 0), CHUNK) for count in self.counts]
+        return self._replace(tokens=own, starts=starts, counts=counts)
+
+
 class BaseRunner(Runner):
     """The library-independent part of a runner: lengths, trees, checks, chunks. Subclasses hold model and cache.
 
@@ -90,6 +132,33 @@ class BaseRunner(Runner):
         self._lengths = [0] * batch
         self._trees: dict[int, RowTree] = {}  # by row; rows that are missing are linear
 
+    # --- what subclasses do ---
+    @abstractmethod
+    def _step(self, asked: Pass) -> ModelOutput:
+        """One forward pass over at most ``CHUNK`` new tokens per row; does not change ``_lengths``."""
+
+    @abstractmethod
+    def _copy(self, from_row: int, row: int, length: int) -> None:
+        """Copy the first slots of a row to another; does not change ``_lengths``."""
+
+    @abstractmethod
+    def _adopt(self, other: Any, length: int) -> None:
+        """``adopt`` from a runner of this class; does not change ``_lengths``."""
+
+    def _drop(self, lengths: Sequence[int]) -> None:
+        """Forget the tokens of rows beyond these lengths, before ``_lengths`` are lowered."""
+
+    def _compact(self, row: int, path: Sequence[int], root: int) -> None:
+        """Move the contents of a path's slots to the slots from ``root`` on; if interrupted, the row has its prefix."""
+        assert list(path) == list(range(root, root + len(path))), "a chain lies there already"
+
+    def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """Layer numbers counted from the first; raises if the runner cannot return these layers."""
+        raise NotImplementedError(
+            f"the {self.name} runner does not hand out states of layers: use hidden_layers=()"
+        )
+
+    # --- what callers see ---
     @property
     def lengths(self) -> list[int]:
         """Number of tokens in each row."""
@@ -106,61 +175,154 @@ class BaseRunner(Runner):
         hidden_layers: Sequence[int] = (),
     ) -> ModelOutput:
         """See ``Runner``; long inputs are read in chunks of ``CHUNK`` tokens."""
-        n = self._check_extend(tokens, counts, rows)
-        layers = self._check_layers(hidden_layers) if hidden_layers else ()
-        trees = None
-        if parents is not None or self._trees:
-            trees = self._grown(n, counts, rows, parents)
-            self._check_branches(n, counts, trees)
+        asked = self._checked(tokens, counts, logits, rows, parents, hidden_layers)
         with torch.inference_mode():
-            if n <= CHUNK:
-                return self._extend(tokens, counts, logits, rows, layers, trees)
-            steps = [
-                self._extend(
-                    tokens[:, at : at + CHUNK], _counts_within(counts, at), logits, rows, layers, trees
-                )
-                for at in range(0, n, CHUNK)
-            ]
+            if tokens.shape[1] <= CHUNK:
+                return self._read(asked)
+            steps = [self._read(asked.chunk(at)) for at in range(0, tokens.shape[1], CHUNK)]
             return ModelOutput(
                 torch.cat([step.logits for step in steps if step.logits is not None], 1) if logits else None,
                 torch.cat([step.hidden for step in steps], 1),
                 tuple(torch.cat(parts, 1) for parts in zip(*(step.layers for step in steps), strict=True)),
             )
 
-    def _extend(
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """See ``Runner``."""
+        if len(lengths) != self.batch:
+            raise ValueError(f"lengths={list(lengths)} must be {self.batch} numbers")
+        for row, (length, present) in enumerate(zip(lengths, self._lengths, strict=True)):
+            if not 0 <= length <= present:
+                raise ValueError(f"row {row} holds {present} tokens and cannot be rewound to {length}")
+        self._drop(lengths)
+        self._lengths = list(lengths)
+        for row in list(self._trees):
+            self._set_tree(row, self._trees[row])
+
+    def commit_path(self, row: int, path: Sequence[int]) -> None:
+        """Keep one path of a row's tree and move it right behind the linear prefix."""
+        self._check_rows([row])
+        tree = self._trees.get(row) or RowTree(self._lengths[row])
+        tree.check_path(path)
+        try:
+            self._compact(row, path, tree.root)
+        except BaseException:
+            self._lengths[row] = tree.root  # the prefix is unchanged
+            self._trees.pop(row, None)
+            raise
+        lengths = self.lengths
+        lengths[row] = tree.root + len(path)
+        self.rewind(lengths)
+        self._trees.pop(row, None)
+
+    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
+        """See ``Runner``."""
+        self._check_rows([from_row, *to_rows])
+        length = self._lengths[from_row] if length is None else self._check_length(from_row, length)
+        for row in to_rows:
+            if row != from_row:
+                with torch.inference_mode():
+                    self._copy(from_row, row, length)
+                self._lengths[row] = length
+                self._set_tree(row, self._trees.get(from_row))
+        if from_row in to_rows:
+            self.rewind([length if row == from_row else own for row, own in enumerate(self._lengths)])
+
+    def adopt(self, other: Runner, length: int) -> bool:
+        """Copy the first slots of another runner's row 0, if it is of the same kind."""
+        if not isinstance(other, BaseRunner) or type(other) is not type(self):
+            return False
+        assert self._lengths[0] == 0
+        if other._check_length(0, length):
+            with torch.inference_mode():
+                self._adopt(other, length)
+            self._lengths[0] = length
+        return True
+
+    # --- passes ---
+    def _checked(
         self,
         tokens: Tensor,
-        counts: Sequence[int] | None,
-        logits: bool,
-        rows: Sequence[int] | None,
-        layers: Sequence[int],
-        trees: Sequence[RowTree | None] | None,
-    ) -> ModelOutput:
+        counts: Sequence[int] | None = None,
+        logits: bool = True,
+        rows: Sequence[int] | None = None,
+        parents: Sequence[Sequence[int] | None] | None = None,
+        layers: Sequence[int] = (),
+    ) -> Pass:
+        """The pass that ``extend`` is asked for.
+
+        Raises:
+            ValueError: see ``Runner.extend``.
+        """
+        lengths, numbers, whole = self._lengths, range(self.batch), True
+        if rows is not None and list(rows) != list(numbers):
+            self._check_rows(rows)
+            if not rows or len(set(rows)) < len(rows):
+                raise ValueError(f"rows={list(rows)} must name at least one row, and none twice")
+            lengths, numbers, whole = [lengths[row] for row in rows], rows, False  # type: ignore[assignment]
+        batch = len(lengths)
+        if tokens.dim() != 2 or tokens.shape[0] != batch or tokens.shape[1] < 1:
+            raise ValueError(f"tokens have shape {list(tokens.shape)}; wanted [{batch}, n] with n >= 1")
         n = tokens.shape[1]
-        if trees is not None and _any_branches(n, counts, trees):
-            step = self._step_trees(tokens, counts, logits, rows, layers, trees)
-        elif rows is None:
-            step = self._step(tokens, counts, logits, layers)
+        if counts is None:
+            counts, longest = [n] * batch, max(lengths) + n
         else:
-            step = self._step_some(
-                tokens, [n] * len(rows) if counts is None else counts, logits, rows, layers
+            if len(counts) != batch or min(counts) < 0 or max(counts) > n:
+                raise ValueError(f"counts={list(counts)} must be {batch} numbers from 0 to {n}")
+            longest = max(map(add, lengths, counts))
+        if longest > self.max_len:
+            raise ValueError(f"a row would hold {longest} tokens; this runner has max_len={self.max_len}")
+        own = self._check_layers(layers) if layers else ()
+        asked = Pass(tokens, numbers, whole, list(lengths), counts, logits, own)
+        if parents is None and not self._trees:
+            return asked
+        return self._with_trees(asked, parents)
+
+    def _with_trees(self, asked: Pass, parents: Sequence[Sequence[int] | None] | None) -> Pass:
+        """A pass with the trees of its rows, new tokens included."""
+        given = [None] * len(asked.rows) if parents is None else parents
+        if len(given) != len(asked.rows):
+            raise ValueError(
+                f"parents has {len(given)} lists; wanted one for each of the {len(asked.rows)} rows"
             )
-        # Last, so that an interrupted forward pass leaves the rows unchanged.
-        self._advance(n, counts, rows, trees)
+        trees: list[RowTree | None] = []
+        for row, count, own in zip(asked.rows, asked.counts, given, strict=True):
+            tree = self._trees.get(row)
+            if own is None:
+                if tree is not None and tree.branches and count:
+                    raise ValueError(
+                        f"row {row} holds a tree with branches: give parents, or keep a path of it first"
+                    )
+                trees.append(None if count else tree)
+                continue
+            if len(own) != count:
+                raise ValueError(
+                    f"parents has {len(own)} slots for row {row}; wanted one for each of its {count} tokens"
+                )
+            trees.append((tree or RowTree(self._lengths[row])).grown(own))
+        branches = any(
+            count and tree is not None and tree.branches
+            for tree, count in zip(trees, asked.counts, strict=True)
+        )
+        if branches and not self.branches:
+            raise ValueError(
+                f"the {self.name} runner reads no branches: each token must follow the one before it"
+            )
+        if branches and (n := asked.tokens.shape[1]) > CHUNK:
+            raise ValueError(f"a tree is read in one pass of at most {CHUNK} tokens, not {n}")
+        return asked._replace(trees=trees, branches=branches)
+
+    def _read(self, asked: Pass) -> ModelOutput:
+        step = self._step(asked)
+        self._advance(asked)  # last, so that an interrupted forward pass leaves the rows unchanged
         return step
 
-    def _advance(
-        self,
-        n: int,
-        counts: Sequence[int] | None,
-        rows: Sequence[int] | None,
-        trees: Sequence[RowTree | None] | None,
-    ) -> None:
+    def _advance(self, asked: Pass) -> None:
         """Record the tokens and trees that were read."""
-        for i, row in enumerate(range(self.batch) if rows is None else rows):
-            self._lengths[row] += n if counts is None else counts[i]
-            if trees is not None:
-                self._set_tree(row, trees[i])
+        for row, start, count in zip(asked.rows, asked.starts, asked.counts, strict=True):
+            self._lengths[row] = start + count
+        if asked.trees is not None:
+            for row, tree in zip(asked.rows, asked.trees, strict=True):
+                self._set_tree(row, tree)
 
     def _set_tree(self, row: int, tree: RowTree | None) -> None:
         """Give a row the part of a tree that is within its length."""
@@ -170,164 +332,12 @@ class BaseRunner(Runner):
         else:
             self._trees[row] = left
 
-    def _grown(
-        self,
-        n: int,
-        counts: Sequence[int] | None,
-        rows: Sequence[int] | None,
-        parents: Sequence[Sequence[int] | None] | None,
-    ) -> list[RowTree | None]:
-        """The trees of the rows in a call, new tokens included; None for a row that is read as plain text."""
-        numbers = range(self.batch) if rows is None else rows
-        if parents is not None and len(parents) != len(numbers):
-            raise ValueError(
-                f"parents has {len(parents)} lists; wanted one for each of the {len(numbers)} rows"
-            )
-        grown: list[RowTree | None] = []
-        for i, row in enumerate(numbers):
-            count, tree = n if counts is None else counts[i], self._trees.get(row)
-            given = None if parents is None else parents[i]
-            if given is None:
-                if tree is not None and tree.branches and count:
-                    raise ValueError(
-                        f"row {row} holds a tree with branches: give parents, or keep a path of it first"
-                    )
-                grown.append(None if count else tree)
-                continue
-            if len(given) != count:
-                raise ValueError(
-                    f"parents has {len(given)} slots for row {row}; wanted one for each of its {count} tokens"
-                )
-            grown.append((tree or RowTree(self._lengths[row])).grown(given))
-        return grown
-
-    def _check_branches(self, n: int, counts: Sequence[int] | None, trees: Sequence[RowTree | None]) -> None:
-        if _any_branches(n, counts, trees):
-            if not self.branches:
-                raise ValueError(
-                    f"the {self.name} runner reads no branches: each token must follow the one before it"
-                )
-            if n > CHUNK:
-                raise ValueError(f"a tree is read in one pass of at most {CHUNK} tokens, not {n}")
-
-    @abstractmethod
-    def _step(
-        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
-    ) -> ModelOutput:
-        """One forward pass over at most ``CHUNK`` new tokens per row; does not change ``_lengths``."""
-
-    def _step_some(
-        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
-    ) -> ModelOutput:
-        """``_step`` for some rows. By default the other rows take part with zero tokens."""
-        index = torch.tensor(rows, device=tokens.device)
-        all_counts = [0] * self.batch
-        for row, count in zip(rows, counts, strict=True):
-            all_counts[row] = count
-        every = tokens.new_zeros(self.batch, tokens.shape[1]).index_copy_(0, index, tokens)
-        return map_output(self._step(every, all_counts, logits, layers), lambda x: x[index])
-
-    def _step_trees(
-        self,
-        tokens: Tensor,
-        counts: Sequence[int] | None,
-        logits: bool,
-        rows: Sequence[int] | None,
-        layers: Sequence[int],
-        trees: Sequence[RowTree | None],
-    ) -> ModelOutput:
-        """One forward pass over tokens of trees, at least one with branches; None: the row's tokens form a chain."""
-        raise NotImplementedError(f"the {self.name} runner reads chains of tokens alone")
-
-    def commit_path(self, row: int, path: Sequence[int]) -> None:
-        """Keep one path of a row's tree and move it right behind the linear prefix."""
-        self._check_rows([row])
-        tree = self._trees.get(row) or RowTree(self._lengths[row])
-        tree.check_path(path)
-        self._compact(row, path, tree.root)
-        lengths = self.lengths
-        lengths[row] = tree.root + len(path)
-        self.rewind(lengths)
-        self._trees.pop(row, None)
-
-    def _compact(self, row: int, path: Sequence[int], root: int) -> None:
-        """Move the contents of a path's slots to the slots from ``root`` on; if interrupted, the row has its prefix."""
-        assert list(path) == list(range(root, root + len(path))), "a chain lies there already"
-
-    def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """Layer numbers counted from the first; raises if the runner cannot return these layers."""
-        raise NotImplementedError(
-            f"the {self.name} runner does not hand out states of layers: use hidden_layers=()"
-        )
-
-    def adopt(self, other: Runner, length: int) -> bool:
-        """Copy the first slots of another runner's row 0, if it is of the same kind."""
-        if not isinstance(other, BaseRunner) or type(other) is not type(self):
-            return False
-        assert self._lengths[0] == 0
-        if other._check_length(0, length):
-            self._adopt(other, length)
-            self._lengths[0] = length
-        return True
-
-    @abstractmethod
-    def _adopt(self, other: Any, length: int) -> None:
-        """``adopt`` from a runner of this class; does not change ``_lengths``."""
-
-    def _check_extend(
-        self, tokens: Tensor, counts: Sequence[int] | None, rows: Sequence[int] | None = None
-    ) -> int:
-        lengths = self._lengths
-        if rows is not None:
-            self._check_rows(rows)
-            if not rows or len(set(rows)) < len(rows):
-                raise ValueError(f"rows={list(rows)} must name at least one row, and none twice")
-            lengths = [lengths[row] for row in rows]
-        batch = len(lengths)
-        if tokens.dim() != 2 or tokens.shape[0] != batch or tokens.shape[1] < 1:
-            raise ValueError(f"tokens have shape {list(tokens.shape)}; wanted [{batch}, n] with n >= 1")
-        n = tokens.shape[1]
-        if counts is None:
-            longest = max(lengths) + n
-        else:
-            if len(counts) != batch or min(counts) < 0 or max(counts) > n:
-                raise ValueError(f"counts={list(counts)} must be {batch} numbers from 0 to {n}")
-            longest = max(length + count for length, count in zip(lengths, counts, strict=True))
-        if longest > self.max_len:
-            raise ValueError(f"a row would hold {longest} tokens; this runner has max_len={self.max_len}")
-        return n
-
-    def _set_lengths(self, lengths: Sequence[int]) -> None:
-        """Set the lengths of rewound rows, and shorten their trees."""
-        self._lengths = list(lengths)
-        if self._trees:
-            for row in list(self._trees):
-                self._set_tree(row, self._trees[row])
-
-    def _check_copy(self, from_row: int, to_rows: Sequence[int], length: int | None) -> int:
-        """The number of slots to copy."""
-        self._check_rows([from_row, *to_rows])
-        return self._lengths[from_row] if length is None else self._check_length(from_row, length)
-
     def _check_length(self, row: int, length: int) -> int:
         if not 0 <= length <= self._lengths[row]:
             raise ValueError(
                 f"row {row} holds {self._lengths[row]} tokens, of which {length} cannot be copied"
             )
         return length
-
-    def _copy_length(self, from_row: int, to_rows: Sequence[int], length: int) -> None:
-        """Give rows the length ``length`` and the tree of another row."""
-        for row in to_rows:
-            self._lengths[row] = length
-            self._set_tree(row, self._trees.get(from_row))
-
-    def _check_rewind(self, lengths: Sequence[int]) -> None:
-        if len(lengths) != self.batch:
-            raise ValueError(f"lengths={list(lengths)} must be {self.batch} numbers")
-        for row, (length, present) in enumerate(zip(lengths, self._lengths, strict=True)):
-            if not 0 <= length <= present:
-                raise ValueError(f"row {row} holds {present} tokens and cannot be rewound to {length}")
 
     def _check_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -351,19 +361,20 @@ class ModelRunner(BaseRunner):
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.straight: StraightPass | None = None
 
-    def _call(self, tokens: Tensor, logits: bool, layers: Sequence[int], **kwargs: Any) -> ModelOutput:
+    def _call(self, asked: Pass, **kwargs: Any) -> ModelOutput:
+        """The model's output for a pass; ``kwargs``: what else it is given."""
         try:
             if self.straight is not None:
                 with _turn(head_of(self.model)):
-                    if (made := self.straight(tokens, logits, layers=layers, **kwargs)) is not None:
-                        return ModelOutput(*made)
-            said, hidden, *states = call_model(
-                self.model, tokens, None if logits else _last, layers, **kwargs
-            )
+                    return ModelOutput(
+                        *self.straight(asked.tokens, asked.logits, layers=asked.layers, **kwargs)
+                    )
+            keep = None if asked.logits else _last
+            said, hidden, *states = call_model(self.model, asked.tokens, keep, asked.layers, **kwargs)
         except RuntimeError as error:
             refuse_moved(self.model, self._place, error)
             raise
-        return ModelOutput(said if logits else None, hidden, tuple(states))
+        return ModelOutput(said if asked.logits else None, hidden, tuple(states))
 
     def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
         count = len(decoder_layers(self.model))
@@ -374,8 +385,8 @@ class ModelRunner(BaseRunner):
         return tuple(layer % count for layer in layers)
 
 
-StraightPass = Callable[..., tuple[Tensor | None, Tensor, tuple[Tensor, ...]] | None]
-"""Tokens, whether logits are wanted, what the model is given → logits or None, states, and those of layers, or None."""
+StraightPass = Callable[..., tuple[Tensor | None, Tensor, tuple[Tensor, ...]]]
+"""Tokens, whether logits are wanted, what the model is given → logits or None, states, and those of layers."""
 StateFilter = Callable[[Tensor], Tensor]
 """States ``[batch, n, d]`` → the states to compute logits for, ``[batch, k, d]``."""
 
@@ -453,17 +464,3 @@ def _turn(head: nn.Module) -> Lock:
     """The lock of a model: its hook must not see another thread's forward pass."""
     with _turns_guard:
         return _turns.setdefault(head, Lock())
-
-
-def _any_branches(n: int, counts: Sequence[int] | None, trees: Sequence[RowTree | None]) -> bool:
-    """Whether a row with new tokens has a tree with branches."""
-    given = [n] * len(trees) if counts is None else counts
-    return any(count and tree is not None and tree.branches for tree, count in zip(trees, given, strict=True))
-
-
-def _counts_within(counts: Sequence[int] | None, at: int) -> list[int] | None:
-    """Number of each row's tokens in the chunk that begins at ``at``.
-
-    The last chunk may be narrower than ``CHUNK``; no count exceeds its width, as no row has more than n tokens.
-    """
-    return None if counts is None else [min(max(count - at, 0), CHUNK) for count in counts]

@@ -2,7 +2,7 @@
 
 Serves transformers models whose layers attend to the whole past or to a sliding window, and that accept a mask. K and V
 are written at each row's own positions into ``[batch, heads, max_len, d]`` buffers, and the model is called with
-explicit position ids and a mask from the lengths: a view of one buffer for aligned rows, built anew for ragged ones.
+explicit position ids and a mask from the lengths: a view of one buffer for aligned rows, built anew for others.
 
 A mask is ``[1 or batch, 1, n, keys]``, in one of two forms: bool (True = visible) for scaled_dot_product_attention, and
 additive in the model's dtype (0 = visible) for transformers' eager attention, which adds it to the scores.
@@ -11,28 +11,47 @@ additive in the model's dtype (0 = visible) for transformers' eager attention, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sprinter.models.interface import ModelOutput
-from sprinter.models.runners.forward import CHUNK, ModelRunner, map_output
-from sprinter.models.runners.row_cache import RowCache, RowLayer
-from sprinter.models.runners.tree import RowTree, TreePass, tree_pass
+from sprinter.models.runners.forward import ModelRunner, Pass, map_output
+from sprinter.models.runners.tree import RowTree, tree_places
 
-__all__ = ["BOOLEAN", "RowRunner", "Windows", "window_mask"]
+__all__ = ["BOOLEAN", "RowCache", "RowLayer", "RowPlaces", "RowRunner", "Span", "Windows", "masks_of"]
 
 BOOLEAN = ("sdpa",)
 """Implementations of attention that take bool masks."""
 Windows = dict[str, int | None]
 """Layer type → sliding window (None: the whole past). A single key "": one mask serves all layers."""
+Mask = Tensor | dict[str, Tensor | None] | None
 
 _SHORT = 8  # tokens of a row up to which a pass may read padding in rows that do not take part
 _FEW = 7  # rows that take part for each of those, at the least
 
-Mask = Tensor | dict[str, Tensor | None] | None
+
+class RowPlaces(NamedTuple):
+    """Where the tokens of a pass are, and what they see.
+
+    Attributes:
+        positions: ``[rows, n]``, position ids.
+        slots: ``[rows, n]``, where keys and values are written; padding has the spare slot, which nobody sees.
+        rows: ``[rows]``, their numbers.
+        keys: ``[k]``, 0, 1, ..., k − 1: the visible keys; a query at position t sees those up to t. With trees
+            ``[rows, n, k]``: each key's position for each query, ``NOWHERE`` if the query must not see it.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    rows: Tensor
+    keys: Tensor
 
 
 class RowRunner(ModelRunner):
@@ -54,13 +73,13 @@ class RowRunner(ModelRunner):
         self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, flat: bool = False
     ) -> None:
         super().__init__(model, batch, max_len)
-        self._cache = RowCache(max_len, torch.arange(batch, device=self.device)[:, None])
+        self._cache = RowCache(batch, max_len)
         self._windows = windows
         self._sdpa = model.config._attn_implementation in BOOLEAN
-        self._mask_dtype = torch.bool if self._sdpa else model.dtype
+        self._mask_dtype = mask_dtype(model)
         self._bands = {w: Band(max_len, w, self._mask_dtype, self.device) for w in set(windows.values())}
         self._positions = torch.arange(max_len, device=self.device)[None]
-        self._made = False  # whether all layers have allocated their buffers
+        self._numbers = torch.arange(batch, device=self.device)
         self._takes_flat = flat
 
     @property
@@ -68,79 +87,49 @@ class RowRunner(ModelRunner):
         """Size of the buffers; 0 before the first forward pass."""
         return self._cache.nbytes
 
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Lower the lengths; keys and values beyond them are overwritten later."""
-        self._check_rewind(lengths)
-        self._set_lengths(lengths)
-
-    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
-        """Copy the keys and values of ``from_row``, its length and its tree."""
-        length = self._check_copy(from_row, to_rows, length)
-        with torch.inference_mode():
-            for layer in self._cache.layers:
-                assert isinstance(layer, RowLayer)
-                layer.copy_rows(from_row, to_rows, length)
-        self._copy_length(from_row, to_rows, length)
+    def _copy(self, from_row: int, row: int, length: int) -> None:
+        for buffer in self._cache.buffers():
+            buffer[row, :, :length] = buffer[from_row, :, :length]
 
     def _adopt(self, other: RowRunner, length: int) -> None:
-        with torch.inference_mode():
-            if not self._made:
-                self._cache.make_like(other._cache, self.batch, self.max_len)
-                self._made = True
-            for own, given in zip(self._cache.buffers(), other._cache.buffers(), strict=True):
-                own[:1, :, :length] = given[:1, :, :length]
+        self._cache.make_like(other._cache)
+        for own, given in zip(self._cache.buffers(), other._cache.buffers(), strict=True):
+            own[:1, :, :length] = given[:1, :, :length]
 
     def wipe(self, row: int) -> None:
         """Zero the keys and values beyond the row's length."""
         self._check_rows([row])
         with torch.inference_mode():
-            for layer in self._cache.layers:
-                assert isinstance(layer, RowLayer)
-                layer.wipe(row, self._lengths[row])
+            for buffer in self._cache.buffers():
+                buffer[row, :, self._lengths[row] :].zero_()
 
     def _compact(self, row: int, path: Sequence[int], root: int) -> None:
-        if list(path) == list(range(root, root + len(path))):
-            return
-        try:
+        if list(path) != list(range(root, root + len(path))):
             with torch.inference_mode():
-                for layer in self._cache.layers:
-                    assert isinstance(layer, RowLayer)
-                    layer.compact(row, path, root)
-        except BaseException:
-            self._lengths[row] = root  # some layers have moved, others not; the prefix is unchanged
-            self._trees.pop(row, None)
-            raise
+                for buffer in self._cache.buffers():
+                    buffer[row, :, root : root + len(path)] = buffer[row][:, list(path)]
 
-    def _step(
-        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
-    ) -> ModelOutput:
-        n = tokens.shape[1]
-        if self._are_aligned(n, counts):
-            positions, mask = self._aligned(self._lengths[0], n)
-        elif counts is not None and self._goes_flat(n, counts):
-            return self._flat(tokens, counts, logits, range(self.batch), layers)
-        else:
-            positions, mask = self._ragged(n, [n] * self.batch if counts is None else counts)
-        step = self._call(
-            tokens, logits, layers, position_ids=positions, attention_mask=mask, cache=self._cache
-        )
-        self._made = True
-        return step
+    def _step(self, asked: Pass) -> ModelOutput:
+        if asked.branches:
+            return self._ragged(asked)
+        if self._takes_flat and 0 < sum(asked.counts) <= 0.9 * asked.tokens.numel():
+            return self._flat(asked)
+        if asked.aligned:
+            return self._aligned(asked)
+        if self._are_most(asked):
+            return map_output(
+                self._ragged(self._widened(asked)), lambda x: x[torch.tensor(asked.rows, device=x.device)]
+            )
+        return self._ragged(asked)
 
-    def _are_aligned(self, n: int, counts: Sequence[int] | None) -> bool:
-        """Whether all rows have the same length and get n real tokens."""
-        if counts is not None and any(count != n for count in counts):
-            return False
-        return self.batch == 1 or all(length == self._lengths[0] for length in self._lengths)
-
-    def _aligned(self, start: int, n: int) -> tuple[Tensor, Mask]:
-        """Positions and masks of rows that all start at ``start`` with n real tokens: slices of precomputed tensors."""
-        span = self._cache.span
-        span.start, span.keys, span.index = start, start + n, None
+    def _aligned(self, asked: Pass) -> ModelOutput:
+        """Rows that all start at one slot, with n real tokens each: positions and masks are slices."""
+        start, n = asked.starts[0], asked.tokens.shape[1]
         positions = self._positions[:, start : start + n]
         if self.batch > 1:
             positions = positions.expand(self.batch, n)
-        return positions, self._masks(lambda window: self._band(window, start, n))
+        self._cache.span.put(start, start + n)
+        return self._through(asked, positions, lambda window: self._band(window, start, n))
 
     def _band(self, window: int | None, start: int, n: int) -> Tensor | None:
         # Fused attention needs no mask for one query that sees all keys, nor at the start of the text.
@@ -148,157 +137,73 @@ class RowRunner(ModelRunner):
             return None
         return self._bands[window].view(start, n)
 
-    def _step_some(
-        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
-    ) -> ModelOutput:
-        """Only some rows: their keys and values are gathered, which costs less than a pass over all rows, unless
-        few are missing, which then read padding."""
-        if not self._made:  # the first forward pass allocates buffers for all rows
-            if (self.batch - len(rows)) * tokens.shape[1] < CHUNK:  # little padding for the other rows
-                return super()._step_some(tokens, counts, logits, rows, layers)
-            self._make_buffers()
-        if self._goes_flat(tokens.shape[1], counts):
-            return self._flat(tokens, counts, logits, rows, layers)
-        if self._are_most(rows, counts, tokens.shape[1]):
-            return super()._step_some(tokens, counts, logits, rows, layers)
-        span, lengths = self._cache.span, self._lengths
-        every = span.rows
-        try:
-            span.rows, span.some = torch.tensor(rows, device=self.device)[:, None], True
-            self._lengths = [lengths[row] for row in rows]
-            positions, mask = self._ragged(tokens.shape[1], counts)
-            return self._call(
-                tokens,
-                logits,
-                layers,
-                position_ids=positions,
-                attention_mask=mask,
-                cache=self._cache,
-            )
-        finally:
-            self._lengths, span.rows, span.some = lengths, every, False
+    def _ragged(self, asked: Pass) -> ModelOutput:
+        """Rows of different lengths or counts, or some rows, whose keys and values are gathered, or trees."""
+        at = self._places(asked)
+        start = 0 if asked.branches else max(asked.starts)
+        self._cache.span.put(start, at.keys.shape[-1], at.slots, at.rows[:, None], not asked.whole)
+        return self._through(asked, at.positions, self._mask_over(at.keys, at.positions))
 
-    def _are_most(self, rows: Sequence[int], counts: Sequence[int], n: int) -> bool:
-        """Whether few rows are missing in a short pass, none of them longer than the others, and attention would have
-        to copy the keys of all others."""
-        missing = self.batch - len(rows)
-        if self._takes_flat or n > _SHORT or missing * _FEW > len(rows):
-            return False
-        ends = max(self._lengths[row] + count for row, count in zip(rows, counts, strict=True))
-        return max(self._lengths) <= ends
-
-    def _goes_flat(self, n: int, counts: Sequence[int]) -> bool:
-        """Whether rows stand in one line: if a tenth would be padding, and each layer has its buffers."""
-        return self._takes_flat and self._made and 0 < sum(counts) <= 0.9 * n * len(counts)
-
-    def _flat(
-        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
-    ) -> ModelOutput:
+    def _flat(self, asked: Pass) -> ModelOutput:
         """The tokens of all rows in one line, without padding, whose outputs are zeros."""
-        span = self._cache.span
-        every, n = span.rows, tokens.shape[1]
-        lengths, given = torch.tensor([[self._lengths[row] for row in rows], counts], device=self.device)
+        n = asked.tokens.shape[1]
+        starts, given = torch.tensor([asked.starts, asked.counts], device=self.device)
         each = torch.arange(n, device=self.device)
         real = each < given[:, None]
-        positions = (lengths[:, None] + each)[real][None]
-        try:
-            numbers = torch.tensor(rows, device=self.device)
-            span.rows, span.index = numbers[:, None].expand(-1, n)[real][None], positions
-            span.flat, span.start, span.keys = True, int(lengths.max()), int(positions.max()) + 1
-            step = self._call(
-                tokens[real][None],
-                logits,
-                layers,
-                position_ids=positions,
-                attention_mask=self._masks(
-                    lambda window: ragged_mask(positions, span.keys, window, self._mask_dtype)
-                ),
-                cache=self._cache,
-            )
-        finally:
-            span.rows, span.flat = every, False
+        positions = (starts[:, None] + each)[real][None]
+        rows = torch.tensor(asked.rows, device=self.device)[:, None].expand(-1, n)[real][None]
+        keys = self._positions[0, : int(positions.max()) + 1]
+        self._cache.span.put(max(asked.starts), len(keys), positions, rows, True, True)
+        in_line = asked._replace(tokens=asked.tokens[real][None])
+        step = self._through(in_line, positions, self._mask_over(keys, positions))
         return map_output(step, lambda states: _spread(states[0], real))
 
-    def _step_trees(
-        self,
-        tokens: Tensor,
-        counts: Sequence[int] | None,
-        logits: bool,
-        rows: Sequence[int] | None,
-        layers: Sequence[int],
-        trees: Sequence[RowTree | None],
+    def _mask_over(self, keys: Tensor, positions: Tensor) -> Callable[[int | None], Tensor]:
+        return lambda window: window_mask(keys, positions, window, self._mask_dtype)
+
+    def _through(
+        self, asked: Pass, positions: Tensor, mask: Callable[[int | None], Tensor | None]
     ) -> ModelOutput:
-        if rows is not None and not self._made:
-            self._make_buffers()
-        span = self._cache.span
-        every = span.rows
-        positions, span.index, keys = self._tree_pass(tokens.shape[1], counts, rows, trees)
-        span.start, span.keys = 0, keys.shape[2]
-        try:
-            if rows is not None:
-                span.rows, span.some = torch.tensor(rows, device=self.device)[:, None], True
-            step = self._call(
-                tokens,
-                logits,
-                layers,
-                position_ids=positions,
-                attention_mask=self._masks(lambda w: window_mask(keys, positions, w, self._mask_dtype)),
-                cache=self._cache,
-            )
-        finally:
-            span.rows, span.some = every, False
-        self._made = True
-        return step
+        masks = masks_of(self._windows, mask)
+        return self._call(asked, position_ids=positions, attention_mask=masks, cache=self._cache)
 
-    def _tree_pass(
-        self,
-        n: int,
-        counts: Sequence[int] | None,
-        rows: Sequence[int] | None,
-        trees: Sequence[RowTree | None],
-    ) -> TreePass:
-        """Positions, slots and visible keys of a forward pass over trees; rows without one read a chain."""
-        numbers = range(self.batch) if rows is None else rows
-        given = [n] * len(trees) if counts is None else counts
-        whole = [
-            RowTree(self._lengths[row]).chained(count) if tree is None else tree
-            for row, count, tree in zip(numbers, given, trees, strict=True)
-        ]
-        return tree_pass(whole, given, n, self.max_len, self.device)
+    def _are_most(self, asked: Pass) -> bool:
+        """Whether few rows are missing in a short pass, none of them longer than the others: attention would have to
+        copy the keys of all others, and these read padding at less cost."""
+        missing = self.batch - len(asked.rows)
+        if not missing or self._takes_flat or asked.tokens.shape[1] > _SHORT:
+            return False
+        ends = max(map(sum, zip(asked.starts, asked.counts, strict=True)))
+        return missing * _FEW <= len(asked.rows) and max(self._lengths) <= ends
 
-    def _make_buffers(self) -> None:
-        """Allocate the buffers by a forward pass over one dummy token per row, which is overwritten later."""
-        assert not any(self._lengths)
-        RowRunner._step(
-            self, torch.zeros(self.batch, 1, dtype=torch.long, device=self.device), None, False, ()
+    def _widened(self, asked: Pass) -> Pass:
+        """A pass in which the other rows take part with zero tokens."""
+        index, counts = torch.tensor(asked.rows, device=self.device), [0] * self.batch
+        for row, count in zip(asked.rows, asked.counts, strict=True):
+            counts[row] = count
+        tokens = asked.tokens.new_zeros(self.batch, asked.tokens.shape[1]).index_copy_(0, index, asked.tokens)
+        return asked._replace(
+            tokens=tokens, rows=range(self.batch), whole=True, starts=self.lengths, counts=counts
         )
 
-    def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Mask]:
-        """Positions and masks of rows with different lengths or counts."""
-        span = self._cache.span
-        positions, span.index, span.keys = self._places(n, counts, self._lengths)
-        span.start = max(self._lengths)
-
-        def mask(window: int | None) -> Tensor:
-            return ragged_mask(positions, span.keys, window, self._mask_dtype)
-
-        return positions, self._masks(mask)
-
-    def _places(self, n: int, counts: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Tensor, int]:
-        """Positions ``[rows, n]``, slots ``[rows, n]`` and the number of visible keys of ragged rows."""
-        ends = [length + count for length, count in zip(lengths, counts, strict=True)]
-        starts, stops = torch.tensor([lengths, ends], device=self.device)[:, :, None]
+    def _places(self, asked: Pass) -> RowPlaces:
+        """Of any pass; rows without a tree read a chain."""
+        n = asked.tokens.shape[1]
+        rows = self._numbers if asked.whole else torch.tensor(asked.rows, device=self.device)
+        if asked.branches:
+            assert asked.trees is not None
+            each = zip(asked.trees, asked.starts, asked.counts, strict=True)
+            trees = [RowTree(start).chained(count) if tree is None else tree for tree, start, count in each]
+            positions, slots, keys = tree_places(trees, asked.counts, n, self.max_len, self.device)
+            return RowPlaces(positions, slots, rows, keys)
+        ends = [start + count for start, count in zip(asked.starts, asked.counts, strict=True)]
+        starts, stops = torch.tensor([asked.starts, ends], device=self.device)[:, :, None]
         wanted = starts + torch.arange(n, device=self.device)
         # Padding goes to the spare slot, which is never visible: a mask would not hide a NaN.
         slots = wanted.where(wanted < stops, self.max_len)
         # Padding repeats its row's last position: a query that sees no key at all gives NaN.
-        return wanted.minimum((stops - 1).clamp(min=0)), slots, max(1, *ends)
-
-    def _masks(self, make: Callable[[int | None], Tensor | None]) -> Mask:
-        """The mask in the form that the model takes: one tensor, or a dict with one per layer type."""
-        if "" in self._windows:
-            return make(self._windows[""])
-        return {kind: make(window) for kind, window in self._windows.items()}
+        positions = wanted.minimum((stops - 1).clamp(min=0))
+        return RowPlaces(positions, slots, rows, self._positions[0, : max(1, *ends)])
 
 
 def _spread(states: Tensor, real: Tensor) -> Tensor:
@@ -309,31 +214,34 @@ def _spread(states: Tensor, real: Tensor) -> Tensor:
 
 
 # --- masks ---
-def _in_form(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype == torch.bool:
-        return visible
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, torch.finfo(dtype).min
-    )
+def mask_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Of the masks that a model's attention takes."""
+    return torch.bool if model.config._attn_implementation in BOOLEAN else model.dtype
 
 
-def ragged_mask(positions: Tensor, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Mask of queries at ``positions [batch, n]`` over the first ``keys`` keys: ``[batch, 1, n, keys]``.
-
-    A query at position t sees keys max(0, t - window + 1)..t.
-    """
-    return window_mask(torch.arange(keys, device=positions.device), positions, window, dtype)
+def masks_of(windows: Windows, make: Callable[[int | None], Tensor | None]) -> Mask:
+    """The masks in the form that a model takes: one tensor, or a dict with one per layer type."""
+    if "" in windows:
+        return make(windows[""])
+    return {kind: make(window) for kind, window in windows.items()}
 
 
 def window_mask(key: Tensor, positions: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Mask over keys at positions ``key``: ``[k]``, or ``[batch, n, k]`` if each query has its own."""
+    """Mask of queries at ``positions [batch, n]`` over keys, as in ``RowPlaces``: ``[batch, 1, n, keys]``.
+
+    A query at position t sees keys at max(0, t - window + 1)..t.
+    """
     query = positions[:, None, :, None]
     if key.dim() == 3:
         key = key[:, None]
     visible = key <= query
     if window is not None:
         visible &= key > query - window
-    return _in_form(visible, dtype)
+    if dtype == torch.bool:
+        return visible
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, torch.finfo(dtype).min
+    )
 
 
 class Band:
@@ -345,17 +253,188 @@ class Band:
 
     def __init__(self, max_len: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
         self._max_len, self._window, self._dtype, self._device = max_len, window, dtype, device
-        self._rows = 0
-        self._buffer: Tensor | None = None
+        self._buffer = torch.empty(1, 1, 0, 0)
 
     def view(self, start: int, n: int) -> Tensor:
         """Mask ``[1, 1, n, start + n]`` of the queries at positions start..start+n−1."""
-        if self._buffer is None or n > self._rows:
-            self._buffer = self._build(n)
+        if n > self._buffer.shape[2]:
+            # Powers of two: short drafts need a small buffer, and growing drafts rebuild it rarely.
+            keys = torch.arange(self._max_len + max(8, 1 << (n - 1).bit_length()), device=self._device)
+            self._buffer = window_mask(keys, keys[None, self._max_len :], self._window, self._dtype)
         return self._buffer[:, :, :n, self._max_len - start : self._max_len + n]
 
-    def _build(self, n: int) -> Tensor:
-        # Powers of two: short drafts need a small buffer, and growing drafts rebuild it rarely.
-        self._rows = max(8, 1 << (n - 1).bit_length())
-        positions = torch.arange(self._max_len, self._max_len + self._rows, device=self._device)[None]
-        return ragged_mask(positions, self._max_len + self._rows, self._window, self._dtype)
+
+# --- keys and values: buffers of fixed size, written at each row's own positions ---
+@dataclass(slots=True)
+class Span:
+    """Slots of the tokens of the current forward pass; one object, shared by all layers.
+
+    Attributes:
+        batch, max_len: of the runner.
+        start: first slot, if rows are aligned.
+        keys: number of keys that are visible, over all rows.
+        index: ``[rows, n]`` slot of each token; None: the rows are aligned.
+        rows: ``[rows, 1]`` row numbers that belong to ``index``.
+        some: whether they are not simply all rows in order.
+        flat: whether the tokens of all rows stand in one line: ``index`` and ``rows`` are ``[1, tokens]``.
+    """
+
+    batch: int
+    max_len: int
+    start: int = 0
+    keys: int = 0
+    index: Tensor | None = None
+    rows: Tensor | None = None
+    some: bool = False
+    flat: bool = False
+
+    def put(
+        self, start: int, keys: int, index: Tensor | None = None, rows: Tensor | None = None, some: bool = False,
+        flat: bool = False,
+    ) -> None:  # fmt: skip
+        """Begin a pass."""
+        self.start, self.keys, self.index, self.rows, self.some, self.flat = (
+            start, keys, index, rows, some, flat,
+        )  # fmt: skip
+
+
+class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes padding and is never visible.
+
+    Args:
+        span: of the pass. buffers: K and V that are there already.
+    """
+
+    def __init__(self, span: Span, buffers: tuple[Tensor, Tensor] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._span = span
+        if buffers is not None:
+            (self.keys, self.values), self.is_initialized = buffers, True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros, not empty memory: a masked key still meets a weight of 0, and 0 · NaN is NaN.
+        batch, slots = self._span.batch, self._span.max_len + 1
+        self.keys, self.values = (
+            x.new_zeros(batch, x.shape[1], slots, x.shape[3]) for x in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the pass's keys and values; returns what it sees, of the rows that take part."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values, span = self.keys, self.values, self._span
+        assert keys is not None and values is not None
+        if span.index is None or span.rows is None:
+            n = key_states.shape[2]
+            keys.narrow(2, span.start, n).copy_(key_states)
+            values.narrow(2, span.start, n).copy_(value_states)
+        else:
+            rows, index = (
+                span.rows.to(keys.device),
+                span.index.to(keys.device),
+            )  # layers may be on several devices
+            keys[rows, :, index] = key_states.transpose(1, 2)
+            values[rows, :, index] = value_states.transpose(1, 2)
+        keys, values, own = self.visible()
+        if own is not None:
+            return keys.index_select(0, own), values.index_select(0, own)
+        return keys, values
+
+    def visible(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values of all rows that are visible, views ``[batch, heads, keys, d]``, and the numbers of the rows
+        that take part, int64 ``[rows]``, or None for all; if ``Span.flat``, the row of each token."""
+        assert self.keys is not None and self.values is not None
+        span = self._span
+        own = span.rows.flatten().to(self.keys.device) if span.some and span.rows is not None else None
+        return self.keys.narrow(2, 0, span.keys), self.values.narrow(2, 0, span.keys), own
+
+    def get_seq_length(self) -> int:
+        return self._span.start
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._span.keys, 0
+
+    def get_max_length(self) -> int:
+        return self._span.max_len
+
+
+class RowCache(Cache):
+    """transformers' view of the rows: answers a model's queries from the span of the pass.
+
+    The base class would loop over all layers for each query, several times per forward pass.
+
+    Args:
+        batch, max_len: of the runner.
+    """
+
+    is_sliding: ClassVar[list[bool]] = []
+    is_linear: ClassVar[list[bool]] = []
+    is_dummy: ClassVar[list[bool]] = []
+    is_compileable: ClassVar[bool] = False
+
+    def __init__(self, batch: int, max_len: int) -> None:
+        self.span = Span(batch, max_len)
+        super().__init__(layer_class_to_replicate=partial(RowLayer, self.span))  # type: ignore[arg-type]
+
+    def holds(self, layers: Sequence[int]) -> bool:
+        """Whether these layers have their buffers."""
+        own: Any = self.layers
+        return max(layers) < len(own) and all(own[layer].is_initialized for layer in layers)
+
+    def reserve(self, layers: Sequence[int], heads: int, d: int) -> None:
+        """Allocate the buffers of layers on the CPU, in float32, that have none."""
+        states = torch.empty(1, dtype=torch.float32, device="cpu").expand(1, heads, 1, d)
+        for number in layers:
+            self._reserve(number, states, states)
+
+    def _reserve(self, number: int, keys: Tensor, values: Tensor) -> None:
+        while number >= len(self.layers):
+            self.layers.append(RowLayer(self.span))
+        own = self.layers[number]
+        assert isinstance(own, RowLayer)
+        if not own.is_initialized:
+            own.lazy_initialization(keys, values)
+
+    def visible(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``RowLayer.visible`` of a layer, for kernels that write the keys and values of a pass themselves."""
+        own = self.layers[layer]
+        assert isinstance(own, RowLayer)
+        return own.visible()
+
+    def places(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and slot of each token of a pass ``[rows, n]`` over ragged rows, int64 ``[rows * n]``."""
+        assert self.span.rows is not None
+        return self.span.rows.expand_as(index).reshape(-1).contiguous(), index.reshape(-1).contiguous()
+
+    def addresses(self, layers: Sequence[int]) -> list[int]:
+        """Where the keys and values of these layers are, in turn."""
+        held: list[Any] = [self.layers[layer] for layer in layers]
+        return [buffer.data_ptr() for layer in held for buffer in (layer.keys, layer.values)]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffers that are allocated."""
+        return sum(buffer.nbytes for buffer in self.buffers())
+
+    def buffers(self) -> list[Tensor]:
+        """Keys and values of each layer in turn that has its buffers."""
+        layers: list[Any] = self.layers
+        return [buffer for one in layers if one.is_initialized for buffer in (one.keys, one.values)]
+
+    def make_like(self, other: RowCache) -> None:
+        """Allocate the buffers of all layers that have none, of the type of another cache's."""
+        buffers = other.buffers()
+        for number, (keys, values) in enumerate(zip(buffers[::2], buffers[1::2], strict=True)):
+            self._reserve(number, keys, values)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.span.start
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.span.start
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.span.keys, 0

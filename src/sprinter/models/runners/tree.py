@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["NOWHERE", "RowTree", "TreePass", "tree_pass"]
+__all__ = ["NOWHERE", "RowTree", "tree_places"]
 
 NOWHERE = 2**31 - 1
 """Position of a key that a query must not see: beyond every query."""
@@ -100,24 +99,11 @@ class RowTree:
         return seen
 
 
-class TreePass(NamedTuple):
-    """Positions, slots and visible keys of a forward pass over trees.
-
-    Attributes:
-        positions: ``[rows, n]``, the position ids.
-        slots: ``[rows, n]``, where keys and values are written; padding has the spare slot.
-        keys: ``[rows, n, k]``, the position of the key in each slot; ``NOWHERE`` if the query must not see it.
-    """
-
-    positions: Tensor
-    slots: Tensor
-    keys: Tensor
-
-
-def tree_pass(
+def tree_places(
     trees: Sequence[RowTree], counts: Sequence[int], n: int, spare: int, device: torch.device
-) -> TreePass:
-    """Positions, slots and visible keys for reading the last ``counts[i]`` tokens of each tree.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions and slots ``[rows, n]`` and visible keys ``[rows, n, k]`` (see ``row.RowPlaces``) for reading the last
+    ``counts[i]`` tokens of each tree.
 
     Args:
         trees: one per row, the new tokens included; at least one has a token.
@@ -144,4 +130,4 @@ def tree_pass(
     keys = key.where(key < roots, NOWHERE).repeat(1, n, 1)
     at = (roots + torch.arange(width, device=device)).expand(rows, n, width)
     keys.scatter_(2, at, torch.from_numpy(blocks).to(device))
-    return TreePass(positions, slots, keys[:, :, :most].contiguous())
+    return positions, slots, keys[:, :, :most].contiguous()
