@@ -284,8 +284,8 @@ def _load(
     if isinstance(at, PreTrainedModel):
         if any(weight.is_meta for weight in at.parameters()):
             raise UserError(
-                f"the {which} ({type(at).__name__}) has weights that are not in memory (offloaded by accelerate, or not "
-                "loaded): load it with a device_map that fits, or smaller, for example dtype='int8'"
+                f"the {which} ({type(at).__name__}) has weights that are not in memory (offloaded by accelerate, or "
+                "not loaded): load it with a device_map that fits, or smaller, for example dtype='int8'"
             )
         model = at
     elif origin.gguf is None:
