@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument(
         "--other", type=Path, default=ROOT, help="a checkout of another commit; this one: the noise"
     )
-    parser.add_argument("--pairs", nargs="+", default=sized(["builtin", "qwen"], ["builtin, eager", "opt"]))
+    parser.add_argument("--pairs", nargs="+", default=sized(["builtin", "qwen"], ["opt"]))
     parser.add_argument("--rows", nargs="+", type=int, default=sized([1, 16, 64], [2]))
     parser.add_argument("--repeats", type=int, default=sized(8, 1))
     options = parser.parse_args()
@@ -118,7 +118,8 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=options.other, capture_output=True, text=True
     )
-    here, other = Checkout(ROOT), Checkout(options.other)
+    here = Checkout(ROOT)
+    other = here if SMOKE else Checkout(options.other)
     rows_of_table: list[dict[str, Any]] = []
     models: dict[str, Any] = {
         "builtin": dict,

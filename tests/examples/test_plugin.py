@@ -30,27 +30,23 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], env=environment, cwd=PLUGIN, capture_output=True, text=True, check=False
-    )
-
-
-def test_its_own_tests_pass(environment: dict[str, str]) -> None:
-    ended = run(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "3 passed" in ended.stdout
-
-
-def test_it_is_listed_and_generates(environment: dict[str, str]) -> None:
+def test_its_own_tests_pass_and_it_is_listed_and_generates(environment: dict[str, str]) -> None:
     command = ["generate", PROMPT, "--max-new-tokens", "24", "--temperature", "0", "--json", "--method"]
     methods = ("bigrams(gamma=4)", "drafter=bigrams(least=2),stop=svip(h=0.3),accept=exact")
     lines = [["methods", "--json"], *([*command, method] for method in methods)]
-    ended = run(
-        environment, "-c", f"from sprinter.cli import main\nfor line in {lines}: assert main(line) == 0"
+    code = f"""
+import pytest
+assert pytest.main(["-q", "-p", "no:cacheprovider", "tests"]) == 0
+from sprinter.cli import main
+for line in {lines}:
+    assert main(line) == 0
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=PLUGIN, capture_output=True, text=True, check=False
     )
-    assert ended.returncode == 0, ended.stderr
-    listed, *texts = map(json.loads, ended.stdout.splitlines())
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "3 passed" in ended.stdout
+    listed, *texts = map(json.loads, ended.stdout.splitlines()[-3:])
     (row,) = [row for row in listed["methods"] if row["name"] == "bigrams"]
     assert (row["lossless"], row["paper"]) == (True, "example of the Sprinter project")
     pair = sprinter.load_pair(compile=False)
