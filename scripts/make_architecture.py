@@ -2,18 +2,19 @@
 
     python scripts/make_architecture.py
 
-``tests/test_architecture.py`` fails where the page differs from the imports. Needs grimp, which comes with
-import-linter.
+``tests/test_architecture.py`` fails where the page differs from the imports. Needs grimp and networkx, which come
+with import-linter and torch.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import grimp
+import networkx
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
@@ -61,23 +62,6 @@ def top_level(room: str) -> str:
     return room.partition("/")[0]
 
 
-def reduced(edges: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Edges of a graph without circles, those left out that lead where a longer way leads too."""
-    below: dict[str, set[str]] = {}
-    for one, other in edges:
-        below.setdefault(one, set()).add(other)
-
-    def reach(name: str) -> set[str]:
-        return below.get(name, set()).union(*(reach(other) for other in below.get(name, ())))
-
-    return sorted(
-        (one, other)
-        for one, others in below.items()
-        for other in others
-        if not any(other in reach(between) for between in others - {other})
-    )
-
-
 def diagram(imports: Imports) -> str:
     """Mermaid: top-level rooms on their floors, with their sub-packages, and arrows to what they import."""
     lines, places = ["flowchart TD"], floors(imports)
@@ -88,8 +72,9 @@ def diagram(imports: Imports) -> str:
             lines.append(f'    {room}["<b>{room}</b>{"<br>" if inside else ""}{" · ".join(inside)}"]')
         lines.append("  end")
     tops = {(top_level(one), top_level(other)) for one, others in imports.items() for other in others}
-    edges = reduced((one, other) for one, other in tops if one != other)
-    return "\n".join([*lines, *(f"  {one} --> {other}" for one, other in edges)])
+    edges = networkx.DiGraph((one, other) for one, other in tops if one != other)
+    shown = sorted(networkx.transitive_reduction(edges).edges)  # no arrow where a longer way leads too
+    return "\n".join([*lines, *(f"  {one} --> {other}" for one, other in shown)])
 
 
 def list_imports(imports: Imports) -> str:

@@ -80,11 +80,6 @@ def test_imports_go_down_or_stay_in_the_package(imports: dict[str, frozenset[str
     assert [(one, other) for one, other in pairs if one != other and floors[one] <= floors[other]] == []
 
 
-def test_arrows_that_follow_from_others_are_left_out() -> None:
-    edges = {("a", "b"), ("b", "c"), ("a", "c"), ("c", "d"), ("a", "d"), ("e", "d")}
-    assert architecture.reduced(edges) == [("a", "b"), ("b", "c"), ("c", "d"), ("e", "d")]
-
-
 # --- a round ----------------------------------------------------------------------------------------------------------
 @cache
 def definitions(path: Path) -> dict[str, ast.AST]:
