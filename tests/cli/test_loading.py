@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "theory predict": ("theory", "predict"),
     "theory pareto": ("theory", "pareto"),
     "theory flops": ("theory", "flops", "-m", "speculative"),
+    "eval": ("eval", "--tasks", "gsm8k"),
     "tune": ("tune", "--data", "{file}", "--no-figures", "--out", "{file}.json"),
 }
 OWN = {"chat": {"prefix_reuse": "all"}}  # what a command asks for beside the options of loading
@@ -48,7 +49,7 @@ _LABELS = {*_HEADS, "--draft-vocabulary"}
 _DRAFTS = {*_HEADS, "--draft", "--draft-revision", "--draft-vocabulary"}
 UNUSED = {  # what a command has no use for
     "gate label": _LABELS, "gate mine": _LABELS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
-    "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "draft distill": _DRAFTS,
+    "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "eval": _PROFILE, "draft distill": _DRAFTS,
     "draft sizes": _DRAFTS, "draft train": _DRAFTS, "draft vocabulary": _DRAFTS,
 }  # fmt: skip
 
@@ -82,6 +83,7 @@ def test_every_option_reaches_the_loader(
         raise UserError("that is all")
 
     monkeypatch.setattr(sprinter, "load_pair", load_pair)
+    monkeypatch.setattr("sprinter.cli.eval.find_spec", lambda name: object())
     file, unused = tmp_path / "texts.txt", UNUSED.get(name, set())
     file.write_text("a few words\n")
     words = [word.format(file=file, folder=tmp_path / "out") for word in COMMANDS[name]]

@@ -12,7 +12,7 @@ from sprinter.cli.options import JsonOption, RunCodeOption, complete_method
 from sprinter.cli.pages import print_files, print_json, print_table, write_json
 from sprinter.cli.signature import option
 from sprinter.engine.options import GenerationOptions
-from sprinter.errors import UserError
+from sprinter.errors import UserError, install_line
 
 __all__ = ["eval"]
 
@@ -55,21 +55,22 @@ def eval(
     options: GenerationOptions = AT_DEFAULTS,
     json: JsonOption = False,
 ) -> None:
-    """Evaluate a pair on tasks of lm-evaluation-harness: accuracy by method, with drift and target calls a token.
+    """Evaluate a pair on tasks of lm-evaluation-harness: accuracy by method, and what it cost.
 
     Log-likelihoods are those of the target; answers are decoded by each method in turn.
     """
     if find_spec("lm_eval") is None:
-        raise UserError("lm-evaluation-harness is not installed: pip install 'sprinter-llm[lm-eval]'")
-    from sprinter.doors.lm_eval import evaluate as run
-
+        raise UserError(f"lm-evaluation-harness is not installed: {install_line('lm-eval')}")
     decoding = {"budget": options.budget, "require_lossless": options.require_lossless, "seed": options.seed}
     for one in method or ():
         options.replace(method=one)  # refused before models are loaded
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data} is no directory: give the one with the tasks' files")
+    pair = load(loading)
+    from sprinter.doors.lm_eval import evaluate as run
+
     results = run(
-        load(loading), [name.strip() for name in tasks.split(",") if name.strip()], method or [None], data=data,
+        pair, [name.strip() for name in tasks.split(",") if name.strip()], method or [None], data=data,
         include_path=include_path, rows=rows, decoding=decoding, limit=limit, num_fewshot=num_fewshot,
         apply_chat_template=chat, system_instruction=system, confirm_run_unsafe_code=run_code,
     )  # fmt: skip
