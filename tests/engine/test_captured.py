@@ -139,7 +139,7 @@ def test_signals_that_methods_ask_for_make_units_of_their_own() -> None:
         made = rows.draft(asked)
         same(made, eager.draft(asked))
         assert [set(drafted(row).signals) for row in made] == [set(names), set()]
-    columns = {tuple(sorted(unit.epilogue.columns[1:])) for unit in rows._captured.kept.values()}
+    columns = {tuple(sorted(unit.plan.columns[1:])) for unit in rows._captured.kept.values()}
     usual = {name for name, one in SIGNALS.items() if one.capture == "always"}
     assert columns == {tuple(sorted(usual)), tuple(sorted({*usual, "margin"}))}
     assert rows.runner._units.calls["draft"] == 8  # type: ignore[attr-defined]

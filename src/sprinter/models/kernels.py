@@ -232,16 +232,15 @@ class _Passes:
         layers: Sequence[int] = (),
     ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]]:
         packed, span, (batch, n) = self._packed, cache.span, tokens.shape
-        if not cache.holds(packed.numbers):
-            cache.reserve(packed.numbers, packed.kv, packed.d)
-        keys, _, seen = cache.visible(packed.numbers[0])
-        buffers, slots = cache.addresses(packed.numbers), keys.stride(1) // keys.stride(2)
-        if span.index is None:
-            where = self._slots(buffers, slots, keys.shape[2], span.start)
+        held = cache.reserve(packed.numbers, packed.kv, packed.d)
+        buffers, slots = [one.data_ptr() for one in held], held[0].shape[2]
+        if span.index is None or span.rows is None:
+            where = self._slots(buffers, slots, span.keys, span.start)
         else:
-            row, slot = cache.places(span.index)
+            row, slot = span.rows.expand_as(span.index).reshape(-1).contiguous(), span.index.reshape(-1)
             position = position_ids.expand(batch, n).reshape(-1)
-            where = self._slots(buffers, slots, keys.shape[2], 0, position, row, slot, seen)
+            seen = span.rows.flatten() if span.some else None
+            where = self._slots(buffers, slots, span.keys, 0, position, row, slot, seen)
         if span.flat:  # each token attends in a row of its own
             tokens, attention_mask = tokens.transpose(0, 1), _turned(attention_mask)
         said, states, taken = packed.forward(tokens, where, attention_mask, layers, logits)

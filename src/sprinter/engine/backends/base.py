@@ -21,7 +21,7 @@ from sprinter.laws import Sampling
 from sprinter.random import Draws
 
 __all__ = [
-    "FINAL", "After", "DraftPlan", "DraftRow", "Drafted", "Epilogue", "PassInput", "PassOutput", "PromptRead",
+    "FINAL", "After", "DraftPlan", "DraftRow", "Drafted", "PassInput", "PassOutput", "PromptRead",
     "PromptRow", "RowInput", "Scored", "StepResult", "TargetRow", "TipLaws", "TreeRow",
 ]  # fmt: skip
 
@@ -74,35 +74,46 @@ class PromptRead:
     copied: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that do not need a law
+
+
+@dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """The settings that all draft steps of a request share.
+    """The settings that all draft steps of a request share. What follows a pass is the same for rows of equal plans.
 
     Attributes:
-        sampling: temperature and truncation of the processed law.
+        sampling: temperature and truncation of the processed law; plans are equal whatever it is.
         signals: names of ``sprinter.decode.signals.SIGNALS`` that the rules read.
         heads: by kind, those that the rules read.
         raw: whether the answer must contain raw laws (temperature 1, no truncation).
+        needs_raw: whether they are computed.
         reads_x: whether a head reads the hidden state at x; the step then runs the model on x too.
         captures: whether the step can be captured.
-        epilogue: what follows a pass, the same object for equal plans of one request.
+        columns: names of the numbers of a step: "peak", signals, kinds of heads.
     """
 
-    sampling: Sampling
+    sampling: Sampling = field(compare=False)
     signals: tuple[str, ...] = ()
     heads: Mapping[str, Head] = field(default_factory=dict)
     raw: bool = False
 
+    needs_raw: bool = field(init=False)
     reads_x: bool = field(init=False)
     captures: bool = field(init=False)
-    epilogue: Epilogue = field(init=False)
+    columns: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        reads_x = any("hidden_x" in head.features for head in self.heads.values())
-        never = any(SIGNALS[name].capture == "never" for name in self.signals)
+        read = {feature for head in self.heads.values() for feature in head.features}
+        signals = [SIGNALS[name] for name in self.signals]
+        reads_x, never = "hidden_x" in read, any(one.capture == "never" for one in signals)
+        by_signals = any(one.reads("raw") for one in signals)
+        object.__setattr__(self, "needs_raw", self.raw or by_signals or not _STATES.issuperset(read))
         object.__setattr__(self, "reads_x", reads_x)
         object.__setattr__(self, "captures", not (reads_x or never))
-        object.__setattr__(self, "epilogue", Epilogue(self.signals, tuple(self.heads.items()), self.raw))
+        object.__setattr__(self, "columns", ("peak", *self.signals, *self.heads))
+
+    def __hash__(self) -> int:
+        return hash((self.columns, *self.heads.values(), self.raw))
 
 
 @dataclass(slots=True)
@@ -229,35 +240,10 @@ PassOutput = PromptRead | Drafted | TipLaws | Scored | Exception
 class StepResult(NamedTuple):
     """What follows a draft pass: tokens ``[rows]``, laws and raw laws ``[rows, V]``, numbers ``[rows, columns]``.
 
-    The columns of ``numbers``, float64, are named by ``Epilogue.columns``. A captured step returns these fields.
+    The columns of ``numbers``, float64, are named by ``DraftPlan.columns``. A captured step returns these fields.
     """
 
     token: Tensor
     law: Tensor
     raw: Tensor
     numbers: Tensor
-
-
-_STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that do not need a law
-
-
-@dataclass(frozen=True, slots=True)
-class Epilogue:
-    """What follows a draft pass, of rows that read the same.
-
-    Attributes:
-        signals: names. heads: with their kinds, in the order of the columns. raw: whether raw laws are wanted.
-        needs_raw: whether they are computed. columns: names of the numbers of a step, "peak" first.
-    """
-
-    signals: tuple[str, ...]
-    heads: tuple[tuple[str, Head], ...] = ()
-    raw: bool = False
-    needs_raw: bool = field(init=False)
-    columns: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        read = {feature for _, head in self.heads for feature in head.features}
-        by_signals = any(SIGNALS[name].reads("raw") for name in self.signals)
-        object.__setattr__(self, "needs_raw", self.raw or by_signals or not _STATES.issuperset(read))
-        object.__setattr__(self, "columns", ("peak", *self.signals, *(kind for kind, _ in self.heads)))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sprinter.decode.signals import SIGNALS
-from sprinter.engine.backends.base import Drafted, DraftRow, Epilogue, Scored, StepResult, TargetRow
+from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow, Scored, StepResult, TargetRow
 from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow, in_line
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
@@ -82,7 +82,7 @@ class Settings(NamedTuple):
 class DraftUnit(Unit):
     """One draft step: the fields of ``StepResult``, the tokens ``[rows, 1]``.
 
-    Its epilogue reads the signals whose ``capture`` is "always", so that methods share units, and those in ``asked``.
+    Its plan has the signals whose ``capture`` is "always", so that methods share units, and those in ``asked``.
 
     Args:
         vocab: size of the common vocabulary.
@@ -107,7 +107,7 @@ class DraftUnit(Unit):
         names = [name for name, one in SIGNALS.items() if one.capture == "always" or name in asked]
         self._vocab, self._truncates = vocab, truncates
         self.heads = nn.ModuleDict(dict(own))
-        self.epilogue = Epilogue(tuple(names), tuple(own), raw=True)
+        self.plan = DraftPlan(Sampling(), tuple(names), dict(own), raw=True)
         for name, half in zip(("high", "low"), race_words(vocab, device), strict=True):
             self.register_buffer(name, half, persistent=False)
 
@@ -121,7 +121,7 @@ class DraftUnit(Unit):
         law = settings.process(said, self._truncates)
         token = race(law, settings.low, settings.high, (self.high, self.low))
         told = settings.place.float(), settings.temperature.float()
-        step, _ = follow(self.epilogue, said, states[rows, settings.last], law, token, lambda: told)
+        step, _ = follow(self.plan, said, states[rows, settings.last], law, token, lambda: told)
         return step._replace(token=token[:, None])
 
 
@@ -164,7 +164,7 @@ class GraphBackend(EagerBackend):
 
     def _step(
         self, rows: Sequence[DraftRow], step: int, last: tuple[Tensor, ...], unit: Any
-    ) -> tuple[list[tuple[Epilogue, list[int], StepResult, float]], tuple[Tensor, ...]]:
+    ) -> tuple[list[tuple[DraftPlan, list[int], StepResult, float]], tuple[Tensor, ...]]:
         """A captured step; an eager one, if it is not captured for its shape."""
         if unit is not None:
             if last:
@@ -177,7 +177,7 @@ class GraphBackend(EagerBackend):
             made = self._captured.run(unit, tokens, counts, settings, [row.row for row in rows])
             if made is not None:
                 result = StepResult(*made)._replace(token=made[0][:, 0])
-                return [(unit.epilogue, list(range(len(rows))), result, 0.0)], (result.token,)
+                return [(unit.plan, list(range(len(rows))), result, 0.0)], (result.token,)
         return super()._step(rows, step, last, unit)
 
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:

@@ -23,8 +23,8 @@ from sprinter.engine.backends.base import (
     FINAL,
     After,
     Drafted,
+    DraftPlan,
     DraftRow,
-    Epilogue,
     RowInput,
     Scored,
     StepResult,
@@ -137,11 +137,11 @@ class EagerBackend(TextRows):
     # --- draft steps ---
     def _kind(self, row: DraftRow) -> Hashable:
         """Rows of one kind are drafted together; a head that reads the state at x has a pass of its own rows."""
-        return row.plan.epilogue if row.plan.reads_x else None
+        return row.plan if row.plan.reads_x else None
 
     def _draft(self, rows: Sequence[DraftRow], unit: Any = None) -> list[Drafted | SprinterError]:
-        """``draft`` of rows of one kind. ``unit``: of a backend that captures steps; its epilogue is that of all."""
-        began, made = time.perf_counter(), dict[Epilogue, list[_StepPart]]()
+        """``draft`` of rows of one kind. ``unit``: of a backend that captures steps; its plan is that of all."""
+        began, made = time.perf_counter(), dict[DraftPlan, list[_StepPart]]()
         gates, afters = [0.0] * len(rows), dict[int, After]()
         live, last = list(range(len(rows))), tuple[Tensor, ...]()
         for step in range(max(row.count for row in rows)):
@@ -149,16 +149,16 @@ class EagerBackend(TextRows):
             if len(stay) < len(live):
                 live, last = [live[at] for at in stay], tuple(one[stay] for one in last)
             parts, last = self._step([rows[i] for i in live], step, last, unit)
-            for epilogue, group, result, gate_s in parts:
+            for plan, group, result, gate_s in parts:
                 members = [live[at] for at in group]
-                made.setdefault(epilogue, []).append((members, result))
+                made.setdefault(plan, []).append((members, result))
                 for i in members if gate_s else ():
                     gates[i] += gate_s / len(members)
             if len(last) > 1:
                 afters |= {i: (last[1][at], last[2][at]) for at, i in enumerate(live)}
         found: dict[int, Drafted | SprinterError] = {}
-        for epilogue, own in made.items():
-            found |= self._fetch(rows, epilogue, own, afters)
+        for plan, own in made.items():
+            found |= self._fetch(rows, plan, own, afters)
         each_s = (time.perf_counter() - began - sum(gates)) / sum(row.count for row in rows)
         for i, row in enumerate(rows):
             if isinstance(drafted := found[i], Drafted):
@@ -167,7 +167,7 @@ class EagerBackend(TextRows):
 
     def _step(
         self, rows: Sequence[DraftRow], step: int, last: tuple[Tensor, ...], unit: Any
-    ) -> tuple[list[tuple[Epilogue, list[int], StepResult, float]], tuple[Tensor, ...]]:
+    ) -> tuple[list[tuple[DraftPlan, list[int], StepResult, float]], tuple[Tensor, ...]]:
         """One draft step.
 
         Args:
@@ -175,7 +175,7 @@ class EagerBackend(TextRows):
                 the first step.
 
         Returns:
-            By epilogue, the indices of its rows, their results and the time of its heads; and the next ``last``.
+            By plan, the indices of its rows, their results and the time of its heads; and the next ``last``.
         """
         numbers = [row.row for row in rows]
         if len(last) > 1:
@@ -184,7 +184,7 @@ class EagerBackend(TextRows):
             logits, hidden = self._after(last[0], numbers)
         else:
             logits, hidden = self._after_text(rows)
-        parts: list[tuple[Epilogue, list[int], StepResult, float]] = []
+        parts: list[tuple[DraftPlan, list[int], StepResult, float]] = []
         at_x: list[Tensor] = []
 
         def states_at_x(token: Tensor) -> Tensor:
@@ -192,12 +192,12 @@ class EagerBackend(TextRows):
             at_x.extend(self._after(token, numbers))
             return at_x[1]
 
-        groups = [list(range(len(rows)))] if unit else alike(rows, lambda row: row.plan.epilogue)
+        groups = [list(range(len(rows)))] if unit else alike(rows, lambda row: row.plan)
         for group in groups:
             whole = len(group) == len(rows)
             own = rows if whole else [rows[i] for i in group]
             said, state = (logits, hidden) if whole else (logits[group], hidden[group])
-            plan, samplings = own[0].plan, [row.plan.sampling for row in own]
+            plan, samplings = unit.plan if unit else own[0].plan, [row.plan.sampling for row in own]
             law = _laws(said, [1] * len(own), [row.adjust for row in own], samplings)
             asked = [(row.draws, row.round, row.position + step, row.draft) for row in own]
             token = draw_tokens(law, asked, Purpose.DRAFT)
@@ -207,11 +207,10 @@ class EagerBackend(TextRows):
                 places, heats = torch.tensor(each, device=logits.device).unbind(1)
                 return places, heats
 
-            epilogue = unit.epilogue if unit else plan.epilogue
             result, gate_s = follow(
-                epilogue, said, state, law, token, settings, states_at_x if plan.reads_x else None
+                plan, said, state, law, token, settings, states_at_x if plan.reads_x else None
             )
-            parts.append((epilogue, group, result, gate_s))
+            parts.append((plan, group, result, gate_s))
         if len(groups) == 1:
             return parts, (parts[0][2].token, *at_x)
         tokens = torch.empty_like(logits[:, 0], dtype=torch.long)
@@ -222,14 +221,14 @@ class EagerBackend(TextRows):
     def _fetch(
         self,
         rows: Sequence[DraftRow],
-        epilogue: Epilogue,
+        plan: DraftPlan,
         steps: Sequence[_StepPart],
         afters: Mapping[int, After],
     ) -> dict[int, Drafted | SprinterError]:
         """Copy the results of some steps to the host: what each row drafted.
 
         Args:
-            epilogue: of these steps; that of a row may read less. afters: outputs at the last tokens, if the model ran.
+            plan: of these steps; that of a row may read less. afters: outputs at the last tokens, if the model ran.
         """
         first = steps[0][0]
         ids = _joined([(members, one.token) for members, one in steps]).tolist()
@@ -244,10 +243,7 @@ class EagerBackend(TextRows):
             if fault := self.check(feed, [*peaks[place][:n], *ends[place : place + 1]]):
                 made[i] = fault
                 continue
-            signals = {
-                name: numbers[place, :n, epilogue.columns.index(name)]
-                for name in row.plan.epilogue.columns[1:]
-            }
+            signals = {name: numbers[place, :n, plan.columns.index(name)] for name in row.plan.columns[1:]}
             own = [
                 (one, place if len(members) == len(first) else members.index(i)) for members, one in steps[:n]
             ]
@@ -317,7 +313,7 @@ def feed_of(row: DraftRow, more: Sequence[int] = ()) -> RowInput:
 
 # --- what follows a pass ---
 def follow(
-    epilogue: Epilogue,
+    plan: DraftPlan,
     logits: Tensor,
     hidden: Tensor,
     law: Tensor,
@@ -333,34 +329,33 @@ def follow(
         settings: place in the draft run and temperature of each row, float ``[rows]``, for heads.
         at_x: makes the states at the drawn tokens, for heads that read them.
     """
-    raw = raw_law(logits) if epilogue.needs_raw else law
+    raw = raw_law(logits) if plan.needs_raw else law
     columns = [logits.amax(-1)]  # NaN wins a maximum: it shows that logits are not finite
-    if epilogue.signals:
-        columns += read_signals(epilogue.signals, law, raw, token, hidden).values()
+    if plan.signals:
+        columns += read_signals(plan.signals, law, raw, token, hidden).values()
     gate_s = 0.0
-    if epilogue.heads:
+    if plan.heads:
         states_x = None if at_x is None else at_x(token)
         began = time.perf_counter()
         place, temperature = settings()
         facts = DraftStep(hidden, raw, place, token, states_x, temperature)
-        columns += [head.score(read_features(head.features, facts)) for _, head in epilogue.heads]
+        columns += [head.score(read_features(head.features, facts)) for head in plan.heads.values()]
         gate_s = time.perf_counter() - began
     return StepResult(token, law, raw, torch.stack([wide(one) for one in columns], 1)), gate_s
 
 
 def _tip_laws(row: TreeRow, logits: Tensor) -> TipLaws:
     """What a level of a tree asks for, from logits ``[tips, V]``; the growth draws."""
-    epilogue = row.plan.epilogue
     adjusted = logits if row.adjust is None else row.adjust(logits)
-    by_law = row.laws or any(SIGNALS[name].reads("law") for name in epilogue.signals)
+    by_law = row.laws or any(SIGNALS[name].reads("law") for name in row.plan.signals)
     law = process(adjusted, row.plan.sampling) if by_law else None
-    raw = raw_law(logits) if epilogue.needs_raw else None
+    raw = raw_law(logits) if row.plan.needs_raw else None
     signals: dict[str, Tensor] = {}
-    if (some := raw if law is None else law) is not None and epilogue.signals:
-        made = read_signals(epilogue.signals, some, some if raw is None else raw)
+    if (some := raw if law is None else law) is not None and row.plan.signals:
+        made = read_signals(row.plan.signals, some, some if raw is None else raw)
         signals = {name: each.to("cpu", torch.float64) for name, each in made.items()}
     top = ranked(adjusted.float().log_softmax(-1), row.top) if row.top else []
-    return TipLaws(law if row.laws else None, raw if epilogue.raw else None, top, signals, 0.0)
+    return TipLaws(law if row.laws else None, raw if row.plan.raw else None, top, signals, 0.0)
 
 
 def _laws(

@@ -338,18 +338,11 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             )  # layers may be on several devices
             keys[rows, :, index] = key_states.transpose(1, 2)
             values[rows, :, index] = value_states.transpose(1, 2)
-        keys, values, own = self.visible()
-        if own is not None:
-            return keys.index_select(0, own), values.index_select(0, own)
-        return keys, values
-
-    def visible(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values of all rows that are visible, views ``[batch, heads, keys, d]``, and the numbers of the rows
-        that take part, int64 ``[rows]``, or None for all; if ``Span.flat``, the row of each token."""
-        assert self.keys is not None and self.values is not None
-        span = self._span
-        own = span.rows.flatten().to(self.keys.device) if span.some and span.rows is not None else None
-        return self.keys.narrow(2, 0, span.keys), self.values.narrow(2, 0, span.keys), own
+        keys, values = keys.narrow(2, 0, span.keys), values.narrow(2, 0, span.keys)
+        if not span.some or span.rows is None:
+            return keys, values
+        own = span.rows.flatten().to(keys.device)
+        return keys.index_select(0, own), values.index_select(0, own)
 
     def get_seq_length(self) -> int:
         return self._span.start
@@ -379,40 +372,19 @@ class RowCache(Cache):
         self.span = Span(batch, max_len)
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.span))  # type: ignore[arg-type]
 
-    def holds(self, layers: Sequence[int]) -> bool:
-        """Whether these layers have their buffers."""
-        own: Any = self.layers
-        return max(layers) < len(own) and all(own[layer].is_initialized for layer in layers)
-
-    def reserve(self, layers: Sequence[int], heads: int, d: int) -> None:
-        """Allocate the buffers of layers on the CPU, in float32, that have none."""
-        states = torch.empty(1, dtype=torch.float32, device="cpu").expand(1, heads, 1, d)
+    def reserve(self, layers: Sequence[int], heads: int, d: int) -> list[Tensor]:
+        """Keys and values of layers in turn, for kernels that write them; those that have none get them, in float32 on
+        the CPU."""
+        made: list[Tensor] = []
         for number in layers:
-            self._reserve(number, states, states)
-
-    def _reserve(self, number: int, keys: Tensor, values: Tensor) -> None:
-        while number >= len(self.layers):
-            self.layers.append(RowLayer(self.span))
-        own = self.layers[number]
-        assert isinstance(own, RowLayer)
-        if not own.is_initialized:
-            own.lazy_initialization(keys, values)
-
-    def visible(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``RowLayer.visible`` of a layer, for kernels that write the keys and values of a pass themselves."""
-        own = self.layers[layer]
-        assert isinstance(own, RowLayer)
-        return own.visible()
-
-    def places(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and slot of each token of a pass ``[rows, n]`` over ragged rows, int64 ``[rows * n]``."""
-        assert self.span.rows is not None
-        return self.span.rows.expand_as(index).reshape(-1).contiguous(), index.reshape(-1).contiguous()
-
-    def addresses(self, layers: Sequence[int]) -> list[int]:
-        """Where the keys and values of these layers are, in turn."""
-        held: list[Any] = [self.layers[layer] for layer in layers]
-        return [buffer.data_ptr() for layer in held for buffer in (layer.keys, layer.values)]
+            while number >= len(self.layers):
+                self.layers.append(RowLayer(self.span))
+            own: Any = self.layers[number]
+            if not own.is_initialized:
+                states = torch.empty(1, heads, 1, d)
+                own.lazy_initialization(states, states)
+            made += (own.keys, own.values)
+        return made
 
     @property
     def nbytes(self) -> int:
@@ -425,10 +397,13 @@ class RowCache(Cache):
         return [buffer for one in layers if one.is_initialized for buffer in (one.keys, one.values)]
 
     def make_like(self, other: RowCache) -> None:
-        """Allocate the buffers of all layers that have none, of the type of another cache's."""
+        """Allocate the buffers of all layers, of the type of another cache's, unless they are there."""
         buffers = other.buffers()
-        for number, (keys, values) in enumerate(zip(buffers[::2], buffers[1::2], strict=True)):
-            self._reserve(number, keys, values)
+        if len(self.buffers()) < len(buffers):
+            self.layers.clear()
+            for keys, values in zip(buffers[::2], buffers[1::2], strict=True):
+                self.layers.append(RowLayer(self.span))
+                self.layers[-1].lazy_initialization(keys, values)  # type: ignore[union-attr]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.span.start
