@@ -12,7 +12,7 @@ from sprinter.models.capture.graphs import LADDER, GraphUnits, Inputs
 from sprinter.models.capture.trace import Unit, pass_unit
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import Pass
-from sprinter.models.runners.row import RowPlaces, RowRunner, Windows
+from sprinter.models.runners.row import RowRunner, Windows
 
 __all__ = ["CapturedRunner"]
 
@@ -74,15 +74,8 @@ class CapturedRunner(RowRunner):
         if not self._buffers:
             # A pass over a token of padding, which is written to the spare slot, has all buffers allocated.
             nothing = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-            self._ragged(Pass(nothing, [0], self.batch == 1, [0], [0], False, ()))
+            super()._step(Pass(nothing, [0], self.batch == 1, [0], [0], False, ()))
             self._buffers = self._cache.buffers()
         inputs = Inputs(asked.tokens, *self._places(asked), extras, self._buffers)
         captured = self._units.find(unit, not asked.whole, inputs)
         return None if captured is None else captured(inputs)
-
-    def _places(self, asked: Pass) -> RowPlaces:
-        if asked.branches or not asked.aligned:
-            return super()._places(asked)
-        start, n = asked.starts[0], asked.tokens.shape[1]
-        positions = self._positions[:, start : start + n].expand(self.batch, n).contiguous()
-        return RowPlaces(positions, positions, self._numbers, self._positions[0, : start + n])

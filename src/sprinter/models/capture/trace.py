@@ -62,7 +62,8 @@ class RowPass:
             buffers: K and V of each layer in turn, ``[batch, heads, slots, d]``; written in place.
         """
         cache = RowCache(buffers[0].shape[0], buffers[0].shape[2] - 1)
-        cache.span.put(0, keys.shape[-1], slots, rows[:, None], self._gather)
+        cache.span.keys, cache.span.some = keys.shape[-1], self._gather
+        cache.span.index, cache.span.rows = slots, rows[:, None]
         cache.layers = [
             _RowBuffer(cache.span, pair) for pair in zip(buffers[::2], buffers[1::2], strict=True)
         ]

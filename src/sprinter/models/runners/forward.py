@@ -102,13 +102,10 @@ class Pass(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether these are all rows, of the same length, with as many new tokens."""
-        n, start = self.tokens.shape[1], self.starts[0]
-        return (
-            self.whole
-            and all(count == n for count in self.counts)
-            and all(one == start for one in self.starts)
-        )
+        """Whether these are all rows, of the same length, with as many new tokens, of no tree that branches."""
+        starts, counts = list(self.starts), list(self.counts)
+        same = starts.count(starts[0]) == counts.count(self.tokens.shape[1]) == len(starts)
+        return self.whole and same and not self.branches
 
     def chunk(self, at: int) -> Pass:
         """The part of it that begins with token ``at`` of each row."""

@@ -2,7 +2,7 @@
 
 Serves transformers models whose layers attend to the whole past or to a sliding window, and that accept a mask. K and V
 are written at each row's own positions into ``[batch, heads, max_len, d]`` buffers, and the model is called with
-explicit position ids and a mask from the lengths: a view of one buffer for aligned rows, built anew for others.
+explicit position ids and a mask from the lengths.
 
 A mask is ``[1 or batch, 1, n, keys]``, in one of two forms: bool (True = visible) for scaled_dot_product_attention, and
 additive in the model's dtype (0 = visible) for transformers' eager attention, which adds it to the scores.
@@ -77,7 +77,6 @@ class RowRunner(ModelRunner):
         self._windows = windows
         self._sdpa = model.config._attn_implementation in BOOLEAN
         self._mask_dtype = mask_dtype(model)
-        self._bands = {w: Band(max_len, w, self._mask_dtype, self.device) for w in set(windows.values())}
         self._positions = torch.arange(max_len, device=self.device)[None]
         self._numbers = torch.arange(batch, device=self.device)
         self._takes_flat = flat
@@ -110,39 +109,12 @@ class RowRunner(ModelRunner):
                     buffer[row, :, root : root + len(path)] = buffer[row][:, list(path)]
 
     def _step(self, asked: Pass) -> ModelOutput:
-        if asked.branches:
-            return self._ragged(asked)
-        if self._takes_flat and 0 < sum(asked.counts) <= 0.9 * asked.tokens.numel():
+        if self._takes_flat and not asked.branches and 0 < sum(asked.counts) <= 0.9 * asked.tokens.numel():
             return self._flat(asked)
-        if asked.aligned:
-            return self._aligned(asked)
         if self._are_most(asked):
-            return map_output(
-                self._ragged(self._widened(asked)), lambda x: x[torch.tensor(asked.rows, device=x.device)]
-            )
-        return self._ragged(asked)
-
-    def _aligned(self, asked: Pass) -> ModelOutput:
-        """Rows that all start at one slot, with n real tokens each: positions and masks are slices."""
-        start, n = asked.starts[0], asked.tokens.shape[1]
-        positions = self._positions[:, start : start + n]
-        if self.batch > 1:
-            positions = positions.expand(self.batch, n)
-        self._cache.span.put(start, start + n)
-        return self._through(asked, positions, lambda window: self._band(window, start, n))
-
-    def _band(self, window: int | None, start: int, n: int) -> Tensor | None:
-        # Fused attention needs no mask for one query that sees all keys, nor at the start of the text.
-        if self._sdpa and (n == 1 or start == 0) and (window is None or start + n <= window):
-            return None
-        return self._bands[window].view(start, n)
-
-    def _ragged(self, asked: Pass) -> ModelOutput:
-        """Rows of different lengths or counts, or some rows, whose keys and values are gathered, or trees."""
-        at = self._places(asked)
-        start = 0 if asked.branches else max(asked.starts)
-        self._cache.span.put(start, at.keys.shape[-1], at.slots, at.rows[:, None], not asked.whole)
-        return self._through(asked, at.positions, self._mask_over(at.keys, at.positions))
+            step = self._through(every := self._widened(asked), self._places(every))
+            return map_output(step, lambda x: x[torch.tensor(asked.rows, device=x.device)])
+        return self._through(asked, self._places(asked))
 
     def _flat(self, asked: Pass) -> ModelOutput:
         """The tokens of all rows in one line, without padding, whose outputs are zeros."""
@@ -151,33 +123,40 @@ class RowRunner(ModelRunner):
         each = torch.arange(n, device=self.device)
         real = each < given[:, None]
         positions = (starts[:, None] + each)[real][None]
-        rows = torch.tensor(asked.rows, device=self.device)[:, None].expand(-1, n)[real][None]
-        keys = self._positions[0, : int(positions.max()) + 1]
-        self._cache.span.put(max(asked.starts), len(keys), positions, rows, True, True)
-        in_line = asked._replace(tokens=asked.tokens[real][None])
-        step = self._through(in_line, positions, self._mask_over(keys, positions))
+        rows = torch.tensor(asked.rows, device=self.device)[:, None].expand(-1, n)[real]
+        at = RowPlaces(positions, positions, rows, self._positions[0, : int(positions.max()) + 1])
+        step = self._through(asked._replace(tokens=asked.tokens[real][None]), at, flat=True)
         return map_output(step, lambda states: _spread(states[0], real))
 
-    def _mask_over(self, keys: Tensor, positions: Tensor) -> Callable[[int | None], Tensor]:
-        return lambda window: window_mask(keys, positions, window, self._mask_dtype)
+    def _through(self, asked: Pass, at: RowPlaces, flat: bool = False) -> ModelOutput:
+        aligned, keys = asked.aligned and not flat, at.keys.shape[-1]
+        span, positions = self._cache.span, at.positions[:1] if aligned else at.positions
+        span.start, span.keys, span.flat = 0 if asked.branches else max(asked.starts), keys, flat
+        span.index, span.some = None if aligned else at.slots, flat or not asked.whole
+        span.rows = at.rows[None] if flat else at.rows[:, None]
+        # Fused attention needs no mask for one query that sees all keys, nor at the start of the text.
+        bare = aligned and self._sdpa and (asked.tokens.shape[1] == 1 or span.start == 0)
 
-    def _through(
-        self, asked: Pass, positions: Tensor, mask: Callable[[int | None], Tensor | None]
-    ) -> ModelOutput:
-        masks = masks_of(self._windows, mask)
-        return self._call(asked, position_ids=positions, attention_mask=masks, cache=self._cache)
+        def mask(window: int | None) -> Tensor | None:
+            if bare and (window is None or keys <= window):
+                return None
+            return window_mask(at.keys, positions, window, self._mask_dtype)
+
+        return self._call(
+            asked, position_ids=at.positions, attention_mask=masks_of(self._windows, mask), cache=self._cache
+        )
 
     def _are_most(self, asked: Pass) -> bool:
         """Whether few rows are missing in a short pass, none of them longer than the others: attention would have to
         copy the keys of all others, and these read padding at less cost."""
         missing = self.batch - len(asked.rows)
-        if not missing or self._takes_flat or asked.tokens.shape[1] > _SHORT:
+        if not missing or asked.branches or self._takes_flat or asked.tokens.shape[1] > _SHORT:
             return False
         ends = max(map(sum, zip(asked.starts, asked.counts, strict=True)))
         return missing * _FEW <= len(asked.rows) and max(self._lengths) <= ends
 
     def _widened(self, asked: Pass) -> Pass:
-        """A pass in which the other rows take part with zero tokens."""
+        """The pass in which the other rows take part with zero tokens."""
         index, counts = torch.tensor(asked.rows, device=self.device), [0] * self.batch
         for row, count in zip(asked.rows, asked.counts, strict=True):
             counts[row] = count
@@ -188,7 +167,10 @@ class RowRunner(ModelRunner):
 
     def _places(self, asked: Pass) -> RowPlaces:
         """Of any pass; rows without a tree read a chain."""
-        n = asked.tokens.shape[1]
+        start, n = asked.starts[0], asked.tokens.shape[1]
+        if asked.aligned:
+            positions = self._positions[:, start : start + n].expand(self.batch, n)
+            return RowPlaces(positions, positions, self._numbers, self._positions[0, : start + n])
         rows = self._numbers if asked.whole else torch.tensor(asked.rows, device=self.device)
         if asked.branches:
             assert asked.trees is not None
@@ -244,26 +226,6 @@ def window_mask(key: Tensor, positions: Tensor, window: int | None, dtype: torch
     )
 
 
-class Band:
-    """Masks of aligned rows, as views: a call builds no tensor.
-
-    The mask of n queries from ``start`` on depends only on key − query, so that all masks are windows of one buffer:
-    row i, column x is visible iff x <= i + max_len (and x > i + max_len − window).
-    """
-
-    def __init__(self, max_len: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
-        self._max_len, self._window, self._dtype, self._device = max_len, window, dtype, device
-        self._buffer = torch.empty(1, 1, 0, 0)
-
-    def view(self, start: int, n: int) -> Tensor:
-        """Mask ``[1, 1, n, start + n]`` of the queries at positions start..start+n−1."""
-        if n > self._buffer.shape[2]:
-            # Powers of two: short drafts need a small buffer, and growing drafts rebuild it rarely.
-            keys = torch.arange(self._max_len + max(8, 1 << (n - 1).bit_length()), device=self._device)
-            self._buffer = window_mask(keys, keys[None, self._max_len :], self._window, self._dtype)
-        return self._buffer[:, :, :n, self._max_len - start : self._max_len + n]
-
-
 # --- keys and values: buffers of fixed size, written at each row's own positions ---
 @dataclass(slots=True)
 class Span:
@@ -287,15 +249,6 @@ class Span:
     rows: Tensor | None = None
     some: bool = False
     flat: bool = False
-
-    def put(
-        self, start: int, keys: int, index: Tensor | None = None, rows: Tensor | None = None, some: bool = False,
-        flat: bool = False,
-    ) -> None:  # fmt: skip
-        """Begin a pass."""
-        self.start, self.keys, self.index, self.rows, self.some, self.flat = (
-            start, keys, index, rows, some, flat,
-        )  # fmt: skip
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
