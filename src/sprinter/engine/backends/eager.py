@@ -272,7 +272,7 @@ class EagerBackend(TextRows):
 
     def _after(self, tokens: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
         """The same after one more token of each row."""
-        output = self._extend(tokens[:, None], None, rows, True)
+        output = self.runner.extend(tokens[:, None], rows=rows)
         return self._logits(output)[:, -1], output.hidden[:, -1]
 
     # --- passes ---
@@ -283,11 +283,12 @@ class EagerBackend(TextRows):
     def _pass(self, feeds: Sequence[RowInput], logits: bool, layers: Sequence[int] = ()) -> ModelOutput:
         """See ``TextRows``."""
         self.begin(feeds)
-        more: dict[str, Any] = {"hidden_layers": layers} if layers else {}
-        if any(feed.parents is not None for feed in feeds):
-            more["parents"] = [feed.slots for feed in feeds]
         tokens, counts = self._padded(feeds)
-        return self._extend(tokens, counts, [feed.row for feed in feeds], logits, **more)
+        branching = any(feed.parents is not None for feed in feeds)
+        return self.runner.extend(
+            tokens, counts, logits=logits, rows=[feed.row for feed in feeds], hidden_layers=layers,
+            parents=[feed.slots for feed in feeds] if branching else None,
+        )  # fmt: skip
 
     def _padded(self, feeds: Sequence[RowInput]) -> tuple[Tensor, list[int]]:
         """The rows' tokens, padded to ``[rows, n]``, and their counts."""
@@ -295,15 +296,6 @@ class EagerBackend(TextRows):
         n = max(counts)
         padded = [[*feed.tokens, *[0] * (n - len(feed.tokens))] for feed in feeds]
         return torch.tensor(padded, device=self.runner.device), counts
-
-    def _extend(
-        self, tokens: Tensor, counts: Sequence[int] | None, rows: list[int], logits: bool, **more: Any
-    ) -> ModelOutput:
-        """``Runner.extend`` of some rows; ``counts``: None if no token ``[rows, n]`` is padding."""
-        if counts is not None and min(counts) == tokens.shape[1]:
-            counts = None
-        given = None if rows == self._every else rows
-        return self.runner.extend(tokens, counts, logits=logits, rows=given, **more)
 
 
 def feed_of(row: DraftRow, more: Sequence[int] = ()) -> RowInput:

@@ -37,7 +37,6 @@ class TextRows(ABC):
         self._unverified: set[int] = set()
         self._idle = set(range(runner.batch))
         self.owners: dict[int, str] = {}
-        self._every = list(range(runner.batch))
         if held is None:
             runner.rewind([0] * runner.batch)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from operator import add
 from threading import Lock
 from typing import Any, NamedTuple
@@ -405,36 +404,21 @@ def call_model(
 
     The hook sees the exact input of the output embedding, independent of the model's code before it; what the model
     does afterwards (logit softcapping, scaling) still applies. Positions that ``keep`` drops cost no product with the
-    vocabulary. The hook is removed after the call, so that several runners may share a model.
+    vocabulary. Hooks are removed after the call, so that several runners may share a model.
 
     Returns:
-        Logits of the states that ``keep`` selects, all states, and the outputs of ``layers``.
+        Logits of the states that ``keep`` selects, all states, and the outputs of ``layers``, without the final norm.
     """
     head = head_of(model)
     caught: list[Tensor] | None = None
+    states: dict[int, Tensor] = {}
+    handles: list[Any] = []
 
     def catch(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         if caught is None or caught:
             return None  # an interrupt left this hook behind: it must not change a later forward pass
         caught.append(args[0])
         return None if keep is None else (keep(args[0]),)
-
-    with _turn(head), _states_of(model, layers) as states:
-        handle = head.register_forward_pre_hook(catch)
-        try:
-            caught = []
-            kwargs[model_cache_name(type(model).forward)] = cache
-            output = model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
-        finally:
-            handle.remove()
-    return (output.logits, caught[0], *(states[layer] for layer in layers))
-
-
-@contextmanager
-def _states_of(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """Context that collects the outputs of some decoder layers, by layer, without the final norm."""
-    states: dict[int, Tensor] = {}
-    handles: list[Any] = []
 
     def noting(layer: int) -> Callable[[nn.Module, Any, Any], None]:
         # A function of this module, not a partial: the kernels know hooks that only note by it.
@@ -443,14 +427,18 @@ def _states_of(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[dict[i
 
         return note
 
-    try:
-        if layers:
-            parts = decoder_layers(model)
-            handles.extend(parts[layer].register_forward_hook(noting(layer)) for layer in set(layers))
-        yield states
-    finally:
-        for handle in handles:
-            handle.remove()
+    with _turn(head):
+        try:
+            each = ((layer, decoder_layers(model)[layer]) for layer in set(layers))
+            handles += (part.register_forward_hook(noting(layer)) for layer, part in each)
+            handles.append(head.register_forward_pre_hook(catch))
+            caught = []
+            kwargs[model_cache_name(type(model).forward)] = cache
+            output = model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+    return (output.logits, caught[0], *(states[layer] for layer in layers))
 
 
 _turns: WeakKeyDictionary[nn.Module, Lock] = WeakKeyDictionary()
