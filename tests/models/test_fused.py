@@ -354,7 +354,7 @@ def test_a_trial_passes_and_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> 
     buffers = run_pass(model, torch.ones(1, 1, dtype=torch.long), [0])[2]
     with fused(run, buffers):
         assert any("forward" in vars(part) for part in model.modules())
-    monkeypatch.setattr(trial, "_agrees", None)
+    monkeypatch.setattr(trial, "_why_not", None)
     with fused(run, buffers):
         assert any("forward" in vars(part) for part in model.modules())
 

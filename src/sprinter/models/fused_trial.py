@@ -23,12 +23,7 @@ FAR = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 
 _TOKENS, _KEYS = 5, 16
 _tried: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-_told: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 _log = logging.getLogger("sprinter")
-
-
-def _left_out(model: PreTrainedModel, why: str) -> None:
-    _log.warning("%s is captured without fused layers, which is slower: %s", type(model).__name__, why)
 
 
 @contextmanager
@@ -40,14 +35,13 @@ def fused(run: RowPass, buffers: Sequence[Tensor]) -> Iterator[bool]:
         run: the pass that is captured. buffers: its keys and values, of whose shapes the trial has its own.
     """
     model = run.model
-    if (why := why_not_fused(model)) is not None:
-        if _told.get(model) != why:
-            _left_out(model, why)
-        _told[model] = why
-        yield False
-        return
     if model not in _tried:
-        _tried[model] = _agrees(run, buffers)
+        why = why_not_fused(model) or _why_not(run, buffers)
+        _tried[model] = why is None
+        if why is not None:
+            _log.warning(
+                "%s is captured without fused layers, which is slower: %s", type(model).__name__, why
+            )
     if not _tried[model]:
         yield False
         return
@@ -65,7 +59,8 @@ def _rows() -> tuple[int, int]:
     return 1, kernels("fused_plan").MOST // _TOKENS + 1
 
 
-def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
+def _why_not(run: RowPass, buffers: Sequence[Tensor]) -> str | None:
+    """What is wrong with a pass through the kernels; None: it is that of transformers."""
     device, fusing = buffers[0].device, kernels("fused")
     counted, keys = torch.arange(_TOKENS, device=device)[None], torch.arange(_KEYS, device=device)
     # From all over the vocabulary: the first ones are often special tokens that hardly occur in training, whose laws
@@ -90,12 +85,8 @@ def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
     except torch.OutOfMemoryError:
         raise  # says nothing of the kernels
     except Exception as error:  # of a compiler, above all: the pass is captured without
-        _left_out(run.model, first_line(error))
-        return False
+        return first_line(error)
     if not all(layer.ran for layer in layers):
-        _left_out(run.model, "its layers are not given what the kernels take")
-        return False
-    if not all(one <= FAR[buffers[0].dtype] for one in far):  # also where one is no number
-        _left_out(run.model, f"its states differ by {max(far):.2g}")
-        return False
-    return True
+        return "its layers are not given what the kernels take"
+    agree = all(one <= FAR[buffers[0].dtype] for one in far)  # not where one is no number
+    return None if agree else f"its states differ by {max(far):.2g}"

@@ -132,20 +132,30 @@ def quantise(
 
 
 def _run_quantised(model: PreTrainedModel) -> None:
-    name, config = model.name_or_path or type(model).__name__, model.config.get_text_config(decoder=True)
-    try:
-        with torch.inference_mode():
-            model(torch.arange(8)[None] % config.vocab_size)
-    except Exception as error:  # models' own code may read the weights that are gone
-        raise UserError(
-            f"{name} does not run with quantised layers ({type(error).__name__}: {first_line(error)}): use bfloat16"
-        ) from error
+    _try_layers(model, "quantised layers")
     why = kernels().supports(model)
     if why is None:
         with _refused(after=": use bfloat16"):
             _packed[model] = kernels().pack(model, find_switch(model))
-    elif knows(config.model_type):
-        _log.warning("the kernels run the linear layers of %s alone, which is slower: %s", name, why)
+    elif knows(model.config.get_text_config(decoder=True).model_type):
+        _log.warning("the kernels run the linear layers of %s alone, which is slower: %s", _name(model), why)
+
+
+def _name(model: PreTrainedModel) -> str:
+    return model.name_or_path or type(model).__name__
+
+
+def _try_layers(model: PreTrainedModel, what: str) -> Tensor:
+    """Logits of a few tokens through the layers that a model has now."""
+    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config(decoder=True).vocab_size
+    try:
+        with torch.inference_mode():
+            made: Tensor = model(ids).logits
+    except Exception as error:  # models' own code may read the weights that are gone
+        raise UserError(
+            f"{_name(model)} does not run with {what} ({type(error).__name__}: {first_line(error)}): use bfloat16"
+        ) from error
+    return made
 
 
 def quantise_linears(module: nn.Module) -> None:
@@ -168,17 +178,8 @@ def round_linears(model: PreTrainedModel) -> None:
     rounding, fingerprint = kernels("quantise"), weights_fingerprint(model)
     with _refused():
         rounding.round_linears(model)
-    name = model.name_or_path or type(model).__name__
-    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config(decoder=True).vocab_size
-    try:
-        with torch.inference_mode():
-            made = model(ids).logits
-    except Exception as error:  # models' own code may read what is gone
-        raise UserError(
-            f"{name} does not run with layers of 8 bits ({type(error).__name__}: {error}): use bfloat16"
-        ) from error
-    if not bool(torch.isfinite(made).all()):
-        raise UserError(f"{name} gives no numbers with layers of 8 bits: use bfloat16")
+    if not bool(torch.isfinite(_try_layers(model, "layers of 8 bits")).all()):
+        raise UserError(f"{_name(model)} gives no numbers with layers of 8 bits: use bfloat16")
     count_as(model, fingerprint)
 
 
