@@ -119,7 +119,18 @@ def test_the_home_of_rules_names_every_rule_and_what_a_plug_in_needs() -> None:
     growers = {"TreeBuilder", "Ranked", "Root", "Siblings", "Tips"}
     proposers = {"SIGNALS", "signal", "Context", "Draws", "Proposal", "Proposer", "Purpose"}
     registries = {"ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Registry"}
-    checks = {"at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust"}
+    checks = {
+        "choice",
+        "count",
+        "flag",
+        "number",
+        "at_least",
+        "between",
+        "check_accept",
+        "check_drafter",
+        "check_stop",
+        "check_trust",
+    }
     specs = {"Method", "method_table", "parse_method", "preset"}
     left = {"Chain", "Control", "LawPair", "Origin", "RuleState", "Stats", "Token", "Tree", "Verdict"}
     assert (

@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from sprinter.decode.accept import Without as Without
     from sprinter.decode.checks import at_least as at_least
     from sprinter.decode.checks import between as between
+    from sprinter.decode.checks import choice as choice
+    from sprinter.decode.checks import count as count
+    from sprinter.decode.checks import flag as flag
+    from sprinter.decode.checks import number as number
     from sprinter.decode.conformance import check_accept as check_accept
     from sprinter.decode.conformance import check_stop as check_stop
     from sprinter.decode.conformance import check_trust as check_trust
