@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import sys
@@ -76,7 +75,9 @@ class UserError(SprinterError, ValueError):
 
 def nearest(name: object, known: Iterable[str], least: float = 0.5) -> str | None:
     """The known name that is most alike, by difflib's ratio; None: none has ``least``."""
-    return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=least)), None)
+    from difflib import get_close_matches  # the command line's help does without it
+
+    return next(iter(get_close_matches(str(name), list(known), n=1, cutoff=least)), None)
 
 
 def did_you_mean(kind: str, name: object, known: Iterable[str]) -> UserError:
