@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import field, fields
+from dataclasses import field, fields, is_dataclass, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self
 
+from sprinter.decode.costs import MEASURED, PassCosts
 from sprinter.errors import UserError, did_you_mean, refuse_long
 
 __all__ = [
@@ -72,6 +73,28 @@ class Parameters:
         for one in fields(self):  # type: ignore[arg-type]
             if "check" in one.metadata:
                 one.metadata["check"](self, one.name)
+
+    def _values(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)} if is_dataclass(self) else {}
+
+    @property
+    def measures(self) -> bool:
+        """Whether a parameter, or one of a rule in it, is "measured": ``priced`` needs the costs of forward passes."""
+        return any(
+            one.measures if isinstance(one, Parameters) else isinstance(one, str) and one == MEASURED
+            for one in self._values().values()
+        )
+
+    def priced(self, costs: PassCosts) -> Self:
+        """With the costs of these passes, by the names of the parameters, in place of "measured"."""
+        known: dict[str, Any] = {}
+        for name, value in self._values().items():
+            if isinstance(value, Parameters):
+                known[name] = value.priced(costs)
+            elif isinstance(value, str) and value == MEASURED:
+                cost = getattr(costs, name)
+                known[name] = cost if isinstance(cost, str) else float(f"{cost:.2g}")
+        return replace(self, **known) if self.measures else self  # type: ignore[type-var]
 
 
 def _checked(default: object, check: Callable[[Any, str], None]) -> Any:

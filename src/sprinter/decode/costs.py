@@ -10,8 +10,10 @@ from typing import Any
 
 from sprinter.errors import UserError
 
-__all__ = ["READS", "STEP", "PassCosts"]
+__all__ = ["MEASURED", "READS", "STEP", "PassCosts"]
 
+MEASURED = "measured"
+"""Value of a parameter: a cost that is measured on this machine."""
 READS = (2, 4, 8, 16)
 """Tokens of the target passes whose costs ``PassCosts.reads`` names."""
 STEP = 0.25

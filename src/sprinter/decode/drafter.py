@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import Parameters, count, flag, number
-from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Draft
 from sprinter.decode.grow import Independent, Root, TreeBuilder
 from sprinter.decode.registry import DRAFTER
@@ -133,17 +132,8 @@ class Drafter(Parameters):
         """A factory that makes the proposer of a text; None: the draft model drafts every token."""
         return None
 
-    @property
-    def measures(self) -> bool:
-        """Whether a parameter is "measured": ``priced`` needs the costs of forward passes."""
-        return False
-
     def settle(self, accuracies: Sequence[Sequence[float]]) -> Drafter:
         """The drafter with what heads that draft record in place of "recorded"; ``accuracies`` as in ``DraftHeads``."""
-        return self
-
-    def priced(self, costs: PassCosts) -> Drafter:
-        """The drafter with the costs of these passes in place of "measured"."""
         return self
 
     def begin(self, draws: Draws) -> bool:

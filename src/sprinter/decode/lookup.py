@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from sprinter.decode.checks import Parameters, choice, count, number
-from sprinter.decode.costs import READS, STEP, PassCosts
+from sprinter.decode.costs import MEASURED, READS, STEP
 from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
 from sprinter.decode.registry import DRAFTER
-from sprinter.decode.threshold import MEASURED
 from sprinter.errors import UserError
 
 __all__ = ["LONGEST_COPY", "Lookup", "look_up"]
@@ -73,19 +72,6 @@ class Lookup(Drafter):
     def uses_model(self) -> bool:
         """Whether the draft model drafts when nothing is copied (``otherwise``)."""
         return self.otherwise == "model"
-
-    @property
-    def measures(self) -> bool:
-        """Whether reads or step is "measured"."""
-        return MEASURED in (self.reads, self.step)
-
-    def priced(self, costs: PassCosts) -> Lookup:
-        """With the costs of these passes where they are "measured"."""
-        return replace(
-            self,
-            reads=costs.reads if self.reads == MEASURED else self.reads,
-            step=float(f"{costs.step:.2g}") if self.step == MEASURED else self.step,
-        )
 
     @property
     def proposer(self) -> Callable[[], Proposer]:

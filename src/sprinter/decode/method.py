@@ -356,7 +356,7 @@ class Method:
         rules: dict[str, Any] = {"trust": self.trust, "accept": self.accept.settle(taus)}
         if not self.chooses_threshold:
             rules["trust"] = self.trust.settle(taus)
-        rules["stop"] = self.stop if costs is None else self.stop.settle(costs)
+        rules["stop"] = self.stop if costs is None else self.stop.priced(costs)
         rules["drafter"] = self.drafter if accuracies is None else self.drafter.settle(accuracies)
         rules["drafter"] = rules["drafter"] if costs is None else rules["drafter"].priced(costs)
         if all(rule == getattr(self, part) for part, rule in rules.items()):

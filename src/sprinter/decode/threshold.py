@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["DEFAULT", "MEASURED", "RECORDED", "UNRECORDED", "reaches"]
+__all__ = ["DEFAULT", "RECORDED", "UNRECORDED", "reaches"]
 
 RECORDED = "recorded"
 """Value of a threshold parameter: use the threshold that is recorded in the head."""
 DEFAULT = "default"
 """Value of a threshold parameter: the default of the signal that it is compared with."""
-MEASURED = "measured"
-"""Value of a parameter: a cost that is measured on this machine."""
 UNRECORDED = 0.5
 """Value of "recorded" without a head, in simulations and enumeration."""
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from sprinter.decode.checks import Parameters
-from sprinter.decode.costs import PassCosts
 from sprinter.decode.trust import State
 
 __all__ = ["StopRule"]
@@ -46,15 +45,6 @@ class StopRule(Parameters, ABC):
     def learns(self) -> bool:
         """Whether the rule is given the target's verdicts."""
         return False
-
-    @property
-    def measures(self) -> bool:
-        """Whether a parameter is "measured": ``settle`` needs the costs of forward passes."""
-        return False
-
-    def settle(self, costs: PassCosts) -> StopRule:
-        """The rule with numbers in place of "measured"."""
-        return self
 
     def start(self) -> State:
         """State at the start of a sequence."""

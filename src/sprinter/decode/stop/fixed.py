@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.checks import Parameters, count
-from sprinter.decode.costs import PassCosts
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.base import StopRule
 from sprinter.decode.trust import State
@@ -67,15 +66,6 @@ class Untrusted(StopRule):
     def learns(self) -> bool:
         """Whether ``under`` learns."""
         return self.under is not None and self.under.learns
-
-    @property
-    def measures(self) -> bool:
-        """Whether ``under`` has a parameter that is measured."""
-        return self.under is not None and self.under.measures
-
-    def settle(self, costs: PassCosts) -> Untrusted:
-        """The rule with the numbers of ``under``."""
-        return replace(self, under=self.under.settle(costs)) if self.under and self.measures else self
 
     def start(self) -> State:
         """(number of untrusted tokens in this run, state of ``under``...)."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.checks import number
-from sprinter.decode.costs import STEP, PassCosts
+from sprinter.decode.costs import MEASURED, STEP
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.chance import ChanceRule
-from sprinter.decode.threshold import MEASURED
 from sprinter.decode.trust import State
 
 __all__ = ["Optimal"]
@@ -49,18 +48,6 @@ class Optimal(ChanceRule):
     token: float | str = number(_TOKEN, 0.0, 100.0, MEASURED)
     signal: str = "entropy"
     memory: int = 500
-
-    @property
-    def measures(self) -> bool:
-        """Whether step or token is "measured"."""
-        return MEASURED in (self.step, self.token)
-
-    def settle(self, costs: PassCosts) -> Optimal:
-        """The rule with the costs of these passes where they are "measured"."""
-        step = float(f"{costs.step:.2g}") if self.step == MEASURED else self.step
-        return replace(
-            self, step=step, token=float(f"{costs.token:.2g}") if self.token == MEASURED else self.token
-        )
 
     @property
     def _costs(self) -> tuple[float, float]:

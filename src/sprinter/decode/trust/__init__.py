@@ -1,6 +1,7 @@
 """Trust rules decide, after each draft token, whether to keep it without a target check."""
 
-from sprinter.decode.threshold import DEFAULT, MEASURED, RECORDED
+from sprinter.decode.costs import MEASURED
+from sprinter.decode.threshold import DEFAULT, RECORDED
 from sprinter.decode.trust.base import State, TrustRule
 from sprinter.decode.trust.certain import Certain
 from sprinter.decode.trust.fixed import Coin, Everyone, Nobody
