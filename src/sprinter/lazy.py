@@ -22,6 +22,10 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     """
     own = sys.modules[package]
     source = own.__spec__.loader.get_source(package)  # type: ignore[union-attr]
+    if source is None:  # byte code alone
+        raise ImportError(
+            f"{package} reads its names from its source, which is not installed: install it with pip"
+        )
     blocks = [block for block in ast.parse(source).body if isinstance(block, ast.If)]
     imports = [one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom)]
     home = {str(name.asname): (str(one.module), name.name) for one in imports for name in one.names}
