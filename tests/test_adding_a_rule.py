@@ -110,7 +110,7 @@ def test_the_page_is_true(tree: Path) -> None:
         lenient,
         f"from sprinter.decode.accept.least import Least\n{lenient}",
     )
-    replace(tree, init, '    "Lenient",', '    "Least",\n    "Lenient",')
+    replace(tree, init, '"Lenient",', '"Least", "Lenient",')
     unnamed = check(tree, TESTS[1])
     assert unnamed.returncode == 1 and "Least" in unnamed.stdout
     home = "src/sprinter/decode/__init__.py"
