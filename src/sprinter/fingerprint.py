@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["count_as", "ids_name", "weights_fingerprint"]
+__all__ = ["count_as", "ids_name", "weights_fingerprint", "words_fingerprint"]
 
 _files: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 """Model → hash of its weights when it was read from a file, and the fingerprint of that file."""
@@ -33,6 +35,12 @@ def weights_fingerprint(model: Any) -> str:
 def ids_name(ids: Tensor) -> str:
     """Number and hash of token ids, "NUMBER:HASH", for records."""
     return f"{len(ids)}:{hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()[:12]}"
+
+
+def words_fingerprint(words: Mapping[str, int]) -> str:
+    """SHA-256 over the tokens of a vocabulary, in the order of their ids."""
+    ordered = sorted(words.items(), key=lambda one: (one[1], one[0]))
+    return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
 
 
 def count_as(model: nn.Module, fingerprint: str) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
+from torch import Tensor
+
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
 from sprinter.engine.astream import AsyncStream
@@ -172,6 +174,22 @@ class AsyncEngine:
             SprinterError: the target's logits are not finite.
         """
         scoring = self._scorer.scoring(ids, top, owner)
+        self._worker.score(scoring)
+        return await asyncio.wrap_future(scoring.done)
+
+    async def laws(self, ids: Sequence[int], start: int, *, owner: str = "") -> Tensor:
+        """The target's raw laws behind each token of a text from ``start`` on, between the steps of other requests.
+
+        What the text shares with an earlier one of this owner is not read again.
+
+        Returns:
+            Logarithms of the laws, ``[len(ids) - start, V]`` float32.
+
+        Raises:
+            UserError: as for ``score``; a ``start`` that is not in the text.
+            EngineError, SprinterError: as for ``score``.
+        """
+        scoring = self._scorer.laws(ids, start, owner)
         self._worker.score(scoring)
         return await asyncio.wrap_future(scoring.done)
 

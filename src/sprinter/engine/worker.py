@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock, RLock, Thread, current_thread
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ from sprinter.engine.engine import Engine
 from sprinter.engine.fair_queue import FairQueue, Shares
 from sprinter.engine.generation import Generation
 from sprinter.engine.request import Request
-from sprinter.engine.scoring import ScoredToken, Scoring
+from sprinter.engine.scoring import Scoring
 from sprinter.errors import (
     ClosedEngineError,
     DeadEngineError,
@@ -133,8 +134,8 @@ class EngineWorker:
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._line: FairQueue[AsyncRequest] = FairQueue()
         self._live: dict[int, AsyncRequest] = {}  # the order of admission
-        self._scorings: FairQueue[Scoring] = FairQueue()
-        self._scored: Scoring | None = None  # the one that is under way
+        self._scorings: FairQueue[Scoring[Any]] = FairQueue()
+        self._scored: Scoring[Any] | None = None  # the one that is under way
         self._lock, self._open = RLock(), 0  # a finalizer may close the engine in this thread too
         # those with rows included
         self._places: dict[type, Shares] = {
@@ -182,7 +183,7 @@ class EngineWorker:
             self._open += 1
             self._calls.put(lambda: self._line.put(request.owner, request))
 
-    def score(self, scoring: Scoring) -> None:
+    def score(self, scoring: Scoring[Any]) -> None:
         """Run a scoring, a chunk per step of the engine; a cancelled future ends it.
 
         Raises:
@@ -298,7 +299,7 @@ class EngineWorker:
     def _score(self) -> None:
         """Run a chunk of the scoring that is under way, or of the next one."""
         one = self._scored = self._scored or self._scorings.pop()
-        done: list[ScoredToken] | Exception | None = None
+        done: Any = None
         try:
             if not one.done.cancelled():
                 next(one.passes)
@@ -360,12 +361,12 @@ class EngineWorker:
         self._check_drained()
 
 
-def _finish(scoring: Scoring, done: list[ScoredToken] | Exception | None) -> None:
+def _finish(scoring: Scoring[Any], done: Any) -> None:
     with suppress(InvalidStateError):  # its caller has cancelled it
         if isinstance(done, Exception):
             scoring.done.set_exception(done)
         else:
-            scoring.done.set_result(done or [])
+            scoring.done.set_result([] if done is None else done)
 
 
 def _told(error: Exception) -> Exception:

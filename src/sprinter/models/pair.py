@@ -32,6 +32,7 @@ from sprinter.models.reduced_vocab import (
     keeping,
     known_words,
 )
+from sprinter.models.remote import RemoteModel
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.tokenizers import common_tokenizer
@@ -275,6 +276,8 @@ def _load(
         at = GgufModel(origin.gguf, options.device_name)
     if isinstance(at, ServedModel):
         check_rows(words, at.vocab_size, which)
+        if isinstance(at, RemoteModel):
+            at.check_vocabulary(words)
         if options.compile:
             compile_model(at)
         return LoadedModel(

@@ -22,6 +22,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sprinter.errors import UserError, first_line
 from sprinter.models.interface import ServedModel
+from sprinter.models.remote import RemoteModel, is_remote
 
 __all__ = ["Provenance", "Source", "find", "load_error", "models_folder"]
 
@@ -120,6 +121,11 @@ def find(source: Source, which: str, revision: str | None = None) -> Provenance:
         return Provenance(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
     if isinstance(source, ServedModel):
         return Provenance(source, source.name, revision)
+    if is_remote(source):
+        if which == "draft":
+            raise UserError("a draft on a server costs a round trip a token: give a draft that runs here")
+        served = RemoteModel(str(source))
+        return Provenance(served, served.name, revision)
     if not isinstance(source, str | Path):
         raise UserError(
             f"the {which} ({type(source).__name__}) is not a model: give a directory, a hub id, a GGUF file or a "

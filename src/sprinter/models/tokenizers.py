@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from sprinter.errors import UserError
 from sprinter.models.gguf.header import gguf_head
 from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
+from sprinter.models.remote import RemoteModel
 from sprinter.models.source import Provenance, load_error
 from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
 
@@ -38,6 +39,8 @@ def common_tokenizer(
         own, other = gguf_tokens(target.gguf), gguf_tokens(draft.gguf)
         if own and other:
             check_same_vocabulary(own, other, target.name, draft.name)
+    if given is None and draft is not None and isinstance(target.at, RemoteModel):
+        given = draft.gguf or draft.tokenizer_dir  # the server says whether it is its own
     speaker = _find_tokenizer(given, target, trust)
     words, tokens = speaker.get_vocab(), None
     drafted = None if draft is None else own_vocabulary(draft, trust)

@@ -37,6 +37,7 @@ from sprinter.serve.schema import (
     DetokenizeRequest,
     ErrorAnswer,
     RequestObject,
+    ScoreRequest,
     TokenizeRequest,
 )
 from sprinter.serve.service import Service
@@ -63,6 +64,12 @@ _WRITTEN: _Responses = {
 }
 
 
+_LAWS: _Responses = {
+    200: {"description": "little-endian numbers, [places, V]", "content": {"application/octet-stream": {}}},
+    **_REFUSED,
+}
+
+
 def make_app(service: Service) -> ASGIApp:
     """The server as an ASGI application; it loads the service's pair when it starts, and closes it at the end."""
 
@@ -78,6 +85,7 @@ def make_app(service: Service) -> ASGIApp:
     _add_errors(app)
     _add_state(app, service)
     _add_tokens(app, service)
+    _add_laws(app, service)
     _add_texts(app, service)
     add_page(app, service)
     return RequestGuard(app, service)
@@ -174,6 +182,22 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             "chat_template": known.chat_template,
             "model_max_length": service.engine.max_len,
         }
+
+
+def _add_laws(app: FastAPI, service: Service) -> None:
+    """What a target on another machine is asked (``sprinter.models.remote``)."""
+
+    @app.get("/v1/score", responses=_REFUSED)
+    async def scored_model(request: Request) -> Any:
+        """Sizes of the target, and fingerprints of its weights and of its vocabulary."""
+        return await service.turns.run(note_of(request.scope).owner, service.scored_model)
+
+    @app.post("/v1/score", response_class=Response, responses=_LAWS)
+    async def score(request: Request, body: ScoreRequest) -> Response:
+        """Logarithms of the target's raw laws, text by text, behind each token from its start on, as raw numbers."""
+        service.check_model(body.model)
+        laws = await service.laws(body, note_of(request.scope).owner)
+        return Response(laws, media_type="application/octet-stream")
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:

@@ -5,7 +5,7 @@ The first mistake in a list ends its validation: a list may have hundreds of tho
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -182,6 +182,22 @@ class DetokenizeRequest(RequestObject):
 
     model: str | None = None
     tokens: TokenIds
+
+
+class LawsText(RequestObject):
+    """A text, and the place from which on its laws are asked for."""
+
+    ids: Annotated[TokenIds, Field(min_length=1)]
+    start: Annotated[int, Field(ge=0)]
+
+
+class ScoreRequest(RequestObject):
+    """The body of ``/v1/score``: texts whose laws are asked for, and the model that they were begun with."""
+
+    model: str | None = None
+    fingerprint: str | None = None
+    texts: Annotated[list[LawsText], Field(min_length=1, max_length=64)]
+    dtype: Literal["float32", "float16"] = "float32"
 
 
 class ErrorFields(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.engine.async_engine import AsyncEngine, EngineStream
@@ -18,18 +20,21 @@ from sprinter.engine.pair import Pair
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
 from sprinter.engine.tokens import text_ids
 from sprinter.errors import NoMemoryError, UserError
+from sprinter.fingerprint import weights_fingerprint, words_fingerprint
 from sprinter.models.memory import free_bytes
 from sprinter.random import following_seed
 from sprinter.serve.api_errors import Refusal
 from sprinter.serve.keys import ApiKeys, RateLimit
 from sprinter.serve.prometheus import ServeMetrics, ServeState
 from sprinter.serve.request_parsing import TextRequest
-from sprinter.serve.schema import TokenizeRequest
+from sprinter.serve.schema import ScoreRequest, TokenizeRequest
 from sprinter.serve.settings import ServeSettings
 from sprinter.serve.turns import Turns
 
 __all__ = ["Service", "shown_id"]
 
+_LAWS_BYTES = 1 << 26
+"""Largest answer of laws."""
 _REPORTED = 4
 """Log-probabilities that a reported token counts as."""
 _log = logging.getLogger("sprinter.serve")
@@ -58,6 +63,7 @@ class Service:
         self._pair: Pair | None = None
         self._engine: AsyncEngine | None = None
         self._closed = False
+        self._weights: str | None = None
         self._encoding = Lock()  # tokenizers may keep settings between calls
         self.metrics, self.turns = ServeMetrics(self.now_served), Turns()
         self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
@@ -194,6 +200,46 @@ class Service:
     def now(self) -> int:
         """Seconds since 1970."""
         return int(time.time())
+
+    def scored_model(self) -> dict[str, Any]:
+        """What a client must know of the target to decode with it from another machine."""
+        models, target = self.pair.models, self.pair.models.target
+        return {
+            "model": self.model,
+            "fingerprint": self._fingerprint(),
+            "vocabulary": words_fingerprint(self.tokenizer.get_vocab()),
+            "vocab_size": models.vocab_size,
+            "context": min(self.engine.max_len, target.context),
+            "eos_ids": list(target.eos_ids),
+            "parameters": target.size,
+            "weights": target.weights,
+        }
+
+    def _fingerprint(self) -> str:
+        if self._weights is None:
+            self._weights = weights_fingerprint(self.pair.models.target.model)
+        return self._weights
+
+    async def laws(self, asked: ScoreRequest, owner: str) -> bytes:
+        """The laws of each text, one after the other; their places are charged for as new tokens are.
+
+        Raises:
+            Refusal: another model than the client began with; more laws than an answer may hold.
+        """
+        if asked.fingerprint not in (None, self._fingerprint()):
+            raise Refusal(409, "this server has another model now: load the pair again", "model_changed")
+        places = sum(max(len(one.ids) - one.start, 0) for one in asked.texts)
+        size = places * self.pair.models.vocab_size * (4 if asked.dtype == "float32" else 2)
+        if size > _LAWS_BYTES:
+            raise Refusal(
+                400,
+                f"{places} laws are {size / 2**20:.0f} MiB, at most {_LAWS_BYTES >> 20} fit into an answer",
+            )
+        self._charge_tokens(owner, places)
+        found = await asyncio.gather(
+            *(self.engine.laws(one.ids, one.start, owner=owner) for one in asked.texts)
+        )
+        return b"".join(law.to(getattr(torch, asked.dtype)).numpy().tobytes() for law in found)
 
     def tokenized(self, asked: TokenizeRequest, owner: str) -> list[int]:
         """Token ids of messages, or of a text, which may be empty; they are charged for."""
