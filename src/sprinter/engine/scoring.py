@@ -148,7 +148,7 @@ class Scoring(Generic[_Done]):
 
 
 @dataclass(slots=True)
-class _HeldText:
+class _ScoredRow:
     """A text in a row of its own, which the next one of the same owner may continue."""
 
     owner: str
@@ -170,7 +170,7 @@ class Scorer:
         self._models, self._chunk = models, chunk
         self._max_len = min(max_len, models.target.context)
         self._runner: Runner | None = None
-        self._held: list[_HeldText] = []  # the last used one at the end
+        self._held: list[_ScoredRow] = []  # the last used one at the end
 
     def scoring(self, ids: Sequence[int], top: int = 0, owner: str = "") -> Scoring[list[ScoredToken]]:
         """A text to score. A text is finished before the passes of the next one are begun.
@@ -207,15 +207,15 @@ class Scorer:
         check_memory([model], 1, [self._max_len])
         return make_runner(model, batch=1, max_len=self._max_len)
 
-    def _row_for(self, ids: Sequence[int], owner: str) -> _HeldText:
+    def _row_for(self, ids: Sequence[int], owner: str) -> _ScoredRow:
         """The row of this owner's text that shares most tokens with this one, or an empty one; no longer held."""
 
-        def shared(one: _HeldText) -> int:
+        def shared(one: _ScoredRow) -> int:
             return -1 if one.owner != owner else common_prefix(one.ids, ids)
 
         best = max(self._held, key=shared, default=None)
         if best is None or shared(best) < 1:
-            best = self._held[0] if len(self._held) >= _HELD else _HeldText(owner, [], self._new_runner())
+            best = self._held[0] if len(self._held) >= _HELD else _ScoredRow(owner, [], self._new_runner())
             best.owner, best.ids = owner, []
         if best in self._held:
             self._held.remove(best)  # not kept if a pass fails: its row may hold NaN

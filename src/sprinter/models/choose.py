@@ -130,7 +130,7 @@ def pads_rows(model: PreTrainedModel | ServedModel) -> bool:
 
 def reads_trees(model: PreTrainedModel | ServedModel) -> bool:
     """Whether the model's runner reads trees that branch."""
-    return isinstance(model, ServedModel) or _choose(model).kind == "row"
+    return model.most_leaves(1) != 1 if isinstance(model, ServedModel) else _choose(model).kind == "row"
 
 
 def tree_leaves(model: PreTrainedModel | ServedModel, rows: int) -> int | None:
