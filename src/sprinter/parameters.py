@@ -6,23 +6,32 @@ import reprlib
 import sys
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from sprinter.errors import OptionError, UserError, refuse_long
 
 __all__ = [
+    "LISTED",
     "PLAIN",
     "Checked",
     "Expected",
+    "Natural",
+    "Positive",
     "RealNumber",
     "Sampling",
     "WholeNumber",
+    "checked",
     "complaint",
+    "like",
     "limits_of",
+    "stated",
     "types_in",
 ]
+
+Kind = TypeVar("Kind")
 
 
 class Expected(NamedTuple):
@@ -50,6 +59,15 @@ def _plain(value: Any) -> Any:
 PLAIN = BeforeValidator(_plain)
 WholeNumber = Annotated[int, PLAIN]
 RealNumber = Annotated[float, PLAIN]
+LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""Of a tuple that may be given as a list."""
+Positive = Annotated[WholeNumber, Field(ge=1)]
+Natural = Annotated[WholeNumber, Field(ge=0)]
+
+
+_EXACT = ConfigDict(
+    extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, defer_build=True
+)
 
 
 class Checked(BaseModel):
@@ -59,9 +77,7 @@ class Checked(BaseModel):
         UserError: a value out of range or of another type.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, defer_build=True
-    )  # fmt: skip
+    model_config = ConfigDict(frozen=True, **_EXACT)
 
     __iter__ = None  # type: ignore[assignment]  # no list of values
 
@@ -75,15 +91,56 @@ class Checked(BaseModel):
         raise UserError(f"{name} cannot be changed: make another {type(self).__name__}")
 
 
-def _told(kind: type[Checked], values: Mapping[str, Any], error: ValidationError) -> UserError:
+def stated(default: Any, about: str, **limits: Any) -> Any:
+    """A field of settings with its description, of which the command line makes an option.
+
+    Args:
+        default: None: no value, and what that means stands in the description, as in "Longest text. None: the row."
+        about: its first sentence is the help.
+        limits: of the value, and the like, as of pydantic's ``Field``.
+    """
+    return Field(default, description=about, **limits)
+
+
+def like(field: Any, **more: Any) -> Any:
+    """A field with the default, limits and description of another (its ``FieldInfo``), but ``more``."""
+    return Field(**{"default": field.default, "description": field.description, **limits_of(field), **more})
+
+
+@dataclass_transform(frozen_default=True)
+def checked(kind: type[Kind]) -> type[Kind]:
+    """Make a frozen dataclass whose values are checked as those of ``Checked``, before ``__post_init__``."""
+    made: Any = dataclass(kind, frozen=True, config=_EXACT)
+    unchecked = made.__init__
+
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        try:
+            unchecked(self, *values, **named)
+        except ValidationError as error:
+            raise _told(
+                made, {**dict(zip(made.__pydantic_fields__, values, strict=False)), **named}, error
+            ) from None
+        finally:
+            made.__init__ = init  # pydantic sets its own when it builds the schema, at the first call
+
+    made.__init__ = init
+    if made.__doc__:  # python -OO drops docstrings
+        about = "".join(
+            f"\n        {name}: {one.description}" for name, one in made.__pydantic_fields__.items()
+        )
+        made.__doc__ += f"\n    Attributes:{about}\n    "
+    return made  # type: ignore[no-any-return]
+
+
+def _told(kind: Any, values: Mapping[str, Any], error: ValidationError) -> UserError:
     """The first mistake in values, as one line."""
     errors = error.errors(include_url=False)
     first = errors[0]
     if isinstance(own := first.get("ctx", {}).get("error"), UserError):
         return own
     name = str(first["loc"][0])
-    if (field := kind.model_fields.get(name)) is None:
-        return OptionError(f"unknown parameter '{name}': known are {', '.join(kind.model_fields)}")
+    if (field := kind.__pydantic_fields__.get(name)) is None:
+        return OptionError(f"unknown parameter '{name}': known are {', '.join(kind.__pydantic_fields__)}")
     for one in errors:
         refuse_long(name, one["input"])
     for expected in field.metadata:

@@ -15,7 +15,7 @@ from sprinter.errors import UserError
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import builtin_paths
 from sprinter.training.label_run import label
-from sprinter.training.label_step import LabelSettings
+from sprinter.training.label_settings import LabelSettings
 
 PROMPTS = [[3, 7, 1, 12, 5], [9, 9], [2, 2, 40]]
 

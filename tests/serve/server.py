@@ -72,7 +72,7 @@ def scope_of(path: str, host: bytes = b"localhost") -> dict[str, Any]:
 def serving(pair: sprinter.Pair, *, wait: bool = True, **settings: Any) -> Iterator[Running]:
     """Serve a pair; at the end the server is asked to end, and must."""
     service = Service(
-        ServeSettings(**{"port": 0, "max_len": 256, "model": "builtin", **settings}), lambda: pair
+        ServeSettings(**{"port": 0, "max_len": 256, "model_name": "builtin", **settings}), lambda: pair
     )
     with running(service, wait=wait) as found:
         yield found

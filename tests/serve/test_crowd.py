@@ -34,7 +34,7 @@ def test_alone_and_in_a_crowd(dtype: str, others: int, monkeypatch: pytest.Monke
     methods = crowd.PAIRS["builtin"][0]
     asked = crowd.requests(methods, PROMPTS, 2)
     pair = sprinter.load_pair(dtype=dtype, compile=False)
-    with serving(pair, rows=crowd.OTHERS + 1, model="model") as server:
+    with serving(pair, rows=crowd.OTHERS + 1, model_name="model") as server:
         first = asyncio.run(crowd.alone(server, asked))
         together = asyncio.run(crowd.in_crowd(server, asked, methods, PROMPTS))
     assert [one.ids for one in together] == [one.ids for one in first]

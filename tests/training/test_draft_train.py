@@ -215,7 +215,7 @@ def test_what_is_refused(pair: sprinter.Pair, data: Path, target: Path, tmp_path
     with pytest.raises(UserError, match="on_policy is for draft models"):
         train_heads(pair, weights, [data], tmp_path / "out", TEXTS, SHAPE, replace(TRAINING, on_policy=0.1))
     for wrong, message in (
-        ({"kind": "medusas"}, "did you mean"),
+        ({"kind": "medusas"}, "give 'medusa', 'eagle'"),
         ({"heads": 0}, "heads=0"),
         ({"heads": 17}, "heads=17"),
     ):

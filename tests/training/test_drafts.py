@@ -118,7 +118,7 @@ def test_wrong_losses_are_refused(spec: str, message: str) -> None:
     (lambda: TextSettings(held_out=0.9), "held_out=0.9 is out of range"),
     (lambda: TextSettings(system="x"), "system goes with chat"),
     (lambda: StudentSettings(width=65), "width=65 cannot be split"),
-    (lambda: TrainingSettings(temperature=2.0), "temperature=2.0 is out of range"),
+    (lambda: TrainingSettings(loss_temperature=2.0), "loss_temperature=2.0 is out of range"),
     (lambda: parse_shape("2y3"), "shape '2y3' is none"),
 ])  # fmt: skip
 def test_wrong_settings_are_refused(make: object, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +64,7 @@ def test_texts_have_the_targets_laws_and_resume(pair: sprinter.Pair, data: Path,
 
 
 def _fields(settings: TextSettings) -> dict[str, object]:
-    return {name: getattr(settings, name) for name in TextSettings.__slots__}
+    return asdict(settings)
 
 
 def test_wrong_data_are_refused(pair: sprinter.Pair, data: Path, tmp_path: Path) -> None:

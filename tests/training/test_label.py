@@ -19,7 +19,7 @@ from sprinter.errors import UserError
 from sprinter.laws import overlap, raw_law
 from sprinter.training import shards
 from sprinter.training.label_run import LabelProgress, LabelReport, label
-from sprinter.training.label_step import LabelSettings
+from sprinter.training.label_settings import LabelSettings
 from sprinter.training.prefixes import PrefixRow, PrefixWriter, Readings
 from sprinter.training.records import INFO, KINDS, Records, read_info, read_records, shard_name
 

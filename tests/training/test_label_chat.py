@@ -15,7 +15,7 @@ import sprinter
 from sprinter.errors import UserError
 from sprinter.training.examples import Example, ExampleEncoder, read_examples
 from sprinter.training.label_run import label
-from sprinter.training.label_step import LabelSettings
+from sprinter.training.label_settings import LabelSettings
 from sprinter.training.records import KINDS, Records, read_info, read_records
 
 TEMPLATE = (

@@ -26,7 +26,7 @@ FORKER = """
 import os, sys
 from sprinter import load_pair
 from sprinter.training.label_run import label
-from sprinter.training.label_step import LabelSettings
+from sprinter.training.label_settings import LabelSettings
 target, draft, data, out = sys.argv[1:]
 pair = load_pair(target, draft=draft)
 settings = LabelSettings(new_tokens=6, prompt_tokens=20, batch_size=4)

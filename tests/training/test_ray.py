@@ -24,7 +24,7 @@ from sprinter.training.drafts.folder import Judging
 from sprinter.training.drafts.heads import train_heads
 from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
 from sprinter.training.label_run import LabelProgress, LabelReport, label
-from sprinter.training.label_step import LabelSettings
+from sprinter.training.label_settings import LabelSettings
 from sprinter.training.records import read_records
 
 SETTINGS = LabelSettings(new_tokens=5, prompt_tokens=16, batch_size=4)

@@ -57,10 +57,10 @@ def pair() -> sprinter.Pair:
     ("values", "message"),
     [
         ({"budgets": (1.5,)}, "budget=1.5 is out of range: give 0 to 1"),
-        ({"budgets": (float("nan"),)}, "budget=nan is out of range"),
+        ({"budgets": (float("nan"),)}, "budgets=nan is out of range"),
         ({"budgets": (0.1, 0.1)}, "twice"),
-        ({"budget_unit": "euro"}, "budget_unit='euro' is unknown: give drift, changed, kl"),
-        ({"time_s": 0.0}, "time=0.0 is out of range"),
+        ({"budget_unit": "euro"}, "budget_unit='euro' is unknown: give 'drift', 'changed' or 'kl'"),
+        ({"time_s": 0.0}, "time_s=0.0 is out of range"),
         ({"keep": 0}, "keep"),
         ({"temperature": -1.0}, "temperature"),
         ({"quality": (Goal("pass_at_1", 0.9),)}, "--run-code"),

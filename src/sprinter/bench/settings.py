@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any
 
-from sprinter.decode.checks import at_least
 from sprinter.errors import UserError
-from sprinter.laws import Sampling
+from sprinter.parameters import (
+    LISTED,
+    Natural,
+    Positive,
+    RealNumber,
+    Sampling,
+    WholeNumber,
+    checked,
+    like,
+    stated,
+)
 
 __all__ = ["BenchSettings"]
 
+_SAMPLING = Sampling.model_fields
 
-@dataclass(frozen=True, slots=True)
+
+@checked
 class BenchSettings:
     """Settings of a run, the same for all arms.
-
-    Attributes:
-        temperatures: each suite is run at each of them.
-        new_tokens: maximum number of new tokens per turn; None: the suite's own; 0: up to the context limit.
-        repeats: how often each prompt is asked, with a different seed each time.
-        seed: base seed; prompt and repeat are added to it.
-        top_k, top_p, min_p: truncation, as in ``Sampling``.
-        warmup: number of prompts that each arm answers first, at each temperature, without being timed.
-        bases: arms that speeds are reported relative to, if they take part.
 
     Raises:
         UserError: a value out of range.
     """
 
-    temperatures: tuple[float, ...] = (1.0,)
-    new_tokens: int | None = None
-    repeats: int = 1
-    seed: int = 0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    warmup: int = 1
-    bases: tuple[str, ...] = ("autoregressive", "speculative", "transformers:plain", "transformers:assisted")
+    temperatures: Annotated[tuple[RealNumber, ...], LISTED] = stated(
+        (1.0,), "0 is greedy. Each suite is run at each of them."
+    )
+    new_tokens: Natural | None = stated(None, "Tokens per turn; 0: up to the context limit. None: by suite.")
+    repeats: Positive = stated(1, "Number of runs of each prompt. Each with another seed.")
+    seed: Natural = stated(0, "Random seed. Prompt and repeat are added to it.")
+    top_k: WholeNumber = like(_SAMPLING["top_k"])
+    top_p: RealNumber = like(_SAMPLING["top_p"])
+    min_p: RealNumber = like(_SAMPLING["min_p"])
+    warmup: Natural = stated(1, "Prompts that each arm runs first, not measured. At each temperature.")
+    bases: Annotated[tuple[str, ...], LISTED] = stated(
+        ("autoregressive", "speculative", "transformers:plain", "transformers:assisted"),
+        "Arm that speeds are relative to. If they take part.",
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("repeats", 1), ("warmup", 0), ("seed", 0)):
-            at_least(name, getattr(self, name), least)
-        if self.new_tokens is not None:
-            at_least("new_tokens", self.new_tokens, 0)
         if not self.temperatures or len(set(self.temperatures)) < len(self.temperatures):
             given = ", ".join(f"{temperature:g}" for temperature in self.temperatures) or "none"
             raise UserError(f"temperature={given} is out of range: give at least one, and each once")

@@ -13,21 +13,21 @@ from typing import Annotated, Any
 
 import typer
 
+from sprinter.bench.settings import BenchSettings
 from sprinter.cli.bench_results import print_summary, print_written
-from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import FieldOption, JsonOption, RestartOption, RunCodeOption, SystemOption
 from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
-from sprinter.cli.signature import option
+from sprinter.cli.signature import option, takes
 from sprinter.decode.registry import did_you_mean
-from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
 
 __all__ = ["run"]
 
 Words = list[str] | None
 _judging = partial(option, panel="Judging")
+_SHOWN = {"temperatures": {"default": "1"}, "bases": {"default": "the plain ones"}}
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -52,7 +52,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 @loads()
-@generates("top_k", "top_p")
+@takes("settings", BenchSettings, without=("min_p",), panels={"Sampling": "top_k top_p"}, more=_SHOWN)
 def run(
     context: typer.Context,
     suite: Annotated[
@@ -103,20 +103,7 @@ def run(
         ),
     ] = None,
     loading: Loading = Loading(),
-    temperature: Annotated[
-        list[float] | None, option("0 is greedy; may be repeated.", "--temperature", "-t", default="1")
-    ] = None,
-    new_tokens: Annotated[
-        int | None,
-        option("Tokens per turn; 0: up to the context limit.", "--max-new-tokens", "-n", default="by suite"),
-    ] = None,
-    repeats: Annotated[int, option("Number of runs of each prompt.")] = 1,
-    seed: Annotated[int, option("Random seed.")] = 0,
-    options: GenerationOptions = AT_DEFAULTS,
-    warmup: Annotated[int, option("Prompts that each arm runs first, not measured.")] = 1,
-    base: Annotated[
-        Words, option("Arm that speeds are relative to; may be repeated.", default="the plain ones")
-    ] = None,
+    settings: Any = None,
     quality: Annotated[bool, _judging("ROUGE, perplexity under the target, exact match, ...")] = True,
     likelihood: Annotated[
         bool,
@@ -156,7 +143,6 @@ def run(
     from sprinter.bench.grading import JudgeSettings
     from sprinter.bench.quality.measure import QualitySettings
     from sprinter.bench.run import Extras, run_bench
-    from sprinter.bench.settings import BenchSettings
     from sprinter.bench.suites import check_suite, load_suite
     from sprinter.engine.runners import choose_runner
 
@@ -164,11 +150,6 @@ def run(
         raise UserError(
             "no suite was given: give --suite, for example --suite wiki-summary:100 (see 'bench list')"
         )
-    asked: dict[str, Any] = {"temperatures": tuple(temperature or (1.0,)), "new_tokens": new_tokens}
-    asked |= {"repeats": repeats, "seed": seed, "warmup": warmup}
-    asked |= {"top_k": options.top_k, "top_p": options.top_p}
-    asked |= {"bases": tuple(base)} if base else {}
-    settings = BenchSettings(**asked)
     with_llama = loading.runner == "llamacpp"
     if loading.runner == "auto" and loading.target is not None and loading.target.endswith(".gguf"):
         with_llama = not choose_runner(
@@ -176,7 +157,8 @@ def run(
         ).options  # nor PyTorch
     tuned = () if loading.profile is None else ("auto",)
     arms = parse_arms(arm or (*tuned, *_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
-    _known(base or (), [each.name for each in arms])
+    if settings.bases != BenchSettings().bases:
+        _known(settings.bases, [each.name for each in arms])
     measures = QualitySettings(run_code=run_code, likelihood=likelihood) if quality else None
     judging = JudgeSettings(judge, judge_model, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))

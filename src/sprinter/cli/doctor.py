@@ -13,7 +13,7 @@ from sprinter.cli.doctor_probe import run_probe, show_probe
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import JsonOption, refuse_unused
 from sprinter.cli.pages import console, print_json
-from sprinter.cli.signature import option
+from sprinter.cli.signature import in_options, option
 from sprinter.errors import first_line
 
 if TYPE_CHECKING:
@@ -258,7 +258,6 @@ def _llamacpp(pair: Pair) -> Found:
 
 
 def _pass_kind(model: Any) -> str:
-    from sprinter.cli.generating import in_options
     from sprinter.models.choose import capture_kind
     from sprinter.models.kernels import why_not_fused
 

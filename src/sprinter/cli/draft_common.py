@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sprinter.cli.loading import Loading, load
+from sprinter.cli.options import READING
+from sprinter.cli.signature import Decorator, stated_in, takes
+from sprinter.training.drafts.settings import TextSettings, TrainingSettings
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +20,25 @@ if TYPE_CHECKING:
     from sprinter.training.drafts.data import TextsProgress
     from sprinter.training.drafts.run import LossPoint
 
-__all__ = ["load_target", "on_states", "on_texts", "on_training"]
+__all__ = ["load_target", "on_states", "on_texts", "on_training", "trains", "writes"]
+
+
+def writes() -> Decorator:
+    """Decorator of a command: its parameter ``texts`` becomes options of what the target writes."""
+    own = "seed", "prompt_share", "top", "rows", "shard"
+    panels = {"Texts": f"{READING} new_tokens prompt_tokens temperature held_out"}
+    return takes("texts", TextSettings, without=own, panels=panels)
+
+
+def trains(*only: str, **defaults: Any) -> Decorator:
+    """Decorator of a command: its parameter ``training`` becomes options of training a draft.
+
+    Args:
+        only: names of the options; none: all. defaults: the command's own.
+    """
+    every = [name for name in stated_in(TrainingSettings) if name != "decay"]
+    panels = {"Training": " ".join(every)}
+    return takes("training", TrainingSettings, only=only or every, panels=panels, **defaults)
 
 
 def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:

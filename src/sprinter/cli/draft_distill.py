@@ -2,55 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from sprinter.cli.draft_common import load_target, on_texts, on_training
+from sprinter.cli.draft_common import load_target, on_texts, on_training, trains, writes
 from sprinter.cli.loading import Loading, loads
-from sprinter.cli.options import (
-    ON_TARGET,
-    DataOption,
-    JsonOption,
-    MoreOption,
-    RestartOption,
-    TextOptions,
-    TrainingOptions,
-)
+from sprinter.cli.options import ON_TARGET, DataOption, JsonOption, MoreOption, RestartOption
 from sprinter.cli.pages import console, print_json, print_table
 from sprinter.cli.signature import option, takes
+from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 
 __all__ = ["command"]
 
 
 @loads(*ON_TARGET)
-@takes("texts", TextOptions)
-@takes("training", TrainingOptions, loss="0.1*ce+0.9*tv", warm_up=0.5)
+@writes()
+@trains()
+@takes("student", StudentSettings, only=("layers", "width", "vocabulary"))
 def command(
     data: DataOption,
     out: Annotated[Path, option("Folder of the draft.", default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
-    layers: Annotated[int, option("Decoder layers.")] = 2,
-    width: Annotated[
-        int | None, option("Hidden size; a smaller one projects the embeddings.", default="the target's")
-    ] = None,
-    vocabulary: Annotated[
-        int | None,
-        option(
-            "Tokens that the output layer knows; others are never drafted. Only Sprinter loads such a draft.",
-            default="all",
-        ),
-    ] = None,
-    training: TrainingOptions = TrainingOptions(),
-    freeze_embeddings: Annotated[
-        bool, option("Keep the target's embeddings as they are.", "--freeze-embeddings")
-    ] = False,
-    on_policy: Annotated[
-        float, option("Share of the steps, the last ones, that also see the draft's own drafts.")
-    ] = 0.0,
-    gamma: Annotated[int, option("Length of those drafts.")] = 5,
-    texts: TextOptions = TextOptions(),
+    student: StudentSettings = StudentSettings(),
+    training: TrainingSettings = TrainingSettings(),
+    texts: TextSettings = TextSettings(),
     restart: RestartOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -59,17 +36,11 @@ def command(
     To continue a run that was interrupted, give the same command again.
     """
     from sprinter.training.drafts.distill import distill
-    from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 
-    seed = training.seed
-    written = TextSettings(seed=seed, **asdict(texts))
-    student = StudentSettings(layers=layers, width=width, vocabulary=vocabulary, seed=seed)
-    trained = TrainingSettings(
-        **training.settings(), freeze_embeddings=freeze_embeddings, on_policy=on_policy, gamma=gamma
-    )
+    texts, student = replace(texts, seed=training.seed), replace(student, seed=training.seed)
     pair, weights = load_target(loading)
     facts = distill(
-        pair, weights, [*data, *(more or ())], out, written, student, trained, restart=restart,
+        pair, weights, [*data, *(more or ())], out, texts, student, training, restart=restart,
         on_texts=on_texts, on_training=on_training,
     )  # fmt: skip
     if json:

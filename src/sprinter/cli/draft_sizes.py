@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sprinter.cli.draft_common import load_target, on_texts, on_training
+from sprinter.cli.draft_common import load_target, on_texts, on_training, trains, writes
 from sprinter.cli.loading import Loading, loads
-from sprinter.cli.options import ON_TARGET, DataOption, JsonOption, MoreOption, SteppingOptions, TextOptions
+from sprinter.cli.options import ON_TARGET, DataOption, JsonOption, MoreOption
 from sprinter.cli.pages import console, print_json, print_table
-from sprinter.cli.signature import option, takes
+from sprinter.cli.signature import option
+from sprinter.training.drafts.settings import TextSettings, TrainingSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,8 +24,8 @@ __all__ = ["command"]
 
 
 @loads(*ON_TARGET)
-@takes("texts", TextOptions)
-@takes("stepping", SteppingOptions)
+@writes()
+@trains("tokens", "lr", "seed", "threads")
 def command(
     data: DataOption,
     out: Annotated[Path, option("Folder for texts and checkpoints.", default=False)],
@@ -41,8 +42,8 @@ def command(
     draft_dtype: Annotated[
         str | None, option("dtype of the draft when its steps are timed.", default="the target's")
     ] = None,
-    stepping: SteppingOptions = SteppingOptions(),
-    texts: TextOptions = TextOptions(),
+    training: TrainingSettings = TrainingSettings(),
+    texts: TextSettings = TextSettings(),
     json: JsonOption = False,
 ) -> None:
     """Tell which size of draft pays: short trainings of several shapes, and the costs of their steps here.
@@ -50,15 +51,14 @@ def command(
     Give --out of a distillation to use its texts. An interrupted run continues.
     """
     from sprinter.training.drafts.data import write_texts
-    from sprinter.training.drafts.settings import TextSettings, TrainingSettings
     from sprinter.training.drafts.sizes import check_plan, table_of, try_shapes
 
-    settings = TextSettings(seed=stepping.seed, **asdict(texts))
-    training = TrainingSettings(steps=steps, checkpoint=max(1, steps // 8), **asdict(stepping))
+    texts = replace(texts, seed=training.seed)
+    training = replace(training, steps=steps, checkpoint=max(1, steps // 8))
     shapes = shape or ["1", "2", "4"]
     check_plan(shapes, steps, positions)
     pair, weights = load_target(loading)
-    written = write_texts(pair, [*data, *(more or ())], out / "texts", settings, on_texts)
+    written = write_texts(pair, [*data, *(more or ())], out / "texts", texts, on_texts)
     dtype = draft_dtype or (loading.dtype if loading.dtype != "gguf" else "int8") or "auto"
     found = try_shapes(
         pair, weights, written, shapes, training, out / "shapes",

@@ -6,22 +6,23 @@ from pathlib import Path
 from typing import Annotated
 
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import ON_TARGET, DataOption, JsonOption, MoreOption, ReadingOptions
+from sprinter.cli.options import ON_TARGET, READING, DataOption, JsonOption, MoreOption
 from sprinter.cli.pages import console, print_json, print_table
 from sprinter.cli.signature import option, takes
+from sprinter.training.sources import ReadingSettings
 
 __all__ = ["command"]
 
 
 @loads(*ON_TARGET, "profile")
-@takes("reading", ReadingOptions, without=("chat", "system"))
+@takes("reading", ReadingSettings, without=("chat", "system"), panels={"Texts": READING})
 def command(
     data: DataOption,
     out: Annotated[Path, option("File to write.", default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
     size: Annotated[int, option("Number of tokens.")] = 32768,
-    reading: ReadingOptions = ReadingOptions(),
+    reading: ReadingSettings = ReadingSettings(),
     json: JsonOption = False,
 ) -> None:
     """Choose the tokens that a draft may write, the most frequent ones of your texts, for --draft-vocabulary.

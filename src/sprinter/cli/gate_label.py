@@ -7,59 +7,35 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sprinter.cli.generating import in_options
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import (
-    DataOption,
-    JsonOption,
-    MoreOption,
-    PlacingOptions,
-    ReadingOptions,
-    RestartOption,
-)
+from sprinter.cli.options import READING, DataOption, JsonOption, MoreOption, PlacingOptions, RestartOption
 from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
-from sprinter.cli.signature import option, takes
+from sprinter.cli.signature import in_options, option, takes
+from sprinter.training.label_settings import LabelSettings
 
 if TYPE_CHECKING:
     from sprinter.training.label_run import LabelProgress, LabelReport
 
 __all__ = ["command"]
 
+_MORE: dict[str, Any] = {"classes": {"kind": str}, "classes_per_prompt": {"kind": int}}
+
+
+def _read(given: dict[str, Any]) -> dict[str, Any]:
+    classes = given.get("classes")
+    return given | ({"classes": tuple(map(str.strip, classes.split(",")))} if classes else {})
+
 
 @loads("draft_vocabulary", "gate", "head", "compile", "profile")  # labelling makes its own runners
-@takes("reading", ReadingOptions)
+@takes("settings", LabelSettings, without=("batch_size",), panels={"Texts": READING}, more=_MORE, read=_read)
 @takes("placing", PlacingOptions)
 def command(
     data: DataOption,
     out: Annotated[str, option("Directory for the labels.", default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
-    reading: ReadingOptions = ReadingOptions(),
-    classes: Annotated[
-        str | None,
-        option(
-            "Prefix classes to label: original, draft, target, interleaved. target,draft: only answers that the "
-            "models write themselves.",
-            default="all four",
-        ),
-    ] = None,
-    prompt_share: Annotated[float, option("Share of a running text's words used as prompt.")] = 0.3,
-    prompt_tokens: Annotated[
-        int,
-        option(
-            "Maximum prompt length of running text; longer ones are truncated. 0: none, too long ones are "
-            "skipped."
-        ),
-    ] = 128,
-    new_tokens: Annotated[int, option("Labelled positions per text.", "--max-new-tokens")] = 20,
-    classes_per_prompt: Annotated[
-        int, option("Prefix classes per prompt: 1: the next one of them; 4: all of them.")
-    ] = 1,
-    temperature: Annotated[
-        float, option("Of the completions; labels have their own.", "--temperature", "-t")
-    ] = 1.0,
-    seed: Annotated[int, option("The same seed gives the same records.")] = 0,
+    settings: Any = None,
     batch_size: Annotated[
         int | None,
         option(
@@ -75,20 +51,12 @@ def command(
 
     To continue a run that was interrupted, give the same command again.
     """
-    from sprinter.training.label_step import CPU_BATCH, LabelSettings
-
-    settings = LabelSettings(
-        seed=seed, temperature=temperature, prompt_share=prompt_share, prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens, classes_per_prompt=classes_per_prompt,
-        batch_size=CPU_BATCH if batch_size is None else batch_size,
-        classes=tuple(name.strip() for name in classes.split(",")) if classes else None, **asdict(reading),
-    )  # fmt: skip
     placing.check(loading)
     pair = load(loading)
     from sprinter.training.label_run import label, usual_batch
 
-    if batch_size is None:
-        settings = replace(settings, batch_size=usual_batch(pair.models, Path(out), restart))
+    size = usual_batch(pair.models, Path(out), restart) if batch_size is None else batch_size
+    settings = replace(settings, batch_size=size)
     with Progress() as progress:
 
         def show(done: LabelProgress) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import JsonOption, ReadingOptions
+from sprinter.cli.options import READING, JsonOption
 from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option, takes
-from sprinter.errors import UserError
+from sprinter.training.sources import ReadingSettings
 
 if TYPE_CHECKING:
     from sprinter.training.examples import Example
@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 
 @loads("draft_vocabulary", "gate", "head", "compile", "profile")
-@takes("reading", ReadingOptions, without=("split",))
+@takes("reading", ReadingSettings, without=("split",), panels={"Texts": READING})
 def command(
     data: Annotated[
         list[str],
@@ -35,7 +35,7 @@ def command(
         Literal["number", "choice"],
         option("What of two answers must agree: the final number (as in GSM8K), or the chosen letter."),
     ] = "number",
-    reading: ReadingOptions = ReadingOptions(),
+    reading: ReadingSettings = ReadingSettings(),
     new_tokens: Annotated[int, option("Maximum length of an answer.", "--max-new-tokens")] = 256,
     method: Annotated[
         str, option("Lossless method that writes the answers.", "--method", "-m")
@@ -82,10 +82,8 @@ def command(
         print(f"{counts}, no token to try: give more prompts, or more --max-new-tokens")
 
 
-def _examples(data: list[str], reading: ReadingOptions) -> list[Example]:
+def _examples(data: list[str], reading: ReadingSettings) -> list[Example]:
     from sprinter.training.examples import Example, read_examples
 
-    if reading.system is not None and not reading.chat:
-        raise UserError("--system is a message of a conversation: add --chat")
     found = read_examples(data, reading.field, chat=reading.chat, system=reading.system)
     return [one if isinstance(one, Example) else Example(one, None, "") for one in found]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json as json_module
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sprinter.cli.options import JsonOption, LabelsOption, MoreLabelsOption, RepeatsOption
 from sprinter.cli.pages import console, print_json, print_table, refuse_file
-from sprinter.cli.signature import option, takes
+from sprinter.cli.signature import option, stated_in, takes
 from sprinter.errors import UserError
 from sprinter.kinds import HEAD_KINDS
+from sprinter.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from sprinter.training.roc import Report
@@ -23,57 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["command", "print_areas"]
 
 
-@dataclass(frozen=True, slots=True)
-class FittingOptions:
-    """How a head is fitted to labels: fields of ``TrainSettings``; None: as the kind of head has it."""
-
-    label: Annotated[
-        str | None,
-        option(
-            "What to estimate: overlap, overlap(temperature=0.7), overlap(temperature=own), ratio(lambda=1.2), "
-            "ratio(lambda=1.2, at=greedy), expected-ratio(lambda=1.2), agreement, accept, "
-            "fuzzy(divergence=js, threshold=0.3).",
-            default="overlap; accept(at=text) for specdec++",
-        ),
-    ] = None
-    features: Annotated[
-        str | None,
-        option(
-            "Features, separated by commas: hidden, entropy, max_q, top_q(k=10), position, temperature; for "
-            "specdec++ also hidden_x, log_q.",
-            default="by head",
-        ),
-    ] = None
-    weight: Annotated[
-        str | None,
-        option("Weight of rejections in the loss: a number, or balanced.", default="1; 6 for specdec++"),
-    ] = None
-    calibration: Annotated[
-        str | None,
-        option("Calibration: none, temperature or isotonic.", default="temperature; none for specdec++"),
-    ] = None
-    drift: Annotated[
-        float | None, option("Choose a gate's tau for this mean drift, on held-out prompts.", default="0.1")
-    ] = None
-    tau: Annotated[float | None, option("The tau itself, instead of --drift.", default="by --drift")] = None
-    epochs: Annotated[int | None, option("At most.", default="20")] = None
-    lr: Annotated[float | None, option("Learning rate of Adam.", default="0.0005")] = None
-    batch: Annotated[int | None, option("Positions per step.", default="about 400 steps per epoch")] = None
-    patience: Annotated[
-        int | None, option("Stop after this many epochs without a better validation loss.", default="3")
-    ] = None
-    width: Annotated[int | None, option("Hidden units of mlp and disco.", default="by head")] = None
-    layers: Annotated[int | None, option("Hidden layers or residual blocks.", default="by head")] = None
-    mix: Annotated[
-        float | None,
-        option("Share of target tokens in the context, for heads that see the token.", default="0.15"),
-    ] = None
-    classes: Annotated[
-        str | None, option("Prefix classes to train on, separated by commas.", default="all that fit")
-    ] = None
+_FITTED = stated_in(TrainSettings)
+_UNSAID: dict[str, Any] = dict.fromkeys(_FITTED)
+_MORE: dict[str, Any] = {"weight": {"kind": str}}
 
 
-@takes("fitting", FittingOptions)
+@takes("fitting", dict, stated=_FITTED, without=("head", "seed"), more=_MORE, **_UNSAID)
 def command(
     labels: LabelsOption,
     out: Annotated[Path, option("Directory for the head.", default=False)],
@@ -86,7 +41,7 @@ def command(
             "--label 'ratio(lambda=1.2)' --tau 0.5."
         ),
     ] = "linear",
-    fitting: FittingOptions = FittingOptions(),
+    fitting: Any = None,
     seed: Annotated[
         int, option("Seed of the split by prompt, the weights and the batches.", min=0, max=2**63 - 1)
     ] = 0,
@@ -102,22 +57,20 @@ def command(
     from sprinter.training.card import save_trained
     from sprinter.training.dataset import read_positions
     from sprinter.training.roc import judge
-    from sprinter.training.settings import TrainSettings
     from sprinter.training.train import train
 
-    given: dict[str, Any] = {name: value for name, value in asdict(fitting).items() if value is not None}
     if head in HEAD_KINDS and HEAD_KINDS[head].model == "target":
-        for name in (*given, *(["recall"] if head == "diversed" and recall is not None else ())):
+        for name in (*fitting, *(["recall"] if head == "diversed" and recall is not None else ())):
             raise UserError(f"--{name} is not for a {head} head, which is fitted in one way: leave it out")
         _check_out(out, force)
         _train_on_mined([*labels, *(more or ())], head, out, recall, seed, repeats, json)
         return
     if recall is not None:
         raise UserError("--recall is for a judge head: leave it out")
-    given["weight"] = _weight(fitting.weight)
-    if fitting.classes:
-        given["classes"] = tuple(word.strip() for word in fitting.classes.split(","))
-    settings = TrainSettings(head=head, seed=seed, **given)
+    fitting["weight"] = _weight(fitting.get("weight"))
+    if classes := fitting.get("classes"):
+        fitting["classes"] = tuple(word.strip() for word in classes.split(","))
+    settings = TrainSettings(head=head, seed=seed, **fitting)
     _check_out(out, force)
     began = time.perf_counter()
     positions = read_positions([*labels, *(more or ())], settings.inputs)

@@ -139,7 +139,7 @@ def loads(*without: str) -> Decorator:
     Args:
         without: fields that the command does not offer, because they have no effect on it.
     """
-    return takes("loading", Loading, without)
+    return takes("loading", Loading, without=without)
 
 
 def load(loading: Loading, **defaults: Any) -> Pair:

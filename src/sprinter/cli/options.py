@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,10 +16,9 @@ from sprinter.cli.signature import option
 from sprinter.errors import UserError
 
 __all__ = [
-    "ON_TARGET", "DataOption", "FieldOption", "FiguresOption", "JsonOption", "LabelsOption", "MoreLabelsOption",
-    "MoreOption", "PlacingOptions", "ProbingOptions", "ReadingOptions", "RepeatsOption", "RestartOption",
-    "RunCodeOption", "SteppingOptions", "SystemOption", "TextOptions", "TrainingOptions", "complete_method",
-    "refuse_unused",
+    "ON_TARGET", "READING", "DataOption", "FieldOption", "FiguresOption", "JsonOption", "LabelsOption",
+    "MoreLabelsOption", "MoreOption", "PlacingOptions", "ProbingOptions", "RepeatsOption", "RestartOption",
+    "RunCodeOption", "SystemOption", "complete_method", "refuse_unused",
 ]  # fmt: skip
 
 ON_TARGET = (
@@ -27,8 +26,10 @@ ON_TARGET = (
 )  # fmt: skip
 """Options of ``Loading`` that a command which makes a draft for a target does not have."""
 
+READING = "limit field split chat system"
+"""Options that say how texts are read, as a panel has them."""
+
 _texts = partial(option, panel="Texts")
-_training = partial(option, panel="Training")
 _ray = partial(option, panel="Ray")
 
 JsonOption = Annotated[bool, option("Print one JSON object.", "--json")]
@@ -63,71 +64,6 @@ MoreLabelsOption = Annotated[
     list[Path] | None,
     typer.Argument(metavar="[DIR]...", help="More labels, as in --labels labels/*.", show_default=False),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingOptions:
-    """How texts are read from files."""
-
-    limit: Annotated[int | None, _texts("Maximum number of texts.", default="all")] = None
-    field: FieldOption = None
-    split: Annotated[
-        Literal["lines", "blank-lines", "file"],
-        _texts("What one text of a .txt file is: a line, a block between blank lines, the file."),
-    ] = "lines"
-    chat: Annotated[
-        bool, _texts("Every text is a prompt of a user; prompts go through the chat template.", "--chat")
-    ] = False
-    system: SystemOption = None
-
-
-@dataclass(frozen=True, slots=True)
-class TextOptions(ReadingOptions):
-    """Texts that a target writes for a draft."""
-
-    new_tokens: Annotated[int, _texts("Maximum length of the target's answers.", "--max-new-tokens")] = 256
-    prompt_tokens: Annotated[int, _texts("Maximum prompt length.")] = 512
-    temperature: Annotated[
-        float, _texts("The target writes at it: that of later use.", "--temperature", "-t")
-    ] = 1.0
-    held_out: Annotated[float, _texts("Share of the prompts that the draft is evaluated on.")] = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class SteppingOptions:
-    """The steps of a training."""
-
-    tokens: Annotated[int, _training("Tokens per step, prompts included.")] = 2048
-    lr: Annotated[float, _training("Peak learning rate of AdamW.")] = 1e-3
-    seed: Annotated[int, _training("Seed of texts, weights and batches.")] = 0
-    threads: Annotated[int | None, _training("CPU threads for training.", default="torch's")] = None
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingOptions(SteppingOptions):
-    """The training of a draft."""
-
-    loss: Annotated[str, _training("ce, kl, reverse-kl, tv, or a mix such as 0.1*ce+0.9*tv.")] = "ce+kl"
-    warm_up: Annotated[float, _training("Share of the steps that minimise ce+kl first.")] = 0.0
-    epochs: Annotated[float, _training("Passes over the texts.")] = 4.0
-    steps: Annotated[int | None, _training("Steps, instead of --epochs.", default="by --epochs")] = None
-    minutes: Annotated[
-        float | None, _training("Maximum time of training; the schedule ends with it.", default="no limit")
-    ] = None
-    loss_temperature: Annotated[
-        float | None, _training("Temperature of the laws in the loss.", default="that of the texts")
-    ] = None
-    checkpoint: Annotated[int, _training("Steps between checkpoints.")] = 100
-    precision: Annotated[
-        Literal["float32", "bfloat16"],
-        _training("Dtype of matrix products in training; bfloat16 is faster where the processor has it."),
-    ] = "float32"
-
-    def settings(self) -> dict[str, Any]:
-        """The fields by their names in ``TrainingSettings``."""
-        given = asdict(self)
-        temperature = given.pop("loss_temperature")
-        return given | {"temperature": temperature}
 
 
 @dataclass(frozen=True, slots=True)

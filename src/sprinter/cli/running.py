@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from sprinter.cli.app import app
 from sprinter.cli.loading import debugging
+from sprinter.cli.signature import in_options
 from sprinter.errors import ProfileWarning, SprinterError, UserError
 
 __all__ = ["run"]
@@ -39,18 +40,12 @@ def run(args: Sequence[str]) -> int:
         if debugging():
             traceback.print_exc()
         if isinstance(error, UserError):
-            return _fail(_in_options(error), 2)
+            return _fail(in_options(str(error)), 2)
         if (usage := _usage_message(error)) is not None:
             return _fail(usage, 2)
         ours = isinstance(error, SprinterError)
-        what = _in_options(error) if ours else f"{type(error).__name__}: {error}"
+        what = in_options(str(error)) if ours else f"{type(error).__name__}: {error}"
         return _fail(f"{_one_line(what)} (SPRINTER_DEBUG=1 shows the traceback)", 1)
-
-
-def _in_options(error: Exception) -> str:
-    from sprinter.cli.generating import in_options  # imports pydantic
-
-    return in_options(str(error))
 
 
 def _dispatch(args: Sequence[str]) -> int:

@@ -6,10 +6,13 @@ The help of a command with many options lists ten of them, and all by group with
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import fields
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -18,8 +21,8 @@ from typer.main import get_command
 from sprinter.errors import UserError
 
 __all__ = [
-    "CommandGroup", "Decorator", "LaterCommands", "ListedCommand", "group", "in_place_of", "listed", "option",
-    "parameter", "show_help", "takes",
+    "CommandGroup", "Decorator", "LaterCommands", "ListedCommand", "group", "in_options", "listed", "option",
+    "show_help", "stated_in", "takes",
 ]  # fmt: skip
 
 _FEW = 14  # options that are always listed
@@ -30,9 +33,9 @@ FIRST = {
     "generate": "method target draft max_new_tokens temperature seed budget chat prompts json",
     "chat": "method target draft max_new_tokens temperature seed budget system template json",
     "serve": "method target draft budget host port model_name rows max_len api_keys",
-    "bench": "suite arm target draft chat new_tokens temperature out config json",
+    "bench": "suite arm target draft chat new_tokens temperatures out config json",
     "eval": "tasks method target draft data limit num_fewshot chat out json",
-    "tune": "data target draft budget budget_unit quality time new_tokens out json",
+    "tune": "data target draft budgets budget_unit quality time_s new_tokens out json",
     "doctor": "target draft gate device dtype runner probe max_drift probe_tokens json",
     "demo": "target draft gate tokenizer device dtype runner max_new_tokens seed json",
     "gate label": "data out target draft chat classes limit new_tokens temperature json",
@@ -47,6 +50,17 @@ FIRST = {
     "theory predict": "method target draft gate labels max_drift prompts texts temperature json",
 }
 """The options that --help lists, by command."""
+
+_FLAGS = {
+    "stop_token_ids": "stop-token-id", "bad_words": "bad-word", "allowed_hosts": "allowed-host", "bases": "base",
+    "temperatures": "temperature", "budgets": "budget", "new_tokens": "max-new-tokens",
+}  # fmt: skip
+"""Flags of fields whose names are no flags."""
+_MIB = 2**20
+"""Unit of fields in bytes, which are typed as --NAME-mib."""
+_SHORT = {"method": "-m", "max-new-tokens": "-n", "temperature": "-t"}
+_PARAMS = ContextVar[Sequence[Any]]("_PARAMS", default=())
+"""The options of the command that runs."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -63,39 +77,52 @@ def option(about: str, *flags: str, default: str | bool = True, panel: str | Non
     return typer.Option(*flags, help=about, show_default=default, rich_help_panel=panel, **more)
 
 
-def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A keyword parameter that typer reads as an option."""
-    return inspect.Parameter(
-        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
-    )
-
-
-def takes(name: str, kind: type, without: Collection[str] = (), **defaults: Any) -> Decorator:
-    """Decorator of a command: replaces its parameter of a dataclass by options, the fields of the class.
-
-    Args:
-        without: fields that the command does not offer.
-        defaults: the command's own defaults.
-    """
-    hints = get_type_hints(kind, include_extras=True)
-    shown = [
-        parameter(one.name, hints[one.name], defaults.get(one.name, one.default))
-        for one in fields(kind)
-        if one.name not in without
-    ]
-    return in_place_of(name, shown, lambda given: kind(**given))
-
-
-def in_place_of(
-    name: str, shown: Sequence[inspect.Parameter], make: Callable[[dict[str, Any]], Any]
+def takes(
+    name: str,
+    kind: Any,
+    *,
+    stated: Any = None,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    panels: Mapping[str, str] | None = None,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+    read: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    **defaults: Any,
 ) -> Decorator:
-    """Decorator of a command: replaces one parameter by several options.
+    """Decorator of a command: replaces its parameter of a settings class by options, the fields of the class.
+
+    The class is a dataclass whose fields are annotated with options, or one of pydantic: then type, default and help
+    are those of the field, whose bounds are checked when the settings are made, before the command begins.
 
     Args:
         name: the parameter of the decorated function.
-        shown: the options that the command line shows instead.
-        make: makes the parameter's value from the options' values by name.
+        stated: the fields by name, if they are not those of the class.
+        only, without: fields that the command offers, and does not offer.
+        panels: of options, with the names of their fields, separated by spaces; of the others "Options".
+        more: arguments for ``option``, by field.
+        read: turns the values of the options into those of the fields.
+        defaults: the command's own defaults.
     """
+    stated = stated_in(kind) if stated is None else stated
+    if not stated:
+        hints = get_type_hints(kind, include_extras=True)
+        every = [
+            _parameter(one.name, hints[one.name], defaults.get(one.name, one.default)) for one in fields(kind)
+        ]
+    else:
+        panel = {field: title for title, names in (panels or {}).items() for field in names.split()}
+        every = [
+            _stated(one, field, defaults, {"panel": panel.get(one), **(more or {}).get(one, {})})
+            for one, field in stated.items()
+        ]
+    shown = [one for one in every if (only is None or one.name in only) and one.name not in without]
+
+    def make(given: dict[str, Any]) -> Any:
+        if not stated:
+            return kind(**given)
+        values = read({one: value for one, value in given.items() if value is not None})
+        values |= {one: value * _MIB for one, value in values.items() if one.endswith("_bytes")}
+        return kind(**values)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def run(**given: Any) -> Any:
@@ -103,13 +130,74 @@ def in_place_of(
             return command(**given, **{name: value})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [each for one in own for each in (shown if one.name == name else (one,))]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            each for one in own for each in (shown if one.name == name else (one.replace(kind=keyword),))
+        ]
         run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+def stated_in(kind: Any) -> Mapping[str, Any]:
+    """The fields of a settings class of pydantic, by name; none of another."""
+    return getattr(kind, "__pydantic_fields__", {})
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """A parameter that typer reads as an option."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _stated(name: str, field: Any, defaults: Mapping[str, Any], more: dict[str, Any]) -> inspect.Parameter:
+    """The option of a field of pydantic: its type, flags, help and default."""
+    about, _, rest = (field.description or "").partition(". ")
+    flag = _FLAGS.get(name, re.sub("_s$", "", re.sub("_bytes$", "_mib", name)).replace("_", "-"))
+    flags = [f"--{flag}", *([_SHORT[flag]] if flag in _SHORT else [])]
+    found, own = _type_of(field.annotation, more.pop("kind", None)), field.default
+    if isinstance(own, tuple):
+        found, own, about = list[found], None, f"{about.rstrip('.')}; may be repeated"  # type: ignore[valid-type]
+        more.setdefault("default", False)
+    if own is None and rest.startswith("None: "):
+        more.setdefault("default", rest.removeprefix("None: ").partition(". ")[0].rstrip("."))
+    if found is bool and own is not False:
+        flags = [f"--{flag}/--no-{flag}"]
+    default = defaults.get(name, own // _MIB if own is not None and name.endswith("_bytes") else own)
+    if default is None:
+        found = found | None
+        if own is not None:
+            more.setdefault("default", str(own))
+    return _parameter(name, Annotated[found, option(about.rstrip(".") + ".", *flags, **more)], default)
+
+
+def _type_of(annotation: Any, chosen: Any) -> Any:
+    """The one type in an annotation that an option has: a choice, or the first one that text can be."""
+    from sprinter.parameters import types_in  # imports pydantic
+
+    known = types_in(annotation)
+    choice = next(
+        (one for one in known if get_origin(one) is Literal and str in map(type, get_args(one))), None
+    )
+    return chosen or choice or next((one for one in (Path, str, bool, int, float) if one in known), str)
+
+
+def in_options(message: str) -> str:
+    """A message with the names of the present command's options as they are typed: top_p=0 -> --top-p 0."""
+    options = [one for one in _PARAMS.get() if one.param_type_name == "option"]
+    flags = {flag.lstrip("-").replace("-", "_"): one for one in options for flag in (*one.opts, one.name)}
+
+    def typed(match: re.Match[str]) -> str:
+        if (found := flags.get(match[1])) is None or match[1].endswith("_bytes"):
+            return str(match[0])
+        if found.is_flag and match[2] in ("True", "False"):
+            names = found.opts if match[2] == "True" or not found.secondary_opts else found.secondary_opts
+            return str(max(names, key=len))
+        return f"{max(found.opts, key=len)} {match[2]}"
+
+    return re.sub(r"(?<![\w(.=-])(\w+)=(True\b|False\b|\S)", typed, message)
 
 
 def _shown(context: typer.Context, asked: bool) -> None:
@@ -132,7 +220,7 @@ def listed(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         return command(**{name: value for name, value in given.items() if name != _ALL})
 
-    parameters = [*signature.parameters.values(), parameter(_ALL, _HelpAll, False)]
+    parameters = [*signature.parameters.values(), _parameter(_ALL, _HelpAll, False)]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
@@ -172,17 +260,26 @@ def _refuse_repeated(command: TyperCommand | TyperGroup, context: Any, args: Seq
             raise UserError(f"{max(one.opts, key=len)} was given twice: give it once")
 
 
-class ListedCommand(TyperCommand):
-    """A command whose help lists the options that matter most."""
+class _Listed:
+    """What commands and groups of them have in common: their help lists the options that matter most."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command's part of the line."""
+    def parse_args(self: Any, ctx: Any, args: list[str]) -> list[str]:
+        """Parse its part of the line."""
         _refuse_repeated(self, ctx, args)
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections of arguments and options."""
+    def invoke(self: Any, ctx: Any) -> Any:
+        """Run it; messages are then in the words of its options."""
+        _PARAMS.set(self.params)
+        return super().invoke(ctx)  # type: ignore[misc]
+
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        """Write the sections of arguments, options and commands."""
         _write_options(self, ctx, formatter)
+
+
+class ListedCommand(_Listed, TyperCommand):
+    """A command whose help lists the options that matter most."""
 
 
 class LaterCommands(Mapping[str, Any]):
@@ -217,17 +314,12 @@ def _command(name: str, made: Any) -> Any:
     return get_command(made)
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(_Listed, TyperGroup):
     """A group of commands, which may do something itself."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the group's part of the line."""
-        _refuse_repeated(self, ctx, args)
-        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of arguments, options and commands."""
-        _write_options(self, ctx, formatter)
+        super().format_options(ctx, formatter)
         if isinstance(self.commands, LaterCommands):
             rows = [*self.commands.abouts.items()]
         else:

@@ -5,25 +5,45 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import FieldOption, FiguresOption, JsonOption, RestartOption, RunCodeOption
+from sprinter.cli.options import FieldOption, FiguresOption, JsonOption, RestartOption
 from sprinter.cli.pages import console, print_json, print_table, write_file
 from sprinter.cli.progress import Progress
-from sprinter.cli.signature import option
-from sprinter.engine.options import GenerationOptions
+from sprinter.cli.signature import option, takes
 from sprinter.errors import UserError
+from sprinter.tuning.settings import Goal, TuneSettings
 
 __all__ = ["tune"]
 
 _LINE_TOKENS = 128  # new tokens after a whole text
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_KEPT = "probe_texts", "keep", "first", "repeats", "finalists"
+_PANELS = {"Sampling": "temperature top_k top_p min_p"}
+_MORE: dict[str, Any] = {
+    "budgets": {"default": "0.05; none with --quality"}, "quality": {"metavar": "NAME>=RATIO"}, "time_s": {"kind": str},
+}  # fmt: skip
+
+
+def _seconds(text: str) -> float | None:
+    """Seconds of 90s, 10m, 1h or a number; None for "none"."""
+    if text == "none":
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if found is None:
+        raise UserError(f"--time '{text}' is not a duration: give 90s, 10m, 1h or none")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def _read(given: dict[str, Any]) -> dict[str, Any]:
+    if quality := given.get("quality"):
+        given = {"budgets": (), **given, "quality": tuple(map(Goal.parse, quality))}
+    return {**given, "time_s": _seconds(given["time_s"])}
 
 
 @loads("profile")
-@generates("temperature", "top_k", "top_p", "min_p")
+@takes("settings", TuneSettings, without=_KEPT, panels=_PANELS, more=_MORE, read=_read, time_s="10m")
 def tune(
     data: Annotated[
         str,
@@ -34,35 +54,10 @@ def tune(
             default=False,
         ),
     ],
-    budget: Annotated[
-        list[float] | None,
-        option(
-            "Limit of a lossy setting, in --budget-unit; may be repeated; 0: exact methods alone.",
-            default="0.05; none with --quality",
-        ),
-    ] = None,
-    budget_unit: Annotated[
-        Literal["drift", "changed", "kl"],
-        option("drift: mean TV a token. changed: expected changed tokens a text. kl: KL(p‖π) a token, nats."),
-    ] = "drift",
-    quality: Annotated[
-        list[str] | None,
-        option(
-            "A measure that a lossy setting must keep, relative to the target's own and at 95 %: "
-            "'exact_match>=0.98'; may be repeated.",
-            default=False,
-            metavar="NAME>=RATIO",
-        ),
-    ] = None,
-    time: Annotated[str, option("When to stop: 90s, 10m, 1h; none: no limit.")] = "10m",
     out: Annotated[Path, option("The profile.", "--out", "-o")] = Path("profile.json"),
     loading: Loading = Loading(),
     prompts: Annotated[int, option("Number of prompts, at most.", min=1, panel="Texts")] = 64,
-    new_tokens: Annotated[
-        int | None, option("Tokens per text.", "--max-new-tokens", "-n", default="by data", min=1)
-    ] = None,
-    options: GenerationOptions = AT_DEFAULTS,
-    seed: Annotated[int, option("Random seed.")] = 0,
+    settings: Any = None,
     rule: Annotated[
         str | None,
         option(
@@ -72,7 +67,6 @@ def tune(
         ),
     ] = None,
     field: FieldOption = None,
-    run_code: RunCodeOption = False,
     figures: FiguresOption = True,
     restart: RestartOption = False,
     json: JsonOption = False,
@@ -83,19 +77,9 @@ def tune(
     """
     from sprinter.bench.suites import load_suite
     from sprinter.plots import check_plots, png
-    from sprinter.tuning import Goal, TuneSettings
     from sprinter.tuning import tune as run
     from sprinter.tuning.picture import draw_tuning, plot_text
 
-    asked: dict[str, Any] = {
-        "budget_unit": budget_unit,
-        "time_s": _seconds(time),
-        **options.sampling.model_dump(),
-    }
-    asked |= {"new_tokens": new_tokens, "seed": seed, "run_code": run_code}
-    budgets = tuple(budget) if budget else () if quality else (0.05,)
-    goals = tuple(Goal.parse(text) for text in quality or ())
-    settings = TuneSettings(budgets=budgets, quality=goals, **asked)
     if figures:
         check_plots("give --no-figures")
     if not out.parent.is_dir():
@@ -118,16 +102,6 @@ def tune(
     _show(profile)
     console().print(plot_text(profile), markup=False, highlight=False)
     _tell(profile, out, picture)
-
-
-def _seconds(text: str) -> float | None:
-    """Seconds of 90s, 10m, 1h or a number; None for "none"."""
-    if text == "none":
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if found is None:
-        raise UserError(f"--time '{text}' is not a duration: give 90s, 10m, 1h or none")
-    return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 def _show(profile: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from sprinter.engine.options import OPTIONS, Bias
-from sprinter.parameters import limits_of
+from sprinter.parameters import like
 
 __all__ = [
     "ChatRequest",
@@ -91,9 +91,7 @@ class RequestObject(BaseModel):
 
 def _as(option: str, **more: Any) -> Any:
     """A field with the bounds (but ``more``) and the description of an option of generation; None: it is absent."""
-    field = OPTIONS[option]
-    bounds: dict[str, Any] = limits_of(field) | more
-    return Field(None, description=field.description, **bounds)
+    return like(OPTIONS[option], default=None, **more)
 
 
 class StreamOptions(RequestObject):

@@ -153,8 +153,8 @@ class Service:
     @property
     def model(self) -> str:
         """Name of the model; "loading" before it is known."""
-        if self.settings.model is not None:
-            return self.settings.model
+        if self.settings.model_name is not None:
+            return self.settings.model_name
         return "loading" if self._pair is None else shown_id(self._pair.models.target.id)
 
     def check_model(self, name: str | None) -> None:

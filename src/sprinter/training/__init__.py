@@ -3,7 +3,7 @@
 ====================  ==============================================================================================
 ``label_run``         labels a data set, step by step, on this machine or on a Ray cluster
 ``ray_pool``          a pool of Ray actors, and the models that each of them loads again
-``label_step``        settings and one step: what turns a batch of prompts into a shard of records
+``label_step``        one step by ``label_settings``: what turns a batch of prompts into a shard of records
 ``sources``           reads texts from files and data sets; ``prompts`` splits each into a prompt and its continuation
 ``prefixes``          writes continuations and collects both models' logits (``batches``); ``scoring`` makes records
 ``records``           the columns of a record and the files of a data set; ``shards`` writes them

@@ -21,16 +21,8 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedPair
 from sprinter.training.examples import ExampleEncoder, reader_of
-from sprinter.training.label_step import (
-    CPU_BATCH,
-    GPU_BATCH,
-    LabelEngine,
-    Labeller,
-    LabelSettings,
-    LabelStep,
-    label_elsewhere,
-    steps,
-)
+from sprinter.training.label_settings import CPU_BATCH, GPU_BATCH, LabelSettings
+from sprinter.training.label_step import LabelEngine, Labeller, LabelStep, label_elsewhere, steps
 from sprinter.training.prompts import PromptRule, PromptSplitter
 from sprinter.training.ray_pool import ModelSource, RayPool, ray_workers
 from sprinter.training.records import ENOUGH, FEW, INFO, KINDS, LabelInfo, dataset_hash, read_info

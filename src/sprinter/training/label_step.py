@@ -1,4 +1,4 @@
-"""One step of labelling: its settings, the texts of a step, and the labeller that makes a shard of them.
+"""One step of labelling: the texts of a step, and the labeller that makes a shard of them.
 
 Every engine (local or Ray) runs the same labeller.
 """
@@ -10,99 +10,18 @@ from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 
-from sprinter.decode.checks import at_least, between, one_of, whole
-from sprinter.errors import UserError
-from sprinter.laws import Sampling
 from sprinter.models.pair import LoadedPair
+from sprinter.training.label_settings import LabelSettings
 from sprinter.training.prefixes import ORIGINAL, PrefixRow, PrefixWriter
 from sprinter.training.prompts import Prompt
 from sprinter.training.ray_pool import ModelSource
-from sprinter.training.records import KINDS, Records
+from sprinter.training.records import Records
 from sprinter.training.scoring import make_records
 from sprinter.training.shards import shard_bytes
-from sprinter.training.sources import check_reading
 
-__all__ = [
-    "CPU_BATCH",
-    "GPU_BATCH",
-    "LabelEngine",
-    "LabelSettings",
-    "LabelStep",
-    "Labeller",
-    "label_elsewhere",
-    "steps",
-]
-
-CPU_BATCH, GPU_BATCH = 16, 128
-"""Usual texts per step: a step is what an interrupted run loses, and on a CPU 128 texts may take many minutes."""
+__all__ = ["LabelEngine", "LabelStep", "Labeller", "label_elsewhere", "steps"]
 
 _LOGITS_BYTES = 2 << 30  # of both models' logits that a labeller holds at once, in float32
-
-
-@dataclass(frozen=True, slots=True)
-class LabelSettings:
-    """What the records depend on, besides pair and data.
-
-    Args:
-        seed: seed of the completions and of the drawn x.
-        temperature: sampling temperature of the completions; laws and labels are raw (temperature 1).
-        prompt_share: share of a text's words that is its prompt (the paper: 0.3).
-        prompt_tokens: maximum prompt length; longer prompts are truncated. 0: no truncation, and prompts beyond the
-            context are skipped.
-        new_tokens: labelled positions per text (the paper: 20).
-        classes_per_prompt: 1: each prompt gets the next of the prefix classes; 4: all of them.
-        batch_size: texts per step, which is one shard. Both models' logits of at most 2 GiB are held at once: a step
-            that needs more runs in several parts.
-        limit: maximum number of texts to read; None: all.
-        field: field of a record (JSON lines, Parquet, data sets) that holds its text; None: the first known one.
-        split: unit that is one text in a plain text file: "lines", "blank-lines" (paragraphs) or "file".
-        chat: every text is a whole prompt, what a user says; prompts go through the chat template.
-        system: system message before all prompts, in chat form.
-        classes: the prefix classes to label, for example ("target", "draft"): answers that the models write
-            themselves; None: all. A prompt without an answer has no text of class "original".
-    """
-
-    seed: int = 0
-    temperature: float = 1.0
-    prompt_share: float = 0.3
-    prompt_tokens: int = 128
-    new_tokens: int = 20
-    classes_per_prompt: int = 1
-    batch_size: int = GPU_BATCH
-    limit: int | None = None
-    field: str | None = None
-    split: str = "lines"
-    chat: bool = False
-    system: str | None = None
-    classes: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        whole("seed", self.seed)
-        Sampling(temperature=self.temperature)
-        between("prompt_share", self.prompt_share, 0.0, 1.0)
-        for name, low in (("prompt_tokens", 0), ("new_tokens", 1), ("batch_size", 1)):
-            at_least(name, getattr(self, name), low)
-        if self.classes_per_prompt not in (1, len(KINDS)):
-            raise UserError(
-                f"classes_per_prompt={self.classes_per_prompt} is out of range: give 1 (in turn) or {len(KINDS)} (all)"
-            )
-        check_reading(self)
-        if self.classes is not None:
-            self._set_classes(self.classes)
-
-    def _set_classes(self, classes: Sequence[str]) -> None:
-        if isinstance(classes, str) or not classes or len(set(classes)) < len(classes):
-            raise UserError(
-                f"classes={classes!r} is not a list of different classes: give some of {', '.join(KINDS)}"
-            )
-        for name in classes:
-            one_of("prefix class", name, KINDS)
-        object.__setattr__(self, "classes", tuple(classes))
-
-    @property
-    def kinds(self) -> tuple[int, ...]:
-        """The prefix classes to label, as indices into ``KINDS``."""
-        return tuple(KINDS.index(name) for name in self.classes or KINDS)
 
 
 @dataclass(frozen=True, slots=True)

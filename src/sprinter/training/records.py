@@ -29,14 +29,13 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from sprinter.errors import UserError
+from sprinter.training.label_settings import KINDS
 
 __all__ = [
     "ENOUGH", "FEW", "FIELDS", "INFO", "KINDS", "LAMBDAS", "TEMPERATURES", "TOP", "LabelInfo", "Records",
     "dataset_hash", "read_info", "read_records", "read_shards", "shard_metadata", "shard_name", "shard_paths",
 ]  # fmt: skip
 
-KINDS = ("original", "draft", "target", "interleaved")
-"""The prefix classes; ``Records.kind`` is an index into it."""
 TEMPERATURES = (1.0, 0.7, 0.0)
 """Temperatures of the columns of ``overlap``; at 0 it is 1 if both laws have the same argmax, else 0."""
 LAMBDAS = (1.0, 1.2, 1.5)

@@ -7,16 +7,19 @@ heads of stop rules. Each sets features, label, weight on rejections and calibra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sprinter.decode.checks import between, one_of, positive
+from pydantic import Field
+
+from sprinter.decode.checks import between, one_of
 from sprinter.errors import UserError
-from sprinter.heads.calibration import CALIBRATIONS
-from sprinter.heads.features import parse_features, sees_token
 from sprinter.kinds import HEAD_KINDS
-from sprinter.training.objectives import Label, parse_label
-from sprinter.training.records import KINDS
+from sprinter.parameters import LISTED, Natural, Positive, RealNumber, checked, stated
+from sprinter.training.label_settings import KINDS
+
+if TYPE_CHECKING:  # the command line reads the settings before it imports torch
+    from sprinter.training.objectives import Label
 
 __all__ = ["PRESETS", "TrainSettings"]
 
@@ -46,44 +49,46 @@ _USUAL: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@checked
 class TrainSettings:
-    """Settings of training. None takes the preset's value.
+    """Settings of training. None takes the preset's value."""
 
-    Attributes:
-        head: name of a preset.
-        label: what to estimate, a spec of ``sprinter.training.objectives``.
-        features: what the head reads, see ``sprinter.heads.features``.
-        seed: seed of the split, the initial weights and the order of batches.
-        epochs: maximum number of epochs.
-        lr: Adam's learning rate.
-        patience: number of epochs without a better validation loss after which training stops early.
-        batch: positions per step; None takes about 400 steps per epoch, so that small data sets are learned as well.
-        weight: weight of rejections in the loss; "balanced" gives both classes the same total weight.
-        calibration: none, temperature or isotonic, fitted on the validation part.
-        width, layers: size of the network.
-        tau: threshold of the head; None: for a gate the lowest that keeps ``drift``, else 0.5.
-        drift: for a gate, the mean drift that its τ is chosen for; None: 0.1, unless ``tau`` is given.
-        mix: share of target tokens in the context, for labels and features that depend on the text's token.
-        classes: prefix classes to train on; None takes those that fit label and features.
-    """
-
-    head: str = "linear"
-    label: str | None = None
-    features: tuple[str, ...] | str | None = None
-    seed: int = 0
-    epochs: int = 20
-    lr: float = 5e-4
-    batch: int | None = None
-    patience: int = 3
-    weight: float | str | None = None
-    calibration: str | None = None
-    width: int | None = None
-    layers: int | None = None
-    tau: float | None = None
-    drift: float | None = None
-    mix: float = _MIX
-    classes: tuple[str, ...] | None = None
+    head: str = stated("linear", "Name of a preset.")
+    label: str | None = stated(
+        None, "What to estimate: overlap, overlap(temperature=0.7), overlap(temperature=own), ratio(lambda=1.2), "
+        "ratio(lambda=1.2, at=greedy), expected-ratio(lambda=1.2), agreement, accept, fuzzy(divergence=js, "
+        "threshold=0.3). None: overlap; accept(at=text) for specdec++.",
+    )  # fmt: skip
+    features: Annotated[tuple[str, ...] | str | None, LISTED] = stated(
+        None, "Features, separated by commas: hidden, entropy, max_q, top_q(k=10), position, temperature; for "
+        "specdec++ also hidden_x, log_q. None: by head. See ``sprinter.heads.features``.",
+    )  # fmt: skip
+    seed: Natural = stated(0, "Seed of the split by prompt, the weights and the batches.", le=2**63 - 1)
+    epochs: Positive = stated(20, "At most.")
+    lr: Annotated[RealNumber, Field(ge=1e-8, le=10)] = stated(5e-4, "Learning rate of Adam.")
+    batch: Positive | None = stated(None, "Positions per step. None: about 400 steps per epoch.")
+    patience: Positive = stated(3, "Stop after this many epochs without a better validation loss.")
+    weight: RealNumber | str | None = stated(
+        None, "Weight of rejections in the loss: a number, or balanced. None: 1; 6 for specdec++. Balanced gives both "
+        "classes the same total weight.",
+    )  # fmt: skip
+    calibration: str | None = stated(
+        None, "Calibration: none, temperature or isotonic. None: temperature; none for specdec++."
+    )
+    width: int | None = stated(None, "Hidden units of mlp and disco. None: by head.")
+    layers: int | None = stated(None, "Hidden layers or residual blocks. None: by head.")
+    tau: Annotated[RealNumber, Field(ge=0, le=1)] | None = stated(
+        None, "The tau itself, instead of --drift. None: by --drift. Of a head that is no gate 0.5."
+    )
+    drift: Annotated[RealNumber, Field(ge=0, le=1)] | None = stated(
+        None, "Choose a gate's tau for this mean drift, on held-out prompts. None: 0.1."
+    )
+    mix: Annotated[RealNumber, Field(ge=0, le=0.5)] = stated(
+        _MIX, "Share of target tokens in the context, for heads that see the token."
+    )
+    classes: Annotated[tuple[str, ...] | None, LISTED] = stated(
+        None, "Prefix classes to train on, separated by commas. None: all that fit."
+    )
 
     def __post_init__(self) -> None:
         one_of("head", self.head, [*PRESETS, *_MINED])
@@ -94,18 +99,18 @@ class TrainSettings:
         for field in fields(self):
             if getattr(self, field.name) is None and field.name in preset:
                 object.__setattr__(self, field.name, preset[field.name])
-        object.__setattr__(self, "label", str(parse_label(self.label or "")))
-        object.__setattr__(self, "features", parse_features(self.features or ()))
+        object.__setattr__(self, "label", str(self.target))
+        object.__setattr__(self, "features", self.inputs)
         if self.tau is None and self.drift is None:
             name, value = ("drift", _DRIFT) if self.kind == "gate" else ("tau", 0.5)
             object.__setattr__(self, name, value)
         self._check()
 
     def _check(self) -> None:
-        positive(self, "epochs", "patience", "batch")
-        between("lr", self.lr, 1e-8, 10.0)
+        from sprinter.heads.calibration import CALIBRATIONS
+        from sprinter.heads.features import sees_token
+
         self._check_threshold()
-        between("mix", self.mix, 0.0, 0.5)
         if self.weight != "balanced":
             between("weight", self.weight, 1e-3, 1e3)
         one_of("calibration", self.calibration, CALIBRATIONS)
@@ -139,14 +144,10 @@ class TrainSettings:
             raise UserError(
                 f"tau={self.tau} and drift={self.drift} were given: a drift chooses tau, give one of them"
             )
-        if self.tau is not None:
-            between("tau", self.tau, 0.0, 1.0)
-        elif self.kind != "gate":
+        if self.tau is None and self.kind != "gate":
             raise UserError(
                 f"a {self.kind} head does not change the text: leave drift={self.drift} out, or train a gate"
             )
-        else:
-            between("drift", self.drift, 0.0, 1.0)
 
     @property
     def kind(self) -> str:
@@ -156,16 +157,22 @@ class TrainSettings:
     @property
     def target(self) -> Label:
         """The parsed label."""
+        from sprinter.training.objectives import parse_label
+
         return parse_label(self.label or "")
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the features, in their canonical spelling."""
+        from sprinter.heads.features import parse_features
+
         return parse_features(self.features or ())
 
     @property
     def own_token(self) -> bool:
         """Whether label or features depend on the text's own token."""
+        from sprinter.heads.features import sees_token
+
         return self.target.at_text or sees_token(self.inputs)
 
 

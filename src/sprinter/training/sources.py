@@ -21,14 +21,14 @@ from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sprinter.decode.checks import one_of, positive
 from sprinter.errors import UserError, first_line
+from sprinter.parameters import Positive, checked, stated
 
 __all__ = [
-    "FIELDS", "MESSAGES", "SPLITS", "SourceRecord", "check_reading", "is_record", "is_source", "prompt_of", "read_hub",
-    "read_lines", "read_records", "survey", "text_of",
+    "FIELDS", "MESSAGES", "SPLITS", "ReadingSettings", "SourceRecord", "is_record", "is_source", "prompt_of",
+    "read_hub", "read_lines", "read_records", "survey", "text_of",
 ]  # fmt: skip
 
 FIELDS = ("text", "prompt", "question", "turns", "content")
@@ -43,12 +43,24 @@ SPLITS = ("lines", "blank-lines", "file")
 SourceRecord = dict[str, Any]
 
 
-def check_reading(settings: Any) -> None:
-    """Raise a UserError unless the fields ``limit``, ``split``, ``chat`` and ``system`` of settings go together."""
-    positive(settings, "limit")
-    one_of("split", settings.split, SPLITS)
-    if settings.system is not None and not settings.chat:
-        raise UserError("system goes with chat: give chat=True too, or leave system out")
+@checked
+class ReadingSettings:
+    """How texts are read from files."""
+
+    limit: Positive | None = stated(None, "Maximum number of texts. None: all.")
+    field: str | None = stated(
+        None, "Field of a record that holds its text; dots separate nested fields. "
+        "None: text, prompt, question, turns or content.",
+    )  # fmt: skip
+    split: Literal["lines", "blank-lines", "file"] = stated(
+        "lines", "What one text of a .txt file is: a line, a block between blank lines, the file."
+    )
+    chat: bool = stated(False, "Every text is a prompt of a user; prompts go through the chat template.")
+    system: str | None = stated(None, "System message before all prompts, in chat form.")
+
+    def __post_init__(self) -> None:
+        if self.system is not None and not self.chat:
+            raise UserError("system goes with chat: give chat=True too, or leave system out")
 
 
 _KNOWN = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")

@@ -12,7 +12,15 @@
 ==============  ========================================================================
 """
 
-from sprinter.tuning.run import tune
-from sprinter.tuning.settings import Goal, TuneSettings
+from __future__ import annotations
 
-__all__ = ["Goal", "TuneSettings", "tune"]
+from typing import TYPE_CHECKING
+
+from sprinter.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from sprinter.tuning.run import tune as tune
+    from sprinter.tuning.settings import Goal as Goal
+    from sprinter.tuning.settings import TuneSettings as TuneSettings
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

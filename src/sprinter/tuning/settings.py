@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from sprinter.bench.quality.metrics import METRICS
-from sprinter.decode.checks import at_least, between
+from pydantic import Field
+
+from sprinter.decode.checks import between
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
-from sprinter.laws import Sampling
+from sprinter.parameters import (
+    LISTED,
+    Natural,
+    Positive,
+    RealNumber,
+    Sampling,
+    WholeNumber,
+    checked,
+    like,
+    stated,
+)
 
 __all__ = ["BUDGET_UNITS", "LADDER", "BudgetUnit", "Goal", "TuneSettings"]
 
+_SAMPLING = Sampling.model_fields
 BudgetUnit = Literal["drift", "changed", "kl"]
 BUDGET_UNITS: dict[str, str] = {
     "drift": "mean TV(π, p) a token",
@@ -40,6 +52,8 @@ class Goal:
     least: float
 
     def __post_init__(self) -> None:
+        from sprinter.bench.quality.metrics import METRICS  # imports torch
+
         goals = [name for name, metric in METRICS.items() if metric.better == "higher"]
         goals = [name for name in goals if not name.startswith(("win", "log_"))]
         if self.metric not in goals:
@@ -62,49 +76,44 @@ class Goal:
         return f"{self.metric}>={self.least:g}"
 
 
-@dataclass(frozen=True, slots=True)
+@checked
 class TuneSettings:
     """Settings of a tuning.
-
-    Attributes:
-        budgets: limits in ``budget_unit``; none: exact methods alone, or with ``quality`` any drift of ``LADDER``.
-        budget_unit: what budgets are counted in, see ``BUDGET_UNITS``.
-        quality: measures of answers that a lossy setting must keep.
-        time_s: seconds after which it ends with what it knows; None: no limit.
-        temperature, top_k, top_p, min_p: as in ``Sampling``.
-        new_tokens: maximum number of new tokens per text; None: the suite's own.
-        seed: base seed.
-        probe_texts: number of prompts of the probe.
-        keep: candidates per class (exact methods; each budget on drift) that go on after the replay.
-        first: prompts of the first round. repeats: how often finalists answer a prompt, at most, with another seed each
-            time; more than once only if the prompts do not tell them apart.
-        finalists: candidates per class that are left at the end.
-        run_code: run generated programs, for pass_at_1.
 
     Raises:
         UserError: a value out of range.
     """
 
-    budgets: tuple[float, ...] = (0.05,)
-    budget_unit: BudgetUnit = "drift"
-    quality: tuple[Goal, ...] = ()
-    time_s: float | None = 600.0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    new_tokens: int | None = None
-    seed: int = 0
-    probe_texts: int = 8
-    keep: int = 6
-    first: int = 2
-    repeats: int = 2
-    finalists: int = 2
-    run_code: bool = False
+    budgets: Annotated[tuple[RealNumber, ...], LISTED] = stated(
+        (0.05,), "Limit of a lossy setting, in --budget-unit; 0: exact methods alone. None with ``quality``: any.",
+    )  # fmt: skip
+    budget_unit: BudgetUnit = stated(
+        "drift", "drift: mean TV a token; changed: expected changed tokens a text; kl: KL(p‖π) a token, nats."
+    )
+    quality: tuple[Goal, ...] = stated(
+        (), "A measure that a lossy setting must keep, relative to the target's own and at 95 %: 'exact_match>=0.98'."
+    )  # fmt: skip
+    time_s: Annotated[RealNumber, Field(gt=0)] | None = stated(
+        600.0, "When to stop: 90s, 10m, 1h; none: no limit."
+    )
+    temperature: RealNumber = like(_SAMPLING["temperature"])
+    top_k: WholeNumber = like(_SAMPLING["top_k"])
+    top_p: RealNumber = like(_SAMPLING["top_p"])
+    min_p: RealNumber = like(_SAMPLING["min_p"])
+    new_tokens: Positive | None = stated(None, "Tokens per text. None: by data.")
+    seed: Natural = stated(0, "Random seed.")
+    probe_texts: Positive = stated(8, "Prompts of the probe.")
+    keep: Positive = stated(
+        6, "Candidates per class (exact methods; each budget) that go on after the replay."
+    )
+    first: Positive = stated(2, "Prompts of the first round.")
+    repeats: Positive = stated(
+        2, "How often finalists answer a prompt, at most. More than once only if the prompts do not tell them apart."
+    )  # fmt: skip
+    finalists: Positive = stated(2, "Candidates per class that are left at the end.")
+    run_code: bool = stated(False, "Run generated code, in a subprocess with limits.")
 
     def __post_init__(self) -> None:
-        if self.budget_unit not in BUDGET_UNITS:
-            raise UserError(f"budget_unit='{self.budget_unit}' is unknown: give {', '.join(BUDGET_UNITS)}")
         most = 1.0 if self.budget_unit == "drift" else 1e6
         for budget in self.budgets:
             if not 0 <= budget <= most:
@@ -113,16 +122,8 @@ class TuneSettings:
                 )
         if len(set(self.budgets)) < len(self.budgets):
             raise UserError("a budget was given twice: give each once")
-        if self.time_s is not None and not self.time_s > 0:
-            raise UserError(f"time={self.time_s} is out of range: give seconds above 0")
-        for name in ("probe_texts", "keep", "first", "repeats", "finalists"):
-            at_least(name, getattr(self, name), 1)
-        at_least("seed", self.seed, 0)
-        if self.new_tokens is not None:
-            at_least("new_tokens", self.new_tokens, 1)
         if not self.run_code and any(goal.metric == "pass_at_1" for goal in self.quality):
             raise UserError("pass_at_1 runs the generated programs: give --run-code too, or another measure")
-        _ = self.sampling
 
     @property
     def sampling(self) -> Sampling:

@@ -270,8 +270,8 @@ class Run:
 
 def loss_temperature(settings: TrainingSettings, texts: Texts) -> float:
     """Temperature of both laws in the loss."""
-    if settings.temperature is not None:
-        return settings.temperature
+    if settings.loss_temperature is not None:
+        return settings.loss_temperature
     own = float(texts.info["settings"]["temperature"])
     return own if 0 < own <= 1 else 1.0
 

@@ -1,91 +1,70 @@
-"""Settings of distilling a draft: the texts, the student, training."""
+"""Settings of distilling a draft: the texts, the student, training; the command line reads them before torch."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
-from sprinter.decode.checks import at_least, between, one_of, positive, whole
+from pydantic import Field
+
 from sprinter.errors import UserError
-from sprinter.laws import Sampling
-from sprinter.training.drafts.losses import parse_loss
-from sprinter.training.sources import check_reading
+from sprinter.parameters import Positive, RealNumber, Sampling, WholeNumber, checked, like, stated
+from sprinter.training.sources import ReadingSettings
 
 __all__ = ["HeadSettings", "StudentSettings", "TextSettings", "TrainingSettings"]
 
-HEADS_THAT_DRAFT = ("medusa", "eagle", "eagle3", "glide")
-"""Kinds that ``sprinter draft train`` makes."""
+Share = Annotated[RealNumber, Field(ge=0, le=1)]
+Few = Annotated[WholeNumber, Field(ge=1, le=16)]
 
 
-@dataclass(frozen=True, slots=True)
-class TextSettings:
-    """What the texts depend on, besides target and data.
+@checked
+class TextSettings(ReadingSettings):
+    """What the texts that a target writes depend on, besides target and data."""
 
-    Args:
-        seed: seed of the texts that the target writes; text i has seed ``seed + i``.
-        temperature: temperature that the target writes at. Its laws are stored raw (temperature 1).
-        new_tokens: maximum number of tokens of an answer.
-        prompt_tokens: maximum prompt length; running texts are truncated, examples beyond it are skipped.
-        prompt_share: share of a running text's words that is its prompt.
-        top: number of most probable tokens that are stored of each law; the others are one further outcome.
-        rows: texts that are written at the same time; on a GPU there are more, see ``training.drafts.waves``.
-        shard: texts per shard, the unit of resuming.
-        held_out: share of the prompts, chosen by a hash of their tokens, that the draft is evaluated on.
-        limit: maximum number of texts to read; None: all.
-        field, split, chat, system: how the data are read, as in ``sprinter gate label``.
-    """
-
-    seed: int = 0
-    temperature: float = 1.0
-    new_tokens: int = 256
-    prompt_tokens: int = 512
-    prompt_share: float = 0.3
-    top: int = 64
-    rows: int = 32
-    shard: int = 96
-    held_out: float = 0.05
-    limit: int | None = None
-    field: str | None = None
-    split: str = "lines"
-    chat: bool = False
-    system: str | None = None
-
-    def __post_init__(self) -> None:
-        whole("seed", self.seed)
-        Sampling(temperature=self.temperature)
-        positive(self, "new_tokens", "prompt_tokens", "top", "rows", "shard")
-        between("prompt_share", self.prompt_share, 0.0, 1.0)
-        between("held_out", self.held_out, 0.0, 0.5)
-        check_reading(self)
+    seed: WholeNumber = stated(0, "Seed of the texts: text i has seed + i.")
+    temperature: RealNumber = like(
+        Sampling.model_fields["temperature"],
+        description="The target writes at it: that of later use. Its laws are stored raw (temperature 1).",
+    )
+    new_tokens: Positive = stated(256, "Maximum length of the target's answers.")
+    prompt_tokens: Positive = stated(
+        512, "Maximum prompt length. Running texts are truncated, examples beyond it are skipped."
+    )
+    prompt_share: Share = stated(0.3, "Share of a running text's words that is its prompt.")
+    top: Positive = stated(
+        64, "Most probable tokens that are stored of each law. The others are one further outcome."
+    )
+    rows: Positive = stated(
+        32, "Texts that are written at the same time. On a GPU there are more, see ``training.drafts.waves``."
+    )
+    shard: Positive = stated(96, "Texts per shard, the unit of resuming.")
+    held_out: Annotated[RealNumber, Field(ge=0, le=0.5)] = stated(
+        0.05, "Share of the prompts that the draft is evaluated on. It is chosen by a hash of their tokens."
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@checked
 class StudentSettings:
-    """Shape of the student, a Llama model with the target's tokenizer.
+    """Shape of the student, a Llama model with the target's tokenizer."""
 
-    Args:
-        layers: number of decoder layers.
-        width: hidden size, a multiple of ``2 * heads``; None: the target's. A smaller one projects the target's
-            embeddings by a truncated singular value decomposition.
-        heads: attention heads; None: one per 64 hidden units, at least one.
-        feed_forward: width of the feed-forward layers; None: 8/3 of the hidden size, rounded up to a multiple of 32.
-        vocabulary: number of tokens that the output layer knows, the most frequent ones of the target's texts; q is 0
-            for all others. None: all tokens, and a folder that other engines load too.
-        context: maximum text length; None: the target's, at most 8192.
-        seed: seed of the initial weights.
-    """
-
-    layers: int = 2
-    width: int | None = None
-    heads: int | None = None
-    feed_forward: int | None = None
-    vocabulary: int | None = None
-    context: int | None = None
-    seed: int = 0
+    layers: Positive = stated(2, "Decoder layers.")
+    width: Positive | None = stated(
+        None, "Hidden size; a smaller one projects the embeddings. None: the target's. A multiple of ``2 * heads``; "
+        "the projection is a truncated singular value decomposition.",
+    )  # fmt: skip
+    heads: Positive | None = stated(None, "Attention heads. None: one per 64 hidden units, at least one.")
+    feed_forward: Positive | None = stated(
+        None,
+        "Width of the feed-forward layers. None: 8/3 of the hidden size, rounded up to a multiple of 32.",
+    )
+    vocabulary: Positive | None = stated(
+        None, "Tokens that the output layer knows; others are never drafted; only Sprinter loads such a draft. None: "
+        "all. They are the most frequent ones of the target's texts.",
+    )  # fmt: skip
+    context: Positive | None = stated(None, "Maximum text length. None: the target's, at most 8192.")
+    seed: WholeNumber = stated(0, "Seed of the initial weights.")
 
     def __post_init__(self) -> None:
-        whole("seed", self.seed)
-        positive(self, "layers", "width", "heads", "feed_forward", "vocabulary", "context")
         if self.width is not None and self.width % (2 * (self.heads or 1)):
             raise UserError(
                 f"width={self.width} cannot be split into {self.heads or 1} heads of an even size: "
@@ -93,44 +72,37 @@ class StudentSettings:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@checked
 class HeadSettings:
-    """Shape of heads on the target that draft.
+    """Shape of heads on the target that draft."""
 
-    Args:
-        kind: "medusa", "eagle", "eagle3" or "glide".
-        heads: number of Medusa's heads, tokens ahead that are drafted; of the others, steps of training
-            ahead of what the target has read. None: 1 for "eagle", as its authors train it, else 4.
-        blocks: residual blocks of each of Medusa's heads.
-        share_output: all of Medusa's heads end in the target's output layer, a fraction of the parameters; else each
-            in one of its own, which begins as a copy.
-        discount: weight of the loss of each further head or step, relative to the one before (both papers: 0.8).
-        regression: weight of EAGLE's loss of states, relative to that of laws (paper: 10).
-        vocabulary: tokens that EAGLE-3 can draft, the most frequent ones of the target's texts; None: all.
-        keep_states: compute the target's states once and keep them on disk; else in every epoch.
-        seed: seed of the initial weights; Medusa's have none by chance.
-    """
-
-    kind: str = "medusa"
-    heads: int | None = None
-    blocks: int = 1
-    share_output: bool = False
-    discount: float = 0.8
-    regression: float = 10.0
-    vocabulary: int | None = None
-    keep_states: bool = True
-    seed: int = 0
+    kind: Literal["medusa", "eagle", "eagle3", "glide"] = stated(
+        "medusa", "What is trained; 'eagle' is the head of EAGLE and EAGLE-2."
+    )
+    heads: Few | None = stated(
+        None, "Medusa's heads, tokens ahead that are drafted; the others: steps of training. None: 4; eagle: 1. These "
+        "are steps ahead of what the target has read.",
+    )  # fmt: skip
+    blocks: Few = stated(1, "Residual blocks of each of Medusa's heads.")
+    share_output: bool = stated(
+        False, "All of Medusa's heads end in the target's output layer: far fewer parameters. Else each ends in one of "
+        "its own, which begins as a copy.",
+    )  # fmt: skip
+    discount: Share = stated(
+        0.8, "Weight of each further head's loss, relative to the last. Both papers: 0.8."
+    )
+    regression: Annotated[RealNumber, Field(ge=0, le=1e6)] = stated(
+        10.0, "Weight of EAGLE's loss of states, relative to that of laws. The paper: 10."
+    )
+    vocabulary: Positive | None = stated(
+        None, "Tokens that EAGLE-3 can draft, the most frequent of the texts. None: all."
+    )
+    keep_states: bool = stated(True, "Keep the target's states on disk; else compute them in every epoch.")
+    seed: WholeNumber = stated(0, "Seed of the initial weights. Medusa's have none by chance.")
 
     def __post_init__(self) -> None:
-        one_of("kind of heads", self.kind, HEADS_THAT_DRAFT)
         if self.heads is None:
             object.__setattr__(self, "heads", 1 if self.kind == "eagle" else 4)
-        for name in ("heads", "blocks"):
-            at_least(name, getattr(self, name), 1, 16)
-        between("regression", self.regression, 0.0, 1e6)
-        between("discount", self.discount, 0.0, 1.0)
-        whole("seed", self.seed)
-        positive(self, "vocabulary")
         if self.kind != "medusa" and (self.blocks != 1 or self.share_output):
             raise UserError("blocks and share_output are of Medusa's heads: leave them out")
         if self.kind == "eagle3" and self.steps < 3:
@@ -149,49 +121,43 @@ class HeadSettings:
         return self.heads
 
 
-@dataclass(frozen=True, slots=True)
+@checked
 class TrainingSettings:
-    """How the student is trained.
+    """How the student is trained."""
 
-    Args:
-        loss: what is minimised: ``ce``, ``kl``, ``reverse-kl``, ``tv``, or a mix such as ``0.1*ce+0.9*tv``.
-        warm_up: share of the steps that minimise ``ce+kl`` instead: the gradient of total variation is small where
-            the laws hardly overlap.
-        steps: number of optimizer steps; None: as many as ``epochs`` passes over the texts take.
-        epochs: passes over the texts, if ``steps`` is None.
-        minutes: maximum time of training; the learning rate has fallen when it is over. None: no limit. How many steps
-            are made then depends on the machine, so that no second run gives the same weights.
-        tokens: tokens per step, prompts included.
-        lr: peak learning rate of AdamW; it rises over the first 2 % of the steps and falls with a cosine to a tenth.
-        decay: weight decay of matrices other than embeddings.
-        temperature: temperature of both laws in the loss, above 0 and up to 1; None: that of the texts, or 1 where that
-            is out of range.
-        freeze_embeddings: keep the embeddings, which come from the target, as they are.
-        on_policy: share of the steps, the last ones, that also see positions of the student's own drafts.
-        gamma: length of those drafts.
-        checkpoint: number of steps between checkpoints.
-        seed: seed of the order of texts and of the drafts.
-        precision: dtype of matrix products in training, and of those of the states that heads read, in their evaluation
-            too where states are kept; weights, losses and other evaluation stay in float32.
-        threads: number of CPU threads; None: torch's own choice. Equal weights after a resumed run need equal numbers.
-    """
-
-    loss: str = "0.1*ce+0.9*tv"
-    warm_up: float = 0.5
-    steps: int | None = None
-    epochs: float = 4.0
-    minutes: float | None = None
-    tokens: int = 2048
-    lr: float = 1e-3
-    decay: float = 0.01
-    temperature: float | None = None
-    freeze_embeddings: bool = False
-    on_policy: float = 0.0
-    gamma: int = 5
-    checkpoint: int = 100
-    seed: int = 0
-    precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int | None = None
+    loss: str = stated("0.1*ce+0.9*tv", "ce, kl, reverse-kl, tv, or a mix such as 0.1*ce+0.9*tv.")
+    warm_up: Share = stated(
+        0.5, "Share of the steps that minimise ce+kl first. The gradient of total variation is small where the laws "
+        "hardly overlap.",
+    )  # fmt: skip
+    steps: Positive | None = stated(None, "Steps, instead of --epochs. None: by --epochs.")
+    epochs: Annotated[RealNumber, Field(ge=1e-3, le=1e6)] = stated(4.0, "Passes over the texts.")
+    minutes: Annotated[RealNumber, Field(ge=1e-3, le=1e6)] | None = stated(
+        None, "Maximum time of training; the schedule ends with it. None: no limit. How many steps are made then "
+        "depends on the machine, so that no second run gives the same weights.",
+    )  # fmt: skip
+    tokens: Positive = stated(2048, "Tokens per step, prompts included.")
+    lr: Annotated[RealNumber, Field(ge=1e-8, le=1)] = stated(
+        1e-3, "Peak learning rate of AdamW. It rises over the first 2 % of the steps, and falls with a cosine to a "
+        "tenth.",
+    )  # fmt: skip
+    decay: Share = stated(0.01, "Weight decay of matrices other than embeddings.")
+    loss_temperature: Annotated[RealNumber, Field(ge=0.05, le=1)] | None = stated(
+        None, "Temperature of the laws in the loss. None: that of the texts. Or 1 where that is out of range."
+    )
+    freeze_embeddings: bool = stated(False, "Keep the target's embeddings as they are.")
+    on_policy: Share = stated(0.0, "Share of the steps, the last ones, that also see the draft's own drafts.")
+    gamma: Positive = stated(5, "Length of those drafts.")
+    checkpoint: Positive = stated(100, "Steps between checkpoints.")
+    seed: WholeNumber = stated(0, "Seed of texts, weights and batches.")
+    precision: Literal["float32", "bfloat16"] = stated(
+        "float32", "Dtype of matrix products in training; bfloat16 is faster where the processor has it. And of those "
+        "of the states that heads read, in their evaluation too where states are kept; weights, losses and other "
+        "evaluation stay in float32.",
+    )  # fmt: skip
+    threads: Positive | None = stated(
+        None, "CPU threads for training. None: torch's. Equal weights after a resumed run need equal numbers."
+    )
 
     def shaping(self) -> dict[str, Any]:
         """The fields that tell one training from another: a run goes on with other threads or checkpoints."""
@@ -201,20 +167,10 @@ class TrainingSettings:
         return rest
 
     def __post_init__(self) -> None:
+        from sprinter.training.drafts.losses import parse_loss  # imports torch
+
         object.__setattr__(self, "loss", str(parse_loss(self.loss)))
-        one_of("precision", self.precision, ("float32", "bfloat16"))
-        whole("seed", self.seed)
-        between("warm_up", self.warm_up, 0.0, 1.0)
-        between("on_policy", self.on_policy, 0.0, 1.0)
-        between("epochs", self.epochs, 1e-3, 1e6)
-        between("lr", self.lr, 1e-8, 1.0)
-        between("decay", self.decay, 0.0, 1.0)
-        if self.temperature is not None:
-            between("temperature", self.temperature, 0.05, 1.0)
-        if self.minutes is not None:
-            between("minutes", self.minutes, 1e-3, 1e6)
-            if self.on_policy:
-                raise UserError(
-                    "minutes does not go with on_policy, which begins at a certain step: leave one out"
-                )
-        positive(self, "tokens", "gamma", "checkpoint", "steps", "threads")
+        if self.minutes is not None and self.on_policy:
+            raise UserError(
+                "minutes does not go with on_policy, which begins at a certain step: leave one out"
+            )
