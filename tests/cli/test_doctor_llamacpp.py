@@ -129,7 +129,9 @@ def test_target_and_draft_may_have_different_runners(
     monkeypatch.setitem(runners.RIVALS, "torch, dtype gguf", {"runner": "torch", "dtype": "float32"})  # type: ignore[arg-type]
     monkeypatch.setattr("sprinter.theory.passes.measure_passes", measured)
     monkeypatch.setattr(
-        doctor_probe, "_best_gamma", lambda _, one: (1, (one.target_s(2) + one.draft_s(1)) / 4)
+        PassCosts,
+        "best_run",
+        lambda one, _: (4 * one.target_s(1) / (one.target_s(2) + one.draft_s(1)), 1),
     )
     done, out, err = run(*probing, "--json")
     assert done == 0, err

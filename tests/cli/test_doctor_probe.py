@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.cli.tiny import Places, Run
 
-from sprinter.cli.doctor_probe import _best_gamma, _row, _show_agreement
+from sprinter.cli.doctor_probe import _row, _show_agreement
 from sprinter.cli.probe_texts import _share
 from sprinter.decode.costs import PassCosts
 from sprinter.theory.replay import Replay
@@ -118,14 +118,6 @@ def test_a_share_of_each_text() -> None:
     assert _share([100, 10, 100], 60) == 25
     assert _share([5, 5], 100) == 5
     assert _share([9, 9, 9], 2) == 1
-
-
-def test_the_best_draft_length_weighs_the_costs() -> None:
-    flat = PassCosts(tuple((n, 1.0) for n in range(1, 10)), ((1, 0.05), (2, 0.05)))
-    steep = PassCosts(tuple((n, float(n)) for n in range(1, 10)), ((1, 0.05), (2, 0.05)))
-    lengths = [_best_gamma(beta, times)[0] for beta, times in ((0.9, flat), (0.6, flat), (0.6, steep))]
-    assert lengths[0] > lengths[1] > lengths[2] == 1
-    assert _best_gamma(1.0, flat)[1] == pytest.approx((12 * 0.05 + 1) / 13)  # the longest draft, all accepted
 
 
 def test_a_method_pays_by_the_number_that_is_shown() -> None:

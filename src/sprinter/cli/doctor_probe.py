@@ -39,7 +39,6 @@ _DIALS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "certain": ("certain(threshold={:g})", (0.3, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0)),
     "online": ("online(tau={:g})", (0.5, 0.6, 0.7, 0.8)),
 }
-_GAMMAS = range(1, 13)
 
 
 def run_probe(
@@ -76,7 +75,7 @@ def run_probe(
             loading,
             pair,
             costs,
-            lambda one: min(one.target_s(1), _best_gamma(beta, one)[1]),
+            lambda one: one.target_s(1) / max(1.0, one.speed_up(beta)),
             sampling,
             progress,
         )
@@ -197,7 +196,7 @@ def _methods(
     from sprinter.theory.replay import replay
 
     default = "auto" if drafts_by_default(costs) else "autoregressive"
-    gamma, _ = _best_gamma(beta, costs)
+    _, gamma = costs.best_run(beta)
     tried = {"autoregressive": ["autoregressive"], "speculative": [f"speculative(gamma={gamma})"]}
     tried["block"] = [f"block(gamma={gamma})"]
     tried["optimal"] = [f"optimal({costs.named})"]
@@ -219,19 +218,6 @@ def _methods(
         if fit:
             rows.append(max(fit, key=lambda row: row["speed_up"]))
     return rows
-
-
-def _best_gamma(overlap: float, costs: PassCosts) -> tuple[int, float]:
-    """The draft length with the largest expected speed, from independent acceptances (Leviathan et al. 2023), and
-    seconds a token with it."""
-    from sprinter.theory.speculation import expected_tokens
-
-    def token_s(gamma: int) -> float:
-        round_s = gamma * costs.draft_s(1) + costs.target_s(gamma + 1)
-        return round_s / float(expected_tokens(overlap, gamma))
-
-    best = min(_GAMMAS, key=token_s)
-    return best, token_s(best)
 
 
 def _seconds(costs: PassCosts) -> dict[str, Any]:
