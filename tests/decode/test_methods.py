@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -91,6 +92,18 @@ def test_a_replaced_rule_stays() -> None:
 def test_a_method_passes_through() -> None:
     method = Method(stop=Fixed(2))
     assert parse_method(method) is method
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_every_parameter_of_a_preset_is_in_its_name(name: str) -> None:
+    others = {"signal": "margin", "divergence": "kl", "base": "greedy", "deferral": "chow", "widths": "2x2",
+              "counts": "3x2x2x1", "tree": "0x1", "reads": "1x1x1x1"}  # fmt: skip
+    for key, parameter in inspect.signature(METHODS.get(name)).parameters.items():
+        usual = parameter.default
+        other = others.get(key, usual + 1 if type(usual) is int else 0.25 if usual != 0.25 else 0.5)
+        method = parse_method(f"{name}({key}={other})")
+        assert method.name.startswith(name) and f"{key}={other}" in method.name
+        assert parse_method(name).replace(**{key: other}) == parse_method(method.name) == method
 
 
 def test_a_number_is_held_by_its_rule_alone() -> None:
