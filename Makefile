@@ -80,7 +80,7 @@ floors: ready ## import-linter: modules import only from lower floors
 
 unit: ready ## pytest without the slow tests and those that need a GPU or real models; COVER=1: with the coverage floor
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" --skips kernels,llama,peers,browser $(PARALLEL) \
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" --skips kernels,llama,peers,browser,root,tools $(PARALLEL) \
 		$(if $(COVER),--cov --cov-report=term-missing) --durations=25 --durations-min=5
 
 test-all: ready ## pytest, slow tests too (not those that need a GPU or real models)

@@ -21,6 +21,7 @@ ALLOWED = {
     "browser": r"could not import 'playwright|there is no Chromium",
     "models": r"\S+\.gguf is not used with REAL=",
     "root": r"needs root",
+    "tools": r"there is no (curl|systemd)",
 }
 """Name in ``--skips`` → what the reason of a skipped test looks like."""
 
