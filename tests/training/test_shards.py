@@ -220,11 +220,11 @@ def test_a_write_that_fails_leaves_nothing_behind(
     shelf = ShardStore(tmp_path, INFO_OF_TEST)
     shelf.add(0, shard(0))
 
-    def fail(self: Path, content: bytes) -> None:
+    def fail(descriptor: int) -> None:
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", fail)
+        patch.setattr(os, "fsync", fail)
         with pytest.raises(UserError, match=r"run the same command again \(1 shards are kept\)") as caught:
             shelf.add(1, shard(1))
     assert ("the disk is full" in str(caught.value)) == (code == errno.ENOSPC)
