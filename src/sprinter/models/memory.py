@@ -12,7 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from sprinter.errors import RowsError, UserError
 from sprinter.models.interface import ServedModel
-from sprinter.models.runners.forward import call_model
+from sprinter.models.runners.forward import call_model, head_of
 
 __all__ = ["cache_bytes", "check_memory", "free_bytes", "token_bytes"]
 
@@ -35,7 +35,9 @@ def token_bytes(model: PreTrainedModel | ServedModel) -> int:
 def _measured(model: PreTrainedModel) -> int:
     cache = DynamicCache()
     with torch.inference_mode():
-        call_model(model, torch.zeros(1, 1, dtype=torch.long, device=model.device), None, cache=cache)
+        call_model(
+            model, head_of(model), torch.zeros(1, 1, dtype=torch.long, device=model.device), None, cache=cache
+        )
     layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
     states = [part for layer in layers for part in (layer.keys, layer.values) if part is not None]
     return sum(part.numel() * part.element_size() for part in states)

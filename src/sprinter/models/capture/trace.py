@@ -13,7 +13,7 @@ from functools import cache
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sprinter.models.runners.forward import StateFilter, call_model
+from sprinter.models.runners.forward import StateFilter, call_model, head_of
 from sprinter.models.runners.row import RowCache, RowLayer, Span, Windows, mask_dtype, masks_of, window_mask
 
 __all__ = ["PASS", "ForwardPass", "RowPass", "Unit", "as_function", "pass_unit"]
@@ -41,7 +41,7 @@ class RowPass:
 
     def __init__(self, model: PreTrainedModel, windows: Windows, gather: bool = False) -> None:
         self.model, self._windows, self._gather = model, windows, gather
-        self._mask_dtype = mask_dtype(model)
+        self._head, self._mask_dtype = head_of(model), mask_dtype(model)
 
     def __call__(
         self,
@@ -69,7 +69,14 @@ class RowPass:
         ]
         mask = masks_of(self._windows, lambda window: window_mask(keys, positions, window, self._mask_dtype))
         return call_model(
-            self.model, tokens, keep, layers, position_ids=positions, attention_mask=mask, cache=cache
+            self.model,
+            self._head,
+            tokens,
+            keep,
+            layers,
+            position_ids=positions,
+            attention_mask=mask,
+            cache=cache,
         )
 
 

@@ -353,6 +353,7 @@ class ModelRunner(BaseRunner):
         self.model = model
         model.train(False)
         self.vocab_size, self.hidden_size = head_sizes(model)
+        self._head = head_of(model)  # which takes a tenth of a draft step to find
         self.device, self._place = torch.device(model.device), place_of(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.straight: StraightPass | None = None
@@ -361,12 +362,14 @@ class ModelRunner(BaseRunner):
         """The model's output for a pass; ``kwargs``: what else it is given."""
         try:
             if self.straight is not None:
-                with _turn(head_of(self.model)):
+                with _turn(self._head):
                     return ModelOutput(
                         *self.straight(asked.tokens, asked.logits, layers=asked.layers, **kwargs)
                     )
             keep = None if asked.logits else _last
-            said, hidden, *states = call_model(self.model, asked.tokens, keep, asked.layers, **kwargs)
+            said, hidden, *states = call_model(
+                self.model, self._head, asked.tokens, keep, asked.layers, **kwargs
+            )
         except RuntimeError as error:
             refuse_moved(self.model, self._place, error)
             raise
@@ -393,6 +396,7 @@ def _last(hidden: Tensor) -> Tensor:
 
 def call_model(
     model: PreTrainedModel,
+    head: nn.Module,
     tokens: Tensor,
     keep: StateFilter | None,
     layers: Sequence[int] = (),
@@ -400,7 +404,7 @@ def call_model(
     cache: Cache,
     **kwargs: Any,
 ) -> tuple[Tensor, ...]:
-    """Call the model and capture the input of its output embedding with a hook.
+    """Call the model and capture the input of its output embedding, ``head``, with a hook.
 
     The hook sees the exact input of the output embedding, independent of the model's code before it; what the model
     does afterwards (logit softcapping, scaling) still applies. Positions that ``keep`` drops cost no product with the
@@ -409,7 +413,6 @@ def call_model(
     Returns:
         Logits of the states that ``keep`` selects, all states, and the outputs of ``layers``, without the final norm.
     """
-    head = head_of(model)
     caught: list[Tensor] | None = None
     states: dict[int, Tensor] = {}
     handles: list[Any] = []

@@ -131,9 +131,10 @@ class RowRunner(ModelRunner):
     def _through(self, asked: Pass, at: RowPlaces, flat: bool = False) -> ModelOutput:
         aligned, keys = asked.aligned and not flat, at.keys.shape[-1]
         span, positions = self._cache.span, at.positions[:1] if aligned else at.positions
-        span.start, span.keys, span.flat = 0 if asked.branches else max(asked.starts), keys, flat
-        span.index, span.some = None if aligned else at.slots, flat or not asked.whole
-        span.rows = at.rows[None] if flat else at.rows[:, None]
+        span.start, span.keys = 0 if asked.branches else max(asked.starts), keys
+        span.flat, span.some, span.index, span.rows = flat, flat or not asked.whole, None, None
+        if not aligned:
+            span.index, span.rows = at.slots, at.rows[None] if flat else at.rows[:, None]
         # Fused attention needs no mask for one query that sees all keys, nor at the start of the text.
         bare = aligned and self._sdpa and (asked.tokens.shape[1] == 1 or span.start == 0)
 
@@ -169,7 +170,8 @@ class RowRunner(ModelRunner):
         """Of any pass; rows without a tree read a chain."""
         start, n = asked.starts[0], asked.tokens.shape[1]
         if asked.aligned:
-            positions = self._positions[:, start : start + n].expand(self.batch, n)
+            positions = self._positions[:, start : start + n]
+            positions = positions if self.batch == 1 else positions.expand(self.batch, n)
             return RowPlaces(positions, positions, self._numbers, self._positions[0, : start + n])
         rows = self._numbers if asked.whole else torch.tensor(asked.rows, device=self.device)
         if asked.branches:
