@@ -8,6 +8,7 @@ rotated differently.
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -59,14 +60,9 @@ def _rotate(module: nn.Module, settings: dict[str, str], length: int) -> tuple[T
 
 
 def _last_before_change(rotate: _Rotate) -> int | None:
-    base, low, high = rotate(_SHORTEST), _SHORTEST, _FAR
-    if _equal(rotate(high), base):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _equal(rotate(middle), base) else (low, middle)
-    return low
+    base = rotate(_SHORTEST)
 
+    def changed(length: int) -> bool:
+        return not all(map(torch.equal, rotate(length), base))
 
-def _equal(some: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
-    return all(map(torch.equal, some, others))
+    return bisect_left(range(_FAR), True, _SHORTEST, key=changed) - 1 if changed(_FAR) else None
