@@ -30,6 +30,7 @@ SLOW = {
     "papers/theory",
     "serve/load",
     "serve/crowd",
+    "serve/remote",
     "serve/schema",
     "methods/tuner",
     "methods/never_slower",
@@ -59,6 +60,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "serve/evaluate": {"rows"},
     "serve/latency": {"rows"},
     "serve/load": {"load"},
+    "serve/remote": {"rows"},
     "serve/schema": {"answers", "cases"},
 }
 
