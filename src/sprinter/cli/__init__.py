@@ -1,16 +1,15 @@
-"""The command line ``sprinter``: one short module per command; torch is imported only when a command needs it.
+"""The command line ``sprinter``: a module per command or group; torch is imported only when it is needed.
 
 | modules | contents |
 | --- | --- |
 | ``app``, ``running`` | the typer application; runs it and turns errors into one line and an exit status |
 | ``generate``, ``generate_many`` | ``sprinter generate``: one text, or a file of prompts |
 | ``chat``, ``chat_commands``, ``chat_session`` | ``sprinter chat``: its loop, what is typed, the conversation |
-| ``serve``, ``methods``, ``doctor``, ``demo``, ``convert``, ``tune`` | commands of these names |
+| ``serve``, ``methods``, ``doctor``, ``demo``, ``eval``, ``tune`` | commands of these names |
+| ``gate``, ``draft``, ``theory``, ``bench``, ``convert`` | groups of commands of these names |
 | ``doctor_probe``, ``probe_texts`` | ``sprinter doctor --probe`` |
-| ``gate_*``, ``draft_*``, ``theory_*`` | commands of ``sprinter gate``, ``draft``, ``theory``; what they share |
-| ``bench``, ``bench_results`` | ``sprinter bench``: a run, results of runs |
-| ``options``, ``loading``, ``generating`` | options that commands share; messages in their words |
-| ``signature`` | how a command gets shared options, groups of commands, --help and --help-all |
+| ``options``, ``loading``, ``generating`` | options that commands share |
+| ``signature`` | how settings become options, groups of commands, --help; messages in their words |
 | ``pages``, ``progress``, ``prompts`` | output, input |
 
 Exit status: 0 success, 2 a mistake of the user, 1 any other failure, 130 after Ctrl-C, 141 if the reader of a pipe has

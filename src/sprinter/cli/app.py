@@ -12,7 +12,7 @@ from sprinter.cli.signature import CommandGroup, LaterCommands, group, option, s
 
 __all__ = ["app"]
 
-_ALONE = {
+_ABOUT = {
     "generate": "Generate a text; show the origin of each token and the statistics.",
     "chat": "Talk to a chat model; show the origin of each token, and what each answer cost.",
     "serve": "Serve the pair over HTTP, with OpenAI's interface: completions, chat completions, models.",
@@ -23,51 +23,28 @@ _ALONE = {
     "demo": "Compare plain decoding, an exact method and a lossy one with drift of at most 0.1 (well under a minute).",
     "eval": "Evaluate a pair on tasks of lm-evaluation-harness: accuracy by method, and what it cost.",
     "tune": "Find the fastest method within a budget on drift, on your prompts and this machine; write a profile.",
+    "gate": "Make a gate for your pair and your texts: label, train, evaluate.",
+    "draft": "Make a draft for your target: distil a model, find the size that pays, train heads, cut the vocabulary.",
+    "theory": "The papers' theorems: simulate, draw, count, and predict your pair with them.",
+    "bench": "Measure methods and other engines on suites of prompts: speed, drift, quality; one report.",
+    "convert": "Write a model in another format.",
 }
-_GROUPS: dict[str, tuple[str, dict[str, str]]] = {
-    "gate": (
-        "Make a gate for your pair and your texts: label, train, evaluate.",
-        {name: f"gate_{name}:command" for name in ("label", "mine", "train", "roc")},
-    ),
-    "draft": (
-        "Make a draft for your target: distil a model, find the size that pays, train heads, cut the vocabulary.",
-        {name: f"draft_{name}:command" for name in ("distill", "sizes", "train", "vocabulary")},
-    ),
-    "theory": (
-        "The papers' theorems: simulate, draw, count, and predict your pair with them.",
-        {name: f"theory_{name}:command" for name in ("simulate", "pareto", "flops", "predict")},
-    ),
-    "bench": (
-        "Measure methods and other engines on suites of prompts: speed, drift, quality; one report.",
-        {
-            "": "bench:run", "compare": "bench_results:compare", "report": "bench_results:report",
-            "list": "bench_results:names",
-        },
-    ),
-    "convert": ("Write a model in another format.", {"gguf": "convert:gguf"}),
-}  # fmt: skip
+"""The commands, each in the module of its name: a function of this name, or a group, whose functions are in GROUP."""
 
 
 def _made(name: str) -> Any:
     """The function of a command, or the group of this name."""
-
-    def found(place: str) -> Any:
-        module, _, function = place.partition(":")
-        return getattr(import_module(f"sprinter.cli.{module}"), function)
-
-    if name in _ALONE:
-        return found(f"{name}:{name}")
-    about, places = _GROUPS[name]
-    functions = {one: found(place) for one, place in places.items()}
-    return group(name, about, functions.pop("", None), **functions)
+    module = import_module(f"sprinter.cli.{name}")
+    if (commands := getattr(module, "GROUP", None)) is None:
+        return getattr(module, name)
+    return group(name, _ABOUT[name], commands)
 
 
 class _AllCommands(CommandGroup):
     """All commands, each imported when it is needed: --help needs none."""
 
     def __init__(self, **given: Any) -> None:
-        abouts = _ALONE | {name: about for name, (about, _) in _GROUPS.items()}
-        super().__init__(**{**given, "commands": LaterCommands(abouts, _made)})
+        super().__init__(**{**given, "commands": LaterCommands(_ABOUT, _made)})
 
 
 app = typer.Typer(

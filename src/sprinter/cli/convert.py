@@ -13,7 +13,7 @@ from sprinter.cli.pages import print_json
 from sprinter.cli.progress import Progress
 from sprinter.cli.signature import option
 
-__all__ = ["gguf"]
+__all__ = ["GROUP"]
 
 
 def gguf(
@@ -36,3 +36,6 @@ def gguf(
     else:
         print(f"{path}: {dtype}, {size / 2**20:.1f} MiB")
     return 0
+
+
+GROUP = {"gguf": gguf}

@@ -328,20 +328,18 @@ class CommandGroup(_Listed, TyperGroup):
             formatter.write_dl(rows)
 
 
-def group(
-    title: str, about: str, alone: Callable[..., Any] | None = None, **commands: Callable[..., Any]
-) -> typer.Typer:
+def group(title: str, about: str, commands: Mapping[str, Callable[..., Any]]) -> typer.Typer:
     """A group of commands.
 
     Args:
         title, about: its name and help.
-        alone: what it does without a command; None: it shows its help.
-        commands: by name.
+        commands: by name; "": what it does without one, in place of showing its help.
     """
     found = typer.Typer(name=title, help=about, cls=CommandGroup, add_completion=False, rich_markup_mode=None)
     for name, command in commands.items():
-        found.command(name, cls=ListedCommand)(listed(command))
-    found.callback(invoke_without_command=True)(show_help if alone is None else listed(alone))
+        if name:
+            found.command(name, cls=ListedCommand)(listed(command))
+    found.callback(invoke_without_command=True)(listed(commands.get("", show_help)))
     return found
 
 
