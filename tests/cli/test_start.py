@@ -17,6 +17,7 @@ def sprinter(environment: dict[str, str], *args: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize(("args", "allowed"), [
     (("--version",), ()), (("--help",), ()), (("generate", "--help"), ()), (("gate", "train", "--help"), ()),
+    (("draft", "train", "--help"), ()), (("tune", "--help"), ()), (("serve", "--help"), ()),
     (("theory", "predict", "--help"), ()), (("bench", "--help"), ()), (("generate",), ()), (("chat",), ()),
     (("methods", "--json"), ("torch", "numpy")),  # rules are made of torch
 ], ids=lambda value: " ".join(value) or "nothing")  # fmt: skip

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUP"]
 
+_OPTIONS: Any = None
+"""Default of a parameter that options replace: settings of training import torch when they are made."""
+
 
 def _writes() -> Decorator:
     """Decorator of a command: its parameter ``texts`` becomes options of what the target writes."""
@@ -138,7 +141,7 @@ def distill(
     more: MoreOption = None,
     loading: Loading = Loading(),
     student: StudentSettings = StudentSettings(),
-    training: TrainingSettings = TrainingSettings(),
+    training: TrainingSettings = _OPTIONS,
     texts: TextSettings = TextSettings(),
     restart: RestartOption = False,
     json: JsonOption = False,
@@ -190,7 +193,7 @@ def sizes(
     draft_dtype: Annotated[
         str | None, option("dtype of the draft when its steps are timed.", default="the target's")
     ] = None,
-    training: TrainingSettings = TrainingSettings(),
+    training: TrainingSettings = _OPTIONS,
     texts: TextSettings = TextSettings(),
     json: JsonOption = False,
 ) -> None:
@@ -275,7 +278,7 @@ def train(
     loading: Loading = Loading(),
     shape: HeadSettings = HeadSettings(),
     placing: PlacingOptions = PlacingOptions(),
-    training: TrainingSettings = TrainingSettings(),
+    training: TrainingSettings = _OPTIONS,
     texts: TextSettings = TextSettings(),
     restart: RestartOption = False,
     json: JsonOption = False,
