@@ -18,8 +18,8 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from sprinter.decode import ACCEPT, AcceptRule, Drafter, Judge, Model, Purpose, Root, parse_method
-from sprinter.decode.accept import TargetCall
-from sprinter.decode.draft import AskDraft, Draft, Record, Verdict
+from sprinter.decode.accept import TargetCall, Verdict
+from sprinter.decode.draft import AskDraft, Draft, Record
 from sprinter.decode.enumerate import ChainDriver
 from sprinter.decode.grow import grow_from
 from sprinter.decode.loop import Limits, decode

@@ -35,7 +35,7 @@ from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.stop import Confidence, Fixed, Never, Svip, Untrusted
-from sprinter.decode.text_rules import Verdicts
+from sprinter.decode.text_rules import TextRules
 from sprinter.decode.trust import Certain, Coin, Everyone, Gate, Online
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
@@ -122,24 +122,26 @@ def test_copies_are_checked_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> 
     copies: set[tuple[int, int]] = set()  # round, position
     drafted: list[int] = []
     budgets: list[DriftAccount] = []
-    ask, wait, allows = decoding._ask_rules, Verdicts.wait, DriftAccount.allows
+    ask, wait, allows = decoding._ask_rules, TextRules.wait, DriftAccount.allows
 
     def asked(own: Decoding, answer: Draft, i: int, position: int, copied: bool) -> tuple[bool, bool]:
         if answer.proposed:
             copies.add((own.record.stats.rounds, position))
         return ask(own, answer, i, position, copied)
 
-    def waits(own: Verdicts, position: int, answer: Draft, i: int) -> None:
-        drafted.append(position)
-        assert not answer.proposed
-        wait(own, position, answer, i)
+    def waits(own: TextRules, position: int, answer: Draft, i: int, copied: bool) -> None:
+        before = len(own._waiting)
+        wait(own, position, answer, i, copied)
+        if len(own._waiting) > before:
+            drafted.append(position)
+            assert not answer.proposed
 
     def seen(own: DriftAccount, *args: Any) -> bool:
         budgets.append(own)
         return allows(own, *args)
 
     monkeypatch.setattr(decoding, "_ask_rules", asked)
-    monkeypatch.setattr(Verdicts, "wait", waits)
+    monkeypatch.setattr(TextRules, "wait", waits)
     monkeypatch.setattr(DriftAccount, "allows", seen)
     method = Method(
         trust=Certain("max_prob"), stop=Untrusted(), drafter=Lookup(4, 4, "model", 6), cap=20, budget=0.2

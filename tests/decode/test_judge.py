@@ -9,8 +9,8 @@ import torch
 from tests.decode.chains import one_hot
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, Exact, Lenient, Mentored, TargetCall
-from sprinter.decode.draft import Control, Verdict
+from sprinter.decode.accept import AcceptRule, Exact, Lenient, Mentored, TargetCall, Verdict
+from sprinter.decode.draft import Control
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.loop import Limits
 from sprinter.decode.sequence import Tree

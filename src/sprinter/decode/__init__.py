@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sprinter.decode.accept import TreeRule as TreeRule
     from sprinter.decode.accept import Typical as Typical
     from sprinter.decode.accept import Uno as Uno
+    from sprinter.decode.accept import Verdict as Verdict
     from sprinter.decode.accept import Without as Without
     from sprinter.decode.checks import at_least as at_least
     from sprinter.decode.checks import between as between
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from sprinter.decode.draft import Stats as Stats
     from sprinter.decode.draft import Tips as Tips
     from sprinter.decode.draft import Token as Token
-    from sprinter.decode.draft import Verdict as Verdict
     from sprinter.decode.draft_heads import DraftHeads as DraftHeads
     from sprinter.decode.draft_heads import Heads as Heads
     from sprinter.decode.draft_heads import HeadText as HeadText

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge
-from sprinter.decode.accept.base import TargetCall, control_of, decide, emitted
-from sprinter.decode.draft import Verdict
+from sprinter.decode.accept.base import TargetCall, Verdict, control_of, decide, emitted
 from sprinter.decode.method import Method
 from sprinter.decode.regression import Fit, Regression
 from sprinter.laws import tv_distance

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import Exact, Judge, TargetCall
+from sprinter.decode.accept import Exact, Judge, TargetCall, Verdict
 from sprinter.decode.budget import BUDGET_RUN, BudgetedRule, DriftAccount
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import (
@@ -22,7 +22,6 @@ from sprinter.decode.draft import (
     Scores,
     Tips,
     Token,
-    Verdict,
 )
 from sprinter.decode.drafter import one_hot_rows
 from sprinter.decode.grow import Root
@@ -54,17 +53,26 @@ Asking = Generator[LoopRequest, Answer, None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a text ends: at exactly ``max_new_tokens``, or where ``ends(prompt and text so far)`` returns a reason.
+    """When a text ends: at exactly ``max_new_tokens``, or where ``reason`` finds one.
 
-    ``lossy(prompt and text so far)``: whether the next token may be lossy; needed by methods with ``only``.
+    Attributes:
+        ends: of the prompt and text so far, the reason why it ends here, or None.
+        lossy: of the same, whether the next token may be lossy; needed by methods with ``only``.
+        last: reasons by the token that ends a text.
     """
 
     max_new_tokens: int
-    ends: Callable[[Sequence[int]], str | None] = lambda text: None
+    ends: Callable[[Sequence[int]], str | None] | None = None
     lossy: Callable[[Sequence[int]], bool] | None = None
+    last: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         at_least("max_new_tokens", self.max_new_tokens, 1)
+
+    def reason(self, text: Sequence[int]) -> str | None:
+        """Why the text ends after its last token; None: it goes on."""
+        found = self.last.get(text[-1])
+        return self.ends(text) if found is None and self.ends is not None else found
 
 
 @dataclass(slots=True)
@@ -82,17 +90,17 @@ class Guard:
     on: bool = False
 
     @classmethod
-    def of(cls, method: Method, limits: Limits, prompt: int) -> Guard:
-        """The guard of a text behind a prompt of so many tokens."""
+    def of(cls, method: Method, limits: Limits, prompt: int) -> Guard | None:
+        """The guard of a text behind a prompt of so many tokens; None: it needs none."""
         if method.budget == 0 and not replace(method, budget=None).lossless():
             return cls(prompt + limits.max_new_tokens, None)
-        if method.lossless():
-            return cls(prompt, None)
+        if method.lossless() or not (method.head or method.only):
+            return None
         if method.only is not None and limits.lossy is None:
             raise UserError(
                 f"method {method.name} follows spans of a text, and here is none: leave only= out"
             )
-        return cls(prompt + method.head, None if method.only is None else limits.lossy)
+        return cls(prompt + method.head, limits.lossy if method.only else None)
 
     def next(self, text: Sequence[int]) -> bool:
         """Whether the token after the text must be decoded exactly."""
@@ -129,7 +137,8 @@ class Decoding:
 
     Attributes:
         sequence: the text; ``sequence.tree`` has the round's untrusted tokens. end: its largest length.
-        rules, guard, pace, meter: of this text, asked by the loop where they are due.
+        rules, pace, meter: of this text, asked by the loop where they are due. guard: None: no part of it has one.
+        asks: whether rules are asked: not where runs have a fixed length, and no token can be trusted.
         account: of the drift that the text spends, if the method has a budget and is lossy.
         blind: whether no token can be trusted. length: of each draft run, if it is fixed. longest: at most.
         by_model: whether the draft model drafts: proposals in its place are copies.
@@ -150,7 +159,8 @@ class Decoding:
     sequence: TokenSequence
     end: int
     rules: TextRules
-    guard: Guard
+    asks: bool
+    guard: Guard | None
     pace: Pace
     meter: Meter
     account: DriftAccount | None
@@ -187,10 +197,10 @@ class Decoding:
         account = DriftAccount.of(method, sequence.prompt)
         end = sequence.prompt + limits.max_new_tokens
         bounds = [bound for bound in (method.cap, method.length) if bound is not None]
+        asks = bool(account or method.learned_from or not method.trust.never or method.length is None)
         return cls(
-            method, limits, draws, record, complete, sequence, end,
-            TextRules.begin(method, account, rules), Guard.of(method, limits, sequence.prompt),
-            Pace(method.drafter.begin(draws), switch), Meter(rule), account,
+            method, limits, draws, record, complete, sequence, end, TextRules.begin(method, account, rules), asks,
+            Guard.of(method, limits, sequence.prompt), Pace(method.drafter.begin(draws), switch), Meter(rule), account,
             method.trust.never, method.length, min(bounds, default=None), method.drafter.uses_model,
             method.tail_ratio is not None or account is not None,
         )  # fmt: skip
@@ -201,7 +211,8 @@ class Decoding:
             self.meter.score(start, scores)
         if self.like is None:
             self.like = scores.laws.new_empty(0, scores.laws.shape[-1])
-        self.rules.score(start, scores)
+        if self.asks:
+            self.rules.score(start, scores)
 
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""
@@ -210,7 +221,7 @@ class Decoding:
             self.account.spent += token.distance or 0.0
             self.record.stats.spent_drift = self.account.spent
         text = self.sequence.tokens
-        reason = self.limits.ends(text if len(text) == position + 1 else text[: position + 1])
+        reason = self.limits.reason(text if len(text) == position + 1 else text[: position + 1])
         self.record.finish = reason or ("length" if position + 1 == self.end else None)
         return self.record.finish is None
 
@@ -222,17 +233,21 @@ class Decoding:
         self.pace.begin_round(sequence.round)
         if self.pace.proposes:
             self.drafted, self.proposed, self.gate_scores, self.on_trial = 0, 0, [], []
-            self.rules.begin_round(self.pace.drafts)
-        self.guard.on = self.guard.next(sequence.tokens)
+            if self.asks:
+                self.rules.begin_round(self.pace.drafts)
+        if self.guard is not None:
+            self.guard.on = self.guard.next(sequence.tokens)
 
     def end_round(self, added: int, target_tokens: int, checked: int, accepted: int) -> None:
         """Let rules and switch learn from a round that added so many tokens, for which the target read so many."""
         tree, pace, rules = self.sequence.tree, self.pace, self.rules
-        if rules.levels:
-            rules.learn_levels(accepted, tree.depth, self.record.finish is not None)
-        if pace.drafts:  # rules learn neither from copies nor from rounds that rest
-            rules.end_round(self.drafted, checked, accepted)
-        self.record.rules = rules.state
+        if self.asks:
+            if rules.levels:
+                rules.learn_levels(accepted, tree.depth, self.record.finish is not None)
+            if pace.drafts:  # rules learn neither from copies nor from rounds that rest
+                rules.end_round(self.drafted, checked, accepted)
+        if self.asks or self.record.rules is None:
+            self.record.rules = rules.state
         self.record.accept_lengths.append(added)
         if pace.switch is not None:
             steps = self.drafted - self.proposed
@@ -248,9 +263,18 @@ class Decoding:
         return review(method.tail_ratio or 0.0, trusted, rule, self.meter.rule, call, self.account)
 
     @property
+    def guarded(self) -> bool:
+        """Whether this round is decoded exactly though the method is lossy."""
+        return self.guard is not None and self.guard.on
+
+    def leaves(self, text: Sequence[int]) -> bool:
+        """Whether the token after the text is in another part, guarded or not, than this round."""
+        return self.guard is not None and self.guard.next(text) != self.guard.on
+
+    @property
     def accept(self) -> Judge:
         """The rule that judges this round's draft."""
-        if self.guard.on or self.pace.copies:
+        if self.guarded or self.pace.copies:
             return Exact()
         rule = self.method.accept
         return rule if self.account is None or rule.lossless else BudgetedRule(rule, self.account)
@@ -262,8 +286,8 @@ class Decoding:
         method = self.method
         left = self.end - len(self.sequence.tokens) - (self.blind and not method.to_horizon)
         longest = self.longest
-        if longest is None and (self.guard.on or self.account is not None):  # made for runs of trusted tokens
-            longest = GUARDED_RUN if self.guard.on else BUDGET_RUN
+        if longest is None and (self.guarded or self.account is not None):  # made for runs of trusted tokens
+            longest = GUARDED_RUN if self.guarded else BUDGET_RUN
         return left if longest is None else min(left, longest - self.drafted)
 
 
@@ -274,7 +298,7 @@ def draft_run(decoding: Decoding) -> Asking:
     laws: list[Tensor] = []
     raws: list[Tensor] = []
     sequence.tree = Tree(tokens, laws, raws)
-    trusting, stopped = not decoding.guard.on, False
+    trusting, stopped = not decoding.guarded, False
     while not stopped and (room := decoding.room) >= 1:
         answer = yield AskDraft(sequence, room)
         assert isinstance(answer, Draft)
@@ -287,15 +311,15 @@ def draft_run(decoding: Decoding) -> Asking:
                 stopped = True
                 break
             text.append(x)
-            decoding.rules.wait(position, answer, i, copied)
-            ended = len(text) == decoding.end or decoding.limits.ends(text) is not None
+            if decoding.asks:
+                decoding.rules.wait(position, answer, i, copied)
+            ended = len(text) == decoding.end or decoding.limits.reason(text) is not None
             forced = (
                 stop or decoding.drafted == method.cap
             )  # checked even if trusted, unless it ends the text
             # One rule judges a draft: no run leaves or enters a guarded part. A trusted token before its border stays
             # trusted, as whether it is one must not depend on where it leads.
-            leaves = decoding.guard.next(text) != decoding.guard.on
-            stopped = forced or ended or leaves
+            stopped = decoding.leaves(text) or forced or ended
             trusting = trusting and trusted and (ended or not forced)
             gate = answer.signals.get("gate")
             score = None if gate is None else float(gate[i])
@@ -332,7 +356,7 @@ def copy_run(decoding: Decoding) -> None:
     for x in look_up(text[-_SEARCHED:], COPIES.n, COPIES.least, at_most):
         text.append(x)
         tokens.append(x)
-        if decoding.limits.ends(text) is not None or decoding.guard.next(text) != decoding.guard.on:
+        if decoding.limits.reason(text) is not None or decoding.leaves(text):
             break
     laws = [*one_hot_rows(tokens, decoding.like.shape[-1], decoding.like)]
     decoding.sequence.tree = Tree(tokens, laws, laws if decoding.method.accept.needs_raw else [])
@@ -354,7 +378,7 @@ def _ask_rules(decoding: Decoding, answer: Draft, i: int, position: int, copied:
     if "uniform" in method.needs:
         number = decoding.draws.uniform(decoding.record.stats.rounds, position, Purpose.TRUST)
         signals["uniform"] = torch.tensor(number, dtype=torch.float64)
-    spends = account is not None and not decoding.blind and not decoding.guard.on
+    spends = account is not None and not decoding.blind and not decoding.guarded
     wanted: bool | None = None
     if not (spends and method.chooses_threshold):
         decision, rules.trust = method.trust.trust(signals, rules.trust)

@@ -42,7 +42,6 @@ __all__ = [
     "Tips",
     "Token",
     "TopToken",
-    "Verdict",
 ]
 
 
@@ -64,30 +63,6 @@ class Control(NamedTuple):
     p: Tensor
     q: Tensor
     heads: Mapping[str, Tensor] = MappingProxyType({})
-
-
-class Verdict(NamedTuple):
-    """The nodes in ``path`` stay, each a child of the previous one; ``token`` follows them.
-
-    ``drifts`` holds TV(π, p) for each of these positions, None if the rule defines no law of single positions.
-    ``ratios``: see ``Token.ratio``; empty: 1 where the drift is 0, else unknown. ``trusted``: for the first nodes,
-    whether trust decided on them; all others were judged.
-    """
-
-    path: Sequence[int]
-    token: int
-    drifts: Sequence[float | None]
-    ratios: Sequence[float | None] = ()
-    trusted: Sequence[bool] = ()
-
-    def ratio(self, i: int) -> float | None:
-        """The ratio of position i."""
-        return self.ratios[i] if self.ratios else 1.0 if self.drifts[i] == 0.0 else None
-
-    @property
-    def accepted(self) -> int:
-        """Number of draft tokens that stay."""
-        return len(self.path)
 
 
 class AskDraft(NamedTuple):

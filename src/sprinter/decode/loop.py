@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from sprinter.decode.accept import TargetCall
+from sprinter.decode.accept import TargetCall, Verdict
 from sprinter.decode.decoding import (
     METER_CHUNK,
     Answer,
@@ -27,7 +27,7 @@ from sprinter.decode.decoding import (
     draft_run,
     draft_tree,
 )  # fmt: skip
-from sprinter.decode.draft import AskScore, Origin, Record, Scores, Token, Verdict
+from sprinter.decode.draft import AskScore, Origin, Record, Scores, Token
 from sprinter.decode.sequence import Siblings, TokenSequence
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
@@ -93,7 +93,8 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     record.stats.target_calls += 1
     read = len(text) - start + len(nodes[0])
     decoding.score(start, scores)
-    decoding.rules.learn()
+    if decoding.asks:
+        decoding.rules.learn()
     if scores.token is not None:
         verdict = Verdict((), scores.token, (0.0,))
     else:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Judge
-from sprinter.decode.accept.base import TargetCall, at_tokens, chances, emitted, ratios_at
+from sprinter.decode.accept.base import TargetCall, Verdict, at_tokens, chances, emitted, ratios_at
 from sprinter.decode.budget import DriftAccount
-from sprinter.decode.draft import Control, LawPair, Verdict
+from sprinter.decode.draft import Control, LawPair
 from sprinter.decode.meter import becomes, control_at, one_sample
 from sprinter.laws import residual, tv_distance
 from sprinter.random import Purpose

@@ -56,7 +56,7 @@ class Tree:
     @property
     def depth(self) -> int:
         """Number of tokens from the text to the deepest leaf."""
-        return max(self.depths(), default=0)
+        return len(self.tokens) if self.parents is None else max(depths_of(self.parents), default=0)
 
     def depths(self) -> list[int]:
         """Number of tokens from the text to each node, itself included."""

@@ -15,61 +15,20 @@ from sprinter.decode.state import RuleState
 from sprinter.decode.trust import State
 from sprinter.laws import overlap
 
-__all__ = ["TextRules", "Verdicts"]
+__all__ = ["TextRules"]
 
 
 @dataclass(slots=True)
-class Verdicts:
-    """Holds a round's draft tokens until the target has scored them, and passes the verdicts on at the target call.
+class TextRules:
+    """The rules of one text, and the round's draft tokens, which wait until the target has scored them.
 
     A closing forward pass of the meter may score them earlier. The rules learn at the target call all the same, so that
     metering does not change texts.
 
     Attributes:
-        needs: signals that the rules that learn read; None: no rule learns.
-    """
-
-    needs: frozenset[str] | None
-    _waiting: list[tuple[int, Mapping[str, Tensor], Tensor]] = field(default_factory=list)
-    _scored: list[tuple[Mapping[str, Tensor], Tensor]] = field(default_factory=list)
-
-    def wait(self, position: int, answer: Draft, i: int) -> None:
-        """Add token i of an answer, which stands at ``position`` of the text."""
-        if self.needs is not None:
-            signals = {name: answer.signals[name][i] for name in self.needs & answer.signals.keys()}
-            self._waiting.append((position, signals, answer.laws[i]))
-
-    def score(self, start: int, scores: Scores) -> None:
-        """Take β at the waiting positions: row i of the scores is the law at position ``start + i + 1``."""
-        rows = [position - start - 1 for position, *_ in self._waiting]
-        count = sum(row < len(scores.laws) for row in rows)
-        if count:
-            q = torch.stack([law for *_, law in self._waiting[:count]])
-            found = overlap(scores.at(rows[:count]), q).cpu()
-            self._scored += [
-                (signals, beta) for (_, signals, _), beta in zip(self._waiting[:count], found, strict=True)
-            ]
-            del self._waiting[:count]
-
-    def take(self) -> tuple[dict[str, Tensor], Tensor] | None:
-        """Signals ``[n]`` by name and overlaps ``[n]`` since the last target call; None: nothing was scored."""
-        if not self._scored:
-            return None
-        signals, overlaps = zip(*self._scored, strict=True)
-        self._scored.clear()
-        return {name: torch.stack([one[name] for one in signals]) for name in signals[0]}, torch.stack(
-            overlaps
-        )
-
-
-@dataclass(slots=True)
-class TextRules:
-    """The rules of one text.
-
-    Attributes:
         trust, stop: states of the rules.
         account: of a budget, which predicts what it learns.
-        verdicts: the round's draft tokens, for rules that learn.
+        needs: signals that the rules that learn read; None: no rule learns.
         levels: of a tree, the signals before each level, if the stop rule learns from them.
     """
 
@@ -77,15 +36,17 @@ class TextRules:
     trust: State
     stop: State
     account: DriftAccount | None
-    verdicts: Verdicts
+    needs: frozenset[str] | None
     levels: list[dict[str, Tensor]] = field(default_factory=list)
+    _waiting: list[tuple[int, Mapping[str, Tensor], Tensor]] = field(default_factory=list)
+    _scored: list[tuple[Mapping[str, Tensor], Tensor]] = field(default_factory=list)
     _last: RuleState | None = None
 
     @classmethod
     def begin(cls, method: Method, account: DriftAccount | None, earlier: RuleState | None) -> TextRules:
         """At the beginning of a text; ``earlier``: the state of an earlier text to continue from."""
         states = RuleState.begin(method.trust, method.stop, earlier)
-        return cls(method, states.trust_state, states.stop_state, account, Verdicts(method.learned_from))
+        return cls(method, states.trust_state, states.stop_state, account, method.learned_from)
 
     @property
     def state(self) -> RuleState:
@@ -104,33 +65,43 @@ class TextRules:
             self.account.begin_run()
 
     def wait(self, position: int, answer: Draft, i: int, copied: bool) -> None:
-        """Token i of an answer stands at a position of the text, and waits for its verdict.
+        """Token i of an answer stands at a position of the text, and waits for its verdict, if a rule learns.
 
         Args:
             copied: it says nothing of the draft model; without a budget trust rules judge copies too, and must see what
                 becomes of them.
         """
-        if not copied or (self.method.trust.learns and self.account is None):
-            self.verdicts.wait(position, answer, i)
+        if self.needs is None or (copied and (self.account is not None or not self.method.trust.learns)):
+            return
+        signals = {name: answer.signals[name][i] for name in self.needs & answer.signals.keys()}
+        self._waiting.append((position, signals, answer.laws[i]))
 
     def score(self, start: int, scores: Scores) -> None:
-        """The target's laws from position ``start + 1`` on are known."""
-        if self.verdicts.needs is not None:
-            self.verdicts.score(start, scores)
+        """Take β at the waiting positions: row i of the scores is the law at position ``start + i + 1``."""
+        rows = [position - start - 1 for position, *_ in self._waiting]
+        count = sum(row < len(scores.laws) for row in rows)
+        if count:
+            q = torch.stack([law for *_, law in self._waiting[:count]])
+            found = overlap(scores.at(rows[:count]), q).cpu()
+            self._scored += [
+                (signals, beta) for (_, signals, _), beta in zip(self._waiting[:count], found, strict=True)
+            ]
+            del self._waiting[:count]
 
     def learn(self) -> None:
         """Pass the target's verdicts since the last call to the rules that learn."""
-        if self.verdicts.needs is None:
+        if not self._scored:
             return
-        method, taken = self.method, self.verdicts.take()
-        if taken is None:
-            return
+        method, each = self.method, [one for one, _ in self._scored]
+        signals = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        overlaps = torch.stack([beta for _, beta in self._scored])
+        self._scored.clear()
         if method.trust.learns:
-            self.trust = method.trust.learn(*taken, self.trust)
+            self.trust = method.trust.learn(signals, overlaps, self.trust)
         if method.stop.learns:
-            self.stop = method.stop.learn(*taken, self.stop)
+            self.stop = method.stop.learn(signals, overlaps, self.stop)
         if self.account is not None and method.predicts:
-            self.account.learn(*taken)
+            self.account.learn(signals, overlaps)
 
     def learn_levels(self, accepted: int, depth: int, over: bool) -> None:
         """Pass on which levels of a tree that were reached had a token that the target accepted.

@@ -3,7 +3,7 @@
 Every rule computes its own law π: tests check identities on it, and the meter reports TV(π, p).
 """
 
-from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge, TargetCall
+from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge, TargetCall, Verdict
 from sprinter.decode.accept.block import Block
 from sprinter.decode.accept.cactus import Cactus
 from sprinter.decode.accept.choice import Bild, GreedyMatch, Margin, RandomAccept, Typical
@@ -23,5 +23,5 @@ __all__ = [
     "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Diversed", "Exact", "Fly", "Fuzzy",
     "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Mentored", "OneHot", "Opt", "RandomAccept", "Relaxed",
     "SeveralRule", "SpecInfer", "SpecTr", "TargetCall", "Threshold", "Traversal", "TreeRule", "Typical", "Uno",
-    "Without",
+    "Verdict", "Without",
 ]  # fmt: skip

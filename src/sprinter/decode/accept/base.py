@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import Parameters
-from sprinter.decode.draft import Control, Verdict
+from sprinter.decode.draft import Control
 from sprinter.decode.sequence import Siblings, Tree
 from sprinter.errors import SprinterError
 from sprinter.laws import residual, tv_distance, wide
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "BLIND", "NOTHING", "AcceptRule", "ChainRule", "Ends", "Judge", "LengthRule", "TargetCall", "at_tokens", "chances",
-    "control_of", "decide", "emitted", "ends_of", "longest_path", "ratios_at",
+    "BLIND", "NOTHING", "AcceptRule", "ChainRule", "Ends", "Judge", "LengthRule", "TargetCall", "Verdict", "at_tokens",
+    "chances", "control_of", "decide", "emitted", "ends_of", "longest_path", "ratios_at",
 ]  # fmt: skip
 
 
@@ -33,6 +33,30 @@ _SLACK = 1e-3
 
 Ends = tuple[Tensor, Callable[[int], Tensor]]
 """The probability that exactly k tokens of a chain stay ``[n + 1]``, and from k the law ``[V]`` of what follows."""
+
+
+class Verdict(NamedTuple):
+    """The nodes in ``path`` stay, each a child of the previous one; ``token`` follows them.
+
+    ``drifts`` holds TV(π, p) for each of these positions, None if the rule defines no law of single positions.
+    ``ratios``: see ``Token.ratio``; empty: 1 where the drift is 0, else unknown. ``trusted``: for the first nodes,
+    whether trust decided on them; all others were judged.
+    """
+
+    path: Sequence[int]
+    token: int
+    drifts: Sequence[float | None]
+    ratios: Sequence[float | None] = ()
+    trusted: Sequence[bool] = ()
+
+    def ratio(self, i: int) -> float | None:
+        """The ratio of position i."""
+        return self.ratios[i] if self.ratios else 1.0 if self.drifts[i] == 0.0 else None
+
+    @property
+    def accepted(self) -> int:
+        """Number of draft tokens that stay."""
+        return len(self.path)
 
 
 class TargetCall(NamedTuple):

@@ -10,9 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import Judge, TargetCall
+from sprinter.decode.accept.base import Judge, TargetCall, Verdict
 from sprinter.decode.accept.tree import Keep, recursion
-from sprinter.decode.draft import Verdict
 from sprinter.decode.registry import ACCEPT
 from sprinter.decode.sequence import Chain, Siblings
 from sprinter.laws import wide

@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sprinter.decode.accept.base import Judge, TargetCall
+from sprinter.decode.accept.base import Judge, TargetCall, Verdict
 from sprinter.decode.accept.tree import without
-from sprinter.decode.draft import Verdict
 from sprinter.decode.registry import ACCEPT
 from sprinter.decode.sequence import Siblings
 from sprinter.laws import wide

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sprinter.decode.accept.base import Judge, TargetCall
-from sprinter.decode.draft import Verdict
+from sprinter.decode.accept.base import Judge, TargetCall, Verdict
 from sprinter.decode.registry import ACCEPT
 from sprinter.decode.sequence import Siblings, Tree
 from sprinter.laws import residual, wide
