@@ -345,7 +345,7 @@ def test_closing_passes_are_not_timed(pair: sprinter.Pair) -> None:
 
 
 def test_no_text_is_made_on_the_arm_s_time(pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sprinter.engine.ending.Detokenizer.push", lambda self, id: 1 / 0)
+    monkeypatch.setattr("sprinter.engine.stream.Detokenizer.push", lambda self, id: 1 / 0)
     arm = parse_arm("speculative")
     arm.start(pair)
     assert len(arm.answer(Ask((5, 9, 7), 6, Sampling(), 1)).ids) == 6

@@ -15,8 +15,7 @@ from sprinter.decode.enumerate import EnumeratedDraws
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import Method
-from sprinter.engine.executor import Executor
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
 from sprinter.kinds import HEAD_KINDS
@@ -99,7 +98,7 @@ def law_of_texts(
         sequence = TokenSequence.begin(PROMPT)
         loop = decode(sequence, method, Limits(length), draws, record)
         run = RequestRun(
-            models, 0, sequence, loop, method, Sampling(), draws, record.stats, heads=heads, ahead=ahead, **options
+            models, 0, sequence, loop, method, Sampling(), draws, record, heads=heads, ahead=ahead, **options
         )  # fmt: skip
         run_all(models, run)
         law[tuple(token.id for token in record.tokens)] += draws.weight

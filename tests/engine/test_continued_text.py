@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import sprinter
 from sprinter.decode.draft import Origin, Token
-from sprinter.engine.ending import Spelling, TextWriter, continued_text, prompt_end, special_ids
-from sprinter.engine.request import render
+from sprinter.engine.stream import Spelling, TextWriter, continued_text, prompt_end, special_ids
 
 TOKENIZERS = {name: make() for name, make in KINDS.items()}
 LLAMA = TOKENIZERS["llama2"]
@@ -32,7 +31,7 @@ def pieces(
     special = special_ids(tokenizer)
     spelling = Spelling(tokenizer, special, tuple(stop), prompt_end(tokenizer, prompt, special))
     tokens = [Token(id, Origin.TARGET, 1) for id in new]
-    render(tokens, TextWriter(spelling), last=True)
+    TextWriter(spelling).render(tokens, last=True)
     return [token.text for token in tokens]
 
 

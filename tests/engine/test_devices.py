@@ -13,13 +13,12 @@ from tests.engine.joint_laws import run_all
 from torch import Tensor
 
 import sprinter
-from sprinter.decode.draft import AskDraft, Draft, Stats
+from sprinter.decode.draft import AskDraft, Draft, Record
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import parse_method
 from sprinter.engine.backends.base import Drafted, DraftRow
 from sprinter.engine.backends.eager import EagerBackend
-from sprinter.engine.executor import Executor
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.models import memory
@@ -81,7 +80,7 @@ def test_a_drafts_laws_go_to_the_targets_device(tiny_pair: sprinter.Pair, method
         answers.append((yield AskDraft(sequence, 2)))
 
     parsed, draws = parse_method(method), AddressedDraws(1)
-    run_all(models, RequestRun(models, 0, sequence, loop(), parsed, Sampling(), draws, Stats(), heads={}))  # type: ignore[arg-type]
+    run_all(models, RequestRun(models, 0, sequence, loop(), parsed, Sampling(), draws, Record(), heads={}))  # type: ignore[arg-type]
     (answer,) = answers
     assert isinstance(answer, Draft) and len(answer.tokens) == 2
     assert answer.laws.device.type == "meta"

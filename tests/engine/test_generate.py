@@ -13,8 +13,8 @@ import torch
 
 import sprinter
 from sprinter.decode.draft import Origin
-from sprinter.engine.ending import Detokenizer, cut_at_stop
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.executor import RequestRun
+from sprinter.engine.stream import Detokenizer, cut_at_stop
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling, process, tv_distance
 from sprinter.random import AddressedDraws, Purpose

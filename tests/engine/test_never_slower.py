@@ -19,7 +19,7 @@ from sprinter.decode.lookup import Lookup
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.switch import RoundCount, Spent, Tracker
 from sprinter.engine import costs as costs_module
-from sprinter.engine import request, runtime
+from sprinter.engine import runtime, stream
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
@@ -281,8 +281,8 @@ def test_rounds_that_rest_are_charged_for_nothing(
 ) -> None:
     """What passes cost is not worked out where all rows decode plainly."""
     pair, calls = with_costs(PassCosts(((1, 1.0), (4, 2.0)), ((1, 1.0), (4, 1.2)))), []
-    shares = request.pass_shares
-    monkeypatch.setattr(request, "pass_shares", lambda *given: calls.append(1) or shares(*given))
+    shares = stream.pass_shares
+    monkeypatch.setattr(stream, "pass_shares", lambda *given: calls.append(1) or shares(*given))
     options: dict[str, Any] = {"max_new_tokens": 60, "never_slower": True, "seed": [3, 4, 5, 6]}
     made = pair.generate_batch([PROMPT] * 4, rows=4, method="speculative(gamma=3)", **options)
     assert all(one.stats.switches[0] < 5 and len(one.stats.switches) == 1 for one in made)

@@ -16,8 +16,8 @@ from sprinter.decode.enumerate import MarkovPair, run_chain
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
 from sprinter.decode.stop import Fixed
-from sprinter.engine.ending import Spelling
 from sprinter.engine.spans import SpanReader
+from sprinter.engine.stream import Spelling
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 

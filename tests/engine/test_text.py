@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import sprinter
-from sprinter.engine.ending import Detokenizer, Ending, Spelling, TextWriter, cut_at_stop, special_ids
+from sprinter.engine.stream import Detokenizer, Ending, Spelling, TextWriter, cut_at_stop, special_ids
 from sprinter.errors import UserError
 
 PROMPT = "The first king of"
@@ -91,7 +91,7 @@ def test_text_is_cut_before_the_first_stop_string_and_no_piece_shows_it(
         if cuts:
             expected, ended = shown[: min(cuts)], count
             break
-    ending = Ending(0, (), Spelling(TOKENIZER, SILENT, tuple(stop)))
+    ending = Ending(0, Spelling(TOKENIZER, SILENT, tuple(stop)))
     reasons = [ending(ids[:count]) for count in range(1, (ended or len(ids)) + 1)]
     assert reasons == [None] * (len(reasons) - bool(ended)) + ["stop"] * bool(ended)
     given_out, writer = pieces(ids[:ended], stop)
@@ -137,10 +137,10 @@ def test_characters_of_single_byte_tokens_join_too() -> None:
 def test_an_ending_does_not_mind_what_was_given_up(ids: list[int], back: list[int], word: str) -> None:
     """Drafts that are refused, at any depth: the reason is that of the text alone."""
     spelling = Spelling(TOKENIZER, SILENT, (word,))
-    ending, text, left = Ending(0, (), spelling), [], list(back)
+    ending, text, left = Ending(0, spelling), [], list(back)
     for id in ids:
         text.append(id)
-        fresh = Ending(0, (), spelling)
+        fresh = Ending(0, spelling)
         assert ending(text) == fresh(text)
         if left:
             del text[max(1, len(text) - left.pop()) :]
@@ -161,7 +161,7 @@ def test_a_token_costs_the_same_wherever_it_stands(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         TOKENIZER, "decode", lambda ids, **options: (read.append(len(ids)), decode(ids, **options))[1]
     )
-    ending = Ending(0, (), Spelling(TOKENIZER, SILENT, ("stop", SPECIAL[0] + "s")))
+    ending = Ending(0, Spelling(TOKENIZER, SILENT, ("stop", SPECIAL[0] + "s")))
     text: list[int] = []
     for id in ids:
         text.append(id)

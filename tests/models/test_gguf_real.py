@@ -8,7 +8,7 @@ from benchmarks.llamacpp.tokenizers import SPACE, LlamaTokenizer, edge_texts, ex
 from tests.real import needs_gguf, needs_llama, real_file
 
 import sprinter
-from sprinter.engine.ending import Detokenizer
+from sprinter.engine.stream import Detokenizer
 from sprinter.models.gguf.pretokenizers import PRE_TOKENIZERS
 from sprinter.models.gguf.tokenizer import gguf_tokenizer
 

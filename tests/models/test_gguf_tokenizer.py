@@ -8,7 +8,7 @@ import pytest
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
-from sprinter.engine.ending import Detokenizer, continued_text
+from sprinter.engine.stream import Detokenizer, continued_text
 from sprinter.errors import UserError
 from sprinter.models.gguf import tokenizer as module
 from sprinter.models.gguf.pretokenizers import PRE_TOKENIZERS

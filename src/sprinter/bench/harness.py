@@ -21,8 +21,8 @@ from sprinter.bench.journal import Memory, key_of
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
 from sprinter.bench.suites import turn_ids, turn_prompt
-from sprinter.engine.ending import continued_text
 from sprinter.engine.pair import Pair
+from sprinter.engine.stream import continued_text
 from sprinter.errors import SprinterError, UserError
 
 __all__ = ["Harness", "OnBenchProgress", "Talk"]

@@ -11,8 +11,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import parse_method
-from sprinter.engine.executor import Executor
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.laws import Sampling
 from sprinter.random import AddressedDraws
 
@@ -52,7 +51,7 @@ def _outside(models: Executor, method: Method, tokens: int) -> tuple[float, int,
     ids = [i % models.vocab for i in range(_PROMPT)]
     record, draws, sequence = Record(stats=Stats()), AddressedDraws(0), TokenSequence.begin(ids)
     loop = decode(sequence, method, Limits(tokens - _PROMPT), draws, record)
-    run = RequestRun(models, 0, sequence, loop, method, Sampling(), draws, record.stats, heads={}, ahead=None)
+    run = RequestRun(models, 0, sequence, loop, method, Sampling(), draws, record, heads={}, ahead=None)
     inside, began = 0.0, time.perf_counter()
     run.begin()
     while run.input is not None:

@@ -146,9 +146,10 @@ class HeldRows:
     def shared(self, row: int, prefix: Sequence[int], owner: str = "") -> int:
         """Number of tokens at the beginning of ``prefix`` that a row holds and that a text of this owner may reuse."""
         text, reuse = self.texts[row], self.cache.reuse
-        if not self.on or text.owner != owner:
+        usable = text.usable(reuse) if self.on and text.owner == owner else 0
+        if not usable:
             return 0
-        length = common_prefix(text.tokens[: text.usable(reuse)], prefix)
+        length = common_prefix(text.tokens[:usable], prefix)
         return length if reuse == "all" else text.whole(length)
 
     def most_shared(self, prefix: Sequence[int], first: int = 0, owner: str = "") -> tuple[int, int]:

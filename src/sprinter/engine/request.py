@@ -1,8 +1,7 @@
-"""One request: its options, its text so far, and a step of some requests together."""
+"""One request: its options, and its text so far."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,23 +9,21 @@ from typing import Any
 from sprinter.decode.adjust import Adjustments
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.decoding import COPIES
-from sprinter.decode.draft import Record, Stats, Token
+from sprinter.decode.draft import Record, Stats
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
-from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, PassShare, Replayed, Tracker
-from sprinter.engine.ending import Ending, Spelling, TextWriter, prompt_end
-from sprinter.engine.executor import Executor
+from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, Replayed, Tracker
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
-from sprinter.engine.request_run import RequestRun
 from sprinter.engine.runtime import PairRuntime
-from sprinter.engine.shares import pass_shares
 from sprinter.engine.spans import SpanReader
+from sprinter.engine.stream import Ending, Spelling, TextWriter, prompt_end
 from sprinter.engine.tokens import check_text
 from sprinter.errors import UserError
 from sprinter.models.choose import pads_rows, reads_trees, runner_kind
@@ -35,7 +32,7 @@ from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
 from sprinter.random import AddressedDraws, drawn_seed
 
-__all__ = ["Request", "advance", "render"]
+__all__ = ["Request"]
 
 _MOST_TRACKERS = 64  # that an engine keeps: requests can make any number, by their temperature
 _LONG = 2048
@@ -50,7 +47,7 @@ class Request:
         request: the given options, with defaults of ``method``, ``max_new_tokens`` and ``rules`` filled in, and the end
             of a turn among the stop tokens; without arguments of the chat template, which is applied.
         record: tokens and counts so far.
-        sequence: the text. run: what it does in its rows; None before it has any.
+        sequence: the text.
         length: maximum length of its text in tokens, prompt included.
         spare: additional slots for a tree.
         needs_target, needs_draft: whether it may use the model.
@@ -125,7 +122,6 @@ class Request:
         self._shares = method if rows == 1 or self._costs is None else runtime.method_for(options)
         self._alone = most == 1
         self._run: RequestRun | None = None
-        self._paces: weakref.ref[AdaptiveSwitch] | None = None  # it ends with the text
         self.record = Record(stats=Stats(lossless=method.lossless(options.sampling.greedy)))
 
     @property
@@ -147,17 +143,6 @@ class Request:
         """Create a writer of this request's text; None without a tokenizer."""
         return None if self._spelling is None else TextWriter(self._spelling)
 
-    @property
-    def run(self) -> RequestRun:
-        """What it does in its rows, once it has them."""
-        assert self._run is not None, "the request has no rows yet"
-        return self._run
-
-    @property
-    def over(self) -> bool:
-        """Whether its text has ended, or it has failed."""
-        return self._run is not None and self._run.over
-
     def take(self) -> Executor:
         """Borrow rows for this request alone.
 
@@ -175,13 +160,24 @@ class Request:
         self._runtime.give_back(models)
 
     def leave(self, models: Executor) -> None:
-        """End its text in its rows."""
+        """End its text in its rows, after the last token or before."""
+        record = self.record
+        watch, run = self._runtime.watch, self._run
+        if (
+            watch is not None
+            and self._tuned is not None
+            and run is not None
+            and run.over
+            and run.error is None
+        ):
+            count, calls = len(record.tokens), record.stats.target_calls
+            watch.add(self._tuned, self.options, self.sequence.prompt, count, calls)
         for rows, view in ((models.target, self.sequence.target), (models.draft, self.sequence.draft)):
             if rows is not None:
                 rows.end_text(view.row, self.sequence, view)
 
-    def begin(self, models: Executor, row: int, prefill_chunk: int | None = None) -> None:
-        """Begin in a row.
+    def begin(self, models: Executor, row: int, prefill_chunk: int | None = None) -> RequestRun:
+        """Begin in a row; returns what it does there.
 
         Args:
             models: the models and their rows. row: index of the row.
@@ -189,28 +185,17 @@ class Request:
         """
         options, draws, record = self.options, AddressedDraws(self.options.seed), self.record
         switch = self._switch()
-        self._paces = weakref.ref(switch) if isinstance(switch, AdaptiveSwitch) else None
         method, complete = self.method, options.meter == "complete"
         logprobs = None if options.logprobs is None else LogProbs(self.sequence.prompt, options.logprobs)
         loop = decode(self.sequence, method, self._limits(), draws, record, complete, self._rules, switch)
         self._run = RequestRun(
-            models, row, self.sequence, loop, method, options.sampling, draws, record.stats,
-            heads=self._runtime.heads, costs=self._runtime.costs,
-            ahead=options.ahead if isinstance(options.ahead, int) else None, prefill_chunk=prefill_chunk,
-            adjustments=self._adjustments, logprobs=logprobs, drafting=self._runtime.drafting,
-            answered=None if logprobs is None else lambda: logprobs.settle(record.tokens),
+            models, row, self.sequence, loop, method, options.sampling, draws, record, heads=self._runtime.heads,
+            costs=self._runtime.costs, ahead=options.ahead if isinstance(options.ahead, int) else None,
+            prefill_chunk=prefill_chunk, adjustments=self._adjustments, logprobs=logprobs,
+            drafting=self._runtime.drafting,
+            switch=switch if isinstance(switch, AdaptiveSwitch) and self.tracker is not None else None,
         )  # fmt: skip
-
-    def end(self) -> None:
-        """Take note that its run is over."""
-        error, record = self.run.error, self.record
-        if error is not None:
-            record.finish = "error" if isinstance(error, Exception) else "interrupted"
-        elif self._tuned is not None and self._runtime.watch is not None:
-            calls = record.stats.target_calls
-            self._runtime.watch.add(
-                self._tuned, self.options, self.sequence.prompt, len(record.tokens), calls
-            )
+        return self._run
 
     def _switch(self) -> DraftSwitch | None:
         """What says whether a round drafts; None: each does."""
@@ -240,18 +225,6 @@ class Request:
             if len(trackers) > _MOST_TRACKERS:
                 del trackers[next(iter(trackers))]
 
-    @property
-    def charged(self) -> AdaptiveSwitch | None:
-        """What is charged for the passes that it shares in this round; None: nothing, as in plain decoding."""
-        paces = None if self.tracker is None or self._paces is None else self._paces()
-        return None if paces is None or not paces.charged else paces
-
-    def charge(self, shares: Sequence[PassShare]) -> None:
-        """Be charged for passes that it shared, before their result is sent."""
-        if shares and (paces := self.charged) is not None:
-            for share in shares:
-                paces.charge(share)
-
     def generation(self) -> Generation:
         """The result so far, each token with its text; tokens of a text that goes on are copies."""
         over, writer = self.record.finish is not None, self.writer()
@@ -259,7 +232,7 @@ class Request:
         plain_s = self._runtime.plain_token_s if self._alone and self._may_switch else None
         stats = replace(self.record.count(), plain_token_s=plain_s)
         if writer is not None:
-            render(tokens, writer, last=True)
+            writer.render(tokens, last=True)
         text = "".join(token.text for token in tokens)
         return Generation(
             text, tokens, stats, self.method.name, self.record.finish or "cancelled", self.sequence.prompt,
@@ -278,7 +251,8 @@ class Request:
         eos_ids, stops = self._runtime.models.target.eos_ids, self.options.stop_token_ids
         only, spelling = self.method.only, self._spelling
         lossy = None if only is None or spelling is None else SpanReader(only, self.prompt_ids, spelling)
-        return Limits(self._new, Ending(self.sequence.prompt, eos_ids, spelling, stops), lossy)
+        ends = Ending(self.sequence.prompt, spelling) if spelling is not None and spelling.stop else None
+        return Limits(self._new, ends, lossy, dict.fromkeys(stops, "stop") | dict.fromkeys(eos_ids, "eos"))
 
     def _stops(self, options: GenerationOptions) -> tuple[int, ...]:
         """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""
@@ -357,40 +331,6 @@ class Request:
         check_request(runtime.models, self.sequence.prompt, new, self.needs_target, self.needs_draft)
 
 
-def advance(models: Executor, requests: Sequence[Request], pads: tuple[bool, bool] = (True, True)) -> None:
-    """One pass for requests whose inputs are of one kind; those that have none yet begin.
-
-    A pass either happens or its requests end: an exception in it is the error of each, and so is an interrupt, which is
-    raised. What others hold in their rows is as it was.
-
-    Args:
-        pads: whether passes of target and draft cost what the longest row does in each row; see ``pass_shares``.
-    """
-    taken, runs = 0, [request.run for request in requests]
-    try:
-        given = [run.input for run in runs if run.input is not None]
-        done = iter(models.run(given) if given else ())
-        charged = bool(given) and any(request.charged is not None for request in requests)
-        shares = iter(pass_shares(given, *pads) if charged else ())
-        for request, run in zip(requests, runs, strict=True):
-            if run.input is None:
-                run.begin()
-            else:
-                if charged:
-                    request.charge(next(shares))
-                run.take(next(done))
-            taken += 1
-    except BaseException as error:
-        for run in runs[taken:]:
-            run.fail(error)
-        if not isinstance(error, Exception):
-            raise
-    finally:
-        for request, run in zip(requests, runs, strict=True):
-            if run.over:
-                request.end()
-
-
 def _spare(method: Method) -> int:
     """Slots that a tree needs beside the longest text: one path of it is a part of the text."""
     if not method.grows:
@@ -441,15 +381,6 @@ def _check_states(method: Method, target: LoadedModel, layers: Sequence[int]) ->
             f"method {method.name} reads layer {outside[0]} of the target, which has layers 0 to {count - 1} "
             "(-1: after the final norm)"
         )
-
-
-def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:
-    """Fill in the text of each token, and where it is; ``last``: whether the last one gets the rest of the text."""
-    for token in tokens:
-        token.text_offset = writer.written
-        token.text = writer.push(token.id)
-    if last and tokens:
-        tokens[-1].text += writer.finish()
 
 
 def _spelling(

@@ -13,18 +13,17 @@ from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method
 from sprinter.decode.stop import Never
 from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
-from sprinter.engine.ending import special_ids
 from sprinter.engine.executor import Executor
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.profile import Profile, PromptWatch, TunedSetting
 from sprinter.engine.record import models_record
-from sprinter.engine.request_run import ForwardCosts
+from sprinter.engine.stream import special_ids
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
-from sprinter.models.flops import forward_flops
+from sprinter.models.flops import ForwardCosts, forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 

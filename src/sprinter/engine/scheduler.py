@@ -17,12 +17,12 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
 from sprinter.decode.switch import Tracker
 from sprinter.engine.backends.base import DraftRow, PassInput, PromptRow, TargetRow, TreeRow
+from sprinter.engine.executor import RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
-from sprinter.engine.request import Request, advance
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.request import Request
 from sprinter.engine.runtime import PairRuntime
-from sprinter.engine.stream import TokenReader
+from sprinter.engine.stream import TokenReader, advance
 from sprinter.errors import ContextLengthError, RowsError, UserError
 from sprinter.models.choose import pads_rows, runner_kind
 
@@ -235,9 +235,9 @@ class Scheduler:
             row = self._best(free, request)
             for rows in self._models.models:
                 rows.owners[row] = request.owner
-            request.begin(self._models, row, self._policy.prompt_piece)
+            run = request.begin(self._models, row, self._policy.prompt_piece)
             reader = TokenReader(request) if self._streams else None
-            self._live[id] = _Live(id, request, request.run, reader, time.perf_counter())
+            self._live[id] = _Live(id, request, run, reader, time.perf_counter())
             del self._waiting[id]
 
     def _best(self, free: Sequence[int], request: Request) -> int:
@@ -256,7 +256,7 @@ class Scheduler:
         if group:
             for one in group:
                 one.passed_over = 0
-            advance(self._models, [one.request for one in group], self._pads)
+            advance(self._models, [one.run for one in group], self._pads)
 
     def _leave(self, one: _Live) -> None:
         """Free the rows of a request."""

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from sprinter.decode.spans import OUTSIDE, SPANS, TextSpan
-from sprinter.engine.ending import Detokenizer, Spelling, special_ids
+from sprinter.engine.stream import Detokenizer, Spelling, special_ids
 
 __all__ = ["SpanReader"]
 

@@ -7,11 +7,11 @@ their matrix products.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
-__all__ = ["forward_flops", "full_context"]
+__all__ = ["ForwardCosts", "forward_flops", "full_context"]
 
 _UNGATED = frozenset(
     {
@@ -20,6 +20,13 @@ _UNGATED = frozenset(
     }
 )  # fmt: skip
 """Model types whose MLP has two matrices; all others have three (gate, up, down)."""
+
+
+class ForwardCosts(NamedTuple):
+    """Forward FLOPs of one token through each model (Hoffmann et al. 2022, Appendix F)."""
+
+    target: float = 0.0
+    draft: float = 0.0
 
 
 def forward_flops(config: PreTrainedConfig, context: int | None = None) -> float:

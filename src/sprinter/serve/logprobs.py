@@ -11,9 +11,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.decode.draft import Token, TopToken
-from sprinter.engine.ending import Detokenizer, special_ids
 from sprinter.engine.prompt import EncodedPrompt
 from sprinter.engine.scoring import ScoredToken
+from sprinter.engine.stream import Detokenizer, special_ids
 
 __all__ = [
     "LawfulToken",

@@ -1,6 +1,6 @@
 """Stop rules decide, after each draft token, whether to end the draft run and call the target.
 
-The loop itself ends a run at the cap and at the end of the text. Stop strings end a text: see ``engine.ending``.
+The loop itself ends a run at the cap and at the end of the text. Stop strings end a text: see ``engine.stream``.
 """
 
 from sprinter.decode.stop.base import StopRule

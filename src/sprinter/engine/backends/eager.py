@@ -52,7 +52,8 @@ class EagerBackend(TextRows):
         for row, start, *_ in feeds:
             if lengths[row] != start:
                 lengths[row], rewound = start, True
-                self.held.texts[row].cut(start)
+                if start < len((text := self.held.texts[row]).tokens):
+                    text.cut(start)
             self._unverified.add(row)
         if rewound:
             self.runner.rewind(lengths)
