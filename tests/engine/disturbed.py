@@ -257,30 +257,30 @@ class Trial:
         with Engine(self.pair, rows=rows, policy=policy) as engine:
             numbers = {engine.add(**one): i for i, one in enumerate(asked)}
             for _ in range(100_000):
-                if not engine.unfinished and not engine._batch.events:
+                if not engine.unfinished and not engine.events:
                     break
                 left = [number for number in numbers if number not in ended]
                 if self.chance.random() < 0.01 and len(left) > 1:
                     number = self.chance.choice(left)
-                    if number in engine._batch._waiting or number in engine._batch._live:
+                    if number in engine._waiting or number in engine._live:
                         ended[number] = engine.cancel(number), None
                 if self.chance.random() < 0.02:
-                    unheard |= engine._batch._waiting.keys() | engine._batch._live.keys()
+                    unheard |= engine._waiting.keys() | engine._live.keys()
                     self._finish(engine, ended)
                 with self.disturber.interrupting():
-                    engine._batch.advance()
-                for event in engine._batch.events:
+                    engine.advance()
+                for event in engine.events:
                     assert event.id not in whole, "the end of a request is reported twice"
                     tokens[event.id] += [token.id for token in event.tokens]
                     if event.generation is not None:
                         whole[event.id] = event.generation
                         ended[event.id] = event.generation, event.error
-                engine._batch.events.clear()
+                engine.events.clear()
             else:
                 raise AssertionError("the engine stalls")
             while not self._finish(engine, ended):
                 pass
-            for side in (engine._batch._models.target, engine._batch._models.draft):
+            for side in (engine._models.target, engine._models.draft):
                 assert side is not None
                 reusable = [text.usable("exact") for text in side.held.texts]  # 0 for prompts below a block
                 assert side.runner.lengths == reusable

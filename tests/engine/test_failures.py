@@ -174,7 +174,7 @@ def test_a_broken_step_ends_the_requests_in_it_alone(
                 for event in events:
                     tokens[event.id] += [token.id for token in event.tokens]
                     whole |= {} if event.generation is None else {event.id: event.generation}
-            for rows in engine._batch._models.models:
+            for rows in engine._models.models:
                 assert rows.runner.lengths == [0, 0] and not rows._unverified
         ended = [out for out in whole.values() if out.finish_reason != "length"]
         reasons |= {out.finish_reason for out in ended}

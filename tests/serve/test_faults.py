@@ -71,8 +71,8 @@ def test_a_client_that_leaves_frees_its_row_within_a_round(tiny: sprinter.Pair, 
         client.close()
         time.sleep(0.1)  # the engine's step is held; the cancellation waits before the next one
         steps = [0]
-        real = engine._engine._batch.step
-        engine._engine._batch.step = lambda: steps.__setitem__(0, steps[0] + 1) or real()  # type: ignore[method-assign]
+        real = engine._engine.step
+        engine._engine.step = lambda: steps.__setitem__(0, steps[0] + 1) or real()  # type: ignore[method-assign]
         go.set()
         until(lambda: engine.unfinished == 0)
         assert steps[0] <= 2

@@ -12,11 +12,11 @@ from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import PromptInput
 from sprinter.engine.request import Request
 from sprinter.engine.runtime import PairRuntime
-from sprinter.engine.scheduler import Event, Scheduler
-from sprinter.errors import BatchError, RowsError, UserError
+from sprinter.engine.scheduler import Scheduler
+from sprinter.errors import RowsError, UserError
 from sprinter.models.choose import tree_leaves
 
-__all__ = ["Results", "generate_all", "options_of_each"]
+__all__ = ["generate_all", "options_of_each"]
 
 _MOST_ROWS = 32
 """Default maximum number of rows in a batch."""
@@ -122,8 +122,8 @@ def generate_all(
     try:
         for i, request in enumerate(requests):  # the scheduler numbers its requests in this order
             with _of_prompt(i):
-                scheduler.add(request)
-        done = Results(scheduler).all("prompt")
+                scheduler.put(request)
+        done = scheduler.results("prompt")
     finally:
         scheduler.close()
     return [done[i] for i in range(len(requests))]
@@ -141,32 +141,6 @@ def _rows_of_trees(runtime: PairRuntime, spare: int) -> int:
 def _sharing(rows: Any, prompts: int) -> int:
     """Number of rows that share passes; what is no number of rows is refused later, with a message."""
     return max(1, min(rows, prompts)) if isinstance(rows, int) else 1
-
-
-class Results:
-    """Collects the results of a scheduler's requests until ``all`` returns them."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._last: dict[int, Event] = {}
-
-    def all(self, what: str) -> dict[int, Generation]:
-        """Step until no request is left; see ``Engine.finish``. ``what``: name of a request in error messages."""
-        scheduler = self._scheduler
-        while scheduler.unfinished or scheduler.events:
-            scheduler.advance()
-            self._last |= {event.id: event for event in scheduler.events if event.generation is not None}
-            scheduler.events.clear()
-        last = sorted(self._last.items())
-        results = {id: event.generation for id, event in last if event.generation is not None}
-        errors = {id: event.error for id, event in last if event.error is not None}
-        self._last.clear()
-        if not errors:
-            return results
-        done = {id: result for id, result in results.items() if id not in errors}
-        raise BatchError(what, errors, done, {id: results[id] for id in errors}) from next(
-            iter(errors.values())
-        )
 
 
 @contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Unpack
 
 from sprinter.decode.checks import at_least
-from sprinter.engine.batch import Results
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.pair import Pair
 from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import PromptInput
 from sprinter.engine.request import Request
-from sprinter.engine.scheduler import Event, Scheduler
+from sprinter.engine.scheduler import Scheduler
 from sprinter.errors import UserError
 from sprinter.models.choose import reads_trees, tree_leaves
 
@@ -24,7 +23,7 @@ _SPARE = 64
 """Slots of a row for a tree, beside its text; none where a runner reads chains alone."""
 
 
-class Engine:
+class Engine(Scheduler):
     """Serves many requests at once; a finished one's rows are taken by the next in the queue (continuous batching).
 
     A text does not depend on the other requests, but with ``never_slower`` (which ``auto`` has), where rows decide
@@ -62,26 +61,14 @@ class Engine:
         at_least("rows", rows, 1)
         if longest > most:
             raise UserError(f"max_len={max_len!r} is out of range: give 1 to {most} tokens")
-        self._pair, self._rows, self._longest = pair, rows, longest
         loaded = [model for model in (pair.models.target, pair.models.draft) if model is not None]
         spare = _SPARE if all(reads_trees(one.model) for one in loaded) else 0
         leaves = [many for one in loaded if (many := tree_leaves(one.model, rows)) is not None]
         spare = min([spare, *(many - 1 for many in leaves)])
-        self._batch = Scheduler(pair._runtime, rows, longest, policy, memory_bytes, spare=spare)
-        self._results = Results(self._batch)
+        super().__init__(pair._runtime, rows, longest, policy, memory_bytes, spare=spare)
 
     def __repr__(self) -> str:
-        return f"Engine({self._rows} rows of {self._longest} tokens, {self.unfinished} requests unfinished)"
-
-    @property
-    def max_len(self) -> int:
-        """Length of a row in tokens, prompt included."""
-        return self._longest
-
-    @property
-    def unfinished(self) -> int:
-        """Number of requests that are queued or active."""
-        return self._batch.unfinished
+        return f"Engine({self._rows} rows of {self.max_len} tokens, {self.unfinished} requests unfinished)"
 
     def add(
         self,
@@ -101,26 +88,14 @@ class Engine:
         Raises:
             UserError: what is wrong with the request and how to fix it.
         """
-        return self._batch.add(self._task(prompt, GenerationOptions.of(options, keywords), self.unfinished))
+        return self.put(self._task(prompt, GenerationOptions.of(options, keywords), self.unfinished))
 
     def _task(self, prompt: PromptInput, options: GenerationOptions, others: int, owner: str = "") -> Request:
         """A request that fits a row, beside so many others; may be called in any thread."""
         sharing = min(self._rows, others + 1)
-        task = Request(self._pair._runtime, prompt, options, self._longest, sharing, self._rows, owner)
-        self._batch.check(task)
+        task = Request(self._runtime, prompt, options, self.max_len, sharing, self._rows, owner)
+        self.check(task)
         return task
-
-    def step(self) -> list[Event]:
-        """Advance all requests by a step, with at most one forward pass of each kind.
-
-        An error in one request ends only that request, an error of a pass (out of memory) those that share it; their
-        events hold the error. An interrupt is raised here and ends the requests whose pass it breaks off: their events
-        follow in the next step.
-
-        Returns:
-            An event for each request that has new tokens or has ended.
-        """
-        return self._batch.step()
 
     def finish(self) -> dict[int, Generation]:
         """Step until no request is left; returns the results of the requests that end from now on, by number.
@@ -130,22 +105,7 @@ class Engine:
         Raises:
             BatchError: some requests failed; it holds all results.
         """
-        return self._results.all("request")
-
-    def cancel(self, id: int) -> Generation:
-        """Cancel a request, queued or active; its rows are freed at once.
-
-        Returns:
-            The result so far, with ``finish_reason`` "cancelled".
-
-        Raises:
-            UserError: there is no such request, or it has ended.
-        """
-        return self._batch.cancel(id)
-
-    def close(self) -> None:
-        """Cancel all requests and release the caches."""
-        self._batch.close()
+        return self.results("request")
 
     def __enter__(self) -> Engine:
         return self

@@ -107,47 +107,22 @@ class Generation:
         }
 
 
+_COUNTS = (
+    "new_tokens", "target_calls", "draft_steps", "rounds", "drafted", "trusted", "accepted", "checked",
+    "taken_back", "closing_passes", "cached_tokens", "draft_cached_tokens", "mean_drift", "worst_drift",
+    "drift_sum", "drift_by_origin", "least_ratio", "largest_ratio", "changed", "text_drift", "drift_coverage",
+    "budget", "budget_left", "spent_drift", "switches", "copy_switches", "tokens_per_target_call", "wall_s",
+    "tokens_per_s", "estimated_speed_up",
+)  # fmt: skip
+_TIMES = ("prefill_s", "draft_s", "gate_s", "target_s", "closing_s", "other_s")
+
+
 def stats_dict(stats: Stats) -> dict[str, Any]:
     """Counts, drift, times and FLOPs as JSON values."""
+    counts = {name: getattr(stats, name) for name in _COUNTS}
     return {
-        "new_tokens": stats.new_tokens,
-        "target_calls": stats.target_calls,
-        "draft_steps": stats.draft_steps,
-        "rounds": stats.rounds,
-        "drafted": stats.drafted,
-        "trusted": stats.trusted,
-        "accepted": stats.accepted,
-        "checked": stats.checked,
-        "taken_back": stats.taken_back,
-        "closing_passes": stats.closing_passes,
-        "cached_tokens": stats.cached_tokens,
-        "draft_cached_tokens": stats.draft_cached_tokens,
-        "mean_drift": stats.mean_drift,
-        "worst_drift": stats.worst_drift,
-        "drift_sum": stats.drift_sum,
-        "drift_by_origin": stats.drift_by_origin,
-        "least_ratio": stats.least_ratio,
-        "largest_ratio": stats.largest_ratio,
-        "changed": stats.changed,
-        "text_drift": stats.text_drift,
-        "drift_coverage": stats.drift_coverage,
-        "budget": stats.budget,
-        "budget_left": stats.budget_left,
-        "spent_drift": stats.spent_drift,
-        "switches": list(stats.switches),
-        "copy_switches": list(stats.copy_switches),
-        "tokens_per_target_call": stats.tokens_per_target_call,
-        "wall_s": stats.wall_s,
-        "tokens_per_s": stats.tokens_per_s,
-        "estimated_speed_up": stats.estimated_speed_up,
-        "times": {
-            "prefill_s": stats.prefill_s,
-            "draft_s": stats.draft_s,
-            "gate_s": stats.gate_s,
-            "target_s": stats.target_s,
-            "closing_s": stats.closing_s,
-            "other_s": stats.other_s,
-        },
+        **{name: list(value) if isinstance(value, list) else value for name, value in counts.items()},
+        "times": {name: getattr(stats, name) for name in _TIMES},
         "flops": {"passes": stats.flops_passes, "tokens": stats.flops_tokens},
     }
 

@@ -7,7 +7,6 @@ are final. So the log-probability of a trusted token is known after the next tar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,16 +16,6 @@ from sprinter.decode.draft import AskScore, Draft, Origin, Token, TopToken
 __all__ = ["LogProbs"]
 
 _DRAWN_BY_TARGET = (Origin.BONUS, Origin.TARGET)
-
-
-class _ScoredTokens(NamedTuple):
-    """What a target pass was about; see ``AskScore``."""
-
-    start: int
-    end: int
-    nodes: tuple[int, ...]
-    parents: tuple[int, ...]
-    closing: bool
 
 
 class LogProbs:
@@ -43,7 +32,7 @@ class LogProbs:
         self._drafted: dict[int, Tensor] = {}  # by position, raw q after the text before it
         self._tips: dict[tuple[int, ...], Tensor] = {}  # by path from the text, raw q at the tips of a tree
         self._tree_start = 0
-        self._scored: tuple[_ScoredTokens, Tensor] | None = None
+        self._scored: tuple[AskScore, Tensor] | None = None
 
     def drafted(self, start: int, draft: Draft) -> None:
         """Note the draft model's raw laws; the first token of the draft is at position ``start`` of the text."""
@@ -59,8 +48,7 @@ class LogProbs:
 
     def scored(self, request: AskScore, raw: Tensor) -> None:
         """Note the target's raw laws ``[n, V]`` after each token of the request."""
-        nodes = tuple(request.nodes), tuple(request.parents)
-        self._scored = _ScoredTokens(request.start, request.end, *nodes, request.closing), raw
+        self._scored = request, raw
 
     def settle(self, tokens: Sequence[Token]) -> None:
         """Look up the text's final tokens, after the loop has used the last answer."""
@@ -76,7 +64,7 @@ class LogProbs:
         if self._scored is not None:
             self._read_scores(tokens, *self._scored)
 
-    def _read_scores(self, tokens: Sequence[Token], asked: _ScoredTokens, raw: Tensor) -> None:
+    def _read_scores(self, tokens: Sequence[Token], asked: AskScore, raw: Tensor) -> None:
         self._scored = None
         if not asked.closing:  # what was drafted beyond the final tokens is discarded
             self._drafted, self._tips = {}, {}

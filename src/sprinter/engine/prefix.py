@@ -152,12 +152,6 @@ class HeldRows:
         length = common_prefix(text.tokens[:usable], prefix)
         return length if reuse == "all" else text.whole(length)
 
-    def most_shared(self, prefix: Sequence[int], first: int = 0, owner: str = "") -> tuple[int, int]:
-        """(tokens, row) of the row that shares most with ``prefix``; ``first`` if others do not share more."""
-        order = [first, *(row for row in range(len(self.texts)) if row != first)]
-        row = max(order, key=lambda row: self.shared(row, prefix, owner))
-        return self.shared(row, prefix, owner), row
-
     def continues(self, row: int, prefix: Sequence[int], owner: str = "") -> bool:
         """Whether ``prefix`` begins with all that a row holds for reuse, so that nothing is lost in that row."""
         return self.shared(row, prefix, owner) == self.texts[row].usable(self.cache.reuse)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 from transformers import BatchEncoding
 
@@ -59,7 +59,20 @@ def encode_prompt(
     """
     if isinstance(prompt, EncodedPrompt):
         return prompt
-    encoded = _encoded(prompt, pair, chat_template_kwargs, longest)
+    if isinstance(prompt, str):
+        if not prompt:
+            raise UserError("the prompt is empty: give at least one word to continue")
+        if pair.tokenizer is None:
+            raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
+        encoded = EncodedPrompt(text_ids(prompt, pair, pair.tokenizer, longest=longest), prompt)
+    elif isinstance(prompt, Mapping):
+        encoded = EncodedPrompt(_from_tokenizer(prompt))
+    elif isinstance(prompt, list | tuple) and any(isinstance(item, Mapping) for item in prompt):
+        rendered = render_chat(cast(Any, prompt), pair, chat_template_kwargs, longest=longest)
+        ends = () if rendered.end_of_turn is None else (rendered.end_of_turn,)
+        encoded = EncodedPrompt(rendered.ids, rendered.text, rendered.messages, ends)
+    else:
+        encoded = EncodedPrompt(_from_ids(cast(Any, prompt)))
     if chat_template_kwargs and encoded.messages is None:
         raise UserError("chat_template_kwargs goes with messages, and the prompt has none: leave it out")
     ids = encoded.ids
@@ -90,22 +103,6 @@ def is_several(prompt: Any) -> bool:
     if isinstance(first, Mapping):
         return "input_ids" in first
     return isinstance(first, Iterable) and not isinstance(first, bytes) and getattr(first, "ndim", 1) > 0
-
-
-def _encoded(
-    prompt: Any, pair: LoadedPair, chat: Mapping[str, Any] | None, longest: int | None
-) -> EncodedPrompt:
-    if isinstance(prompt, str):
-        if not prompt:
-            raise UserError("the prompt is empty: give at least one word to continue")
-        if pair.tokenizer is None:
-            raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
-        return EncodedPrompt(text_ids(prompt, pair, pair.tokenizer, longest=longest), prompt)
-    if isinstance(prompt, Mapping):
-        return EncodedPrompt(_from_tokenizer(prompt))
-    if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping) for item in prompt):
-        return render_chat(prompt, pair, chat, longest=longest)
-    return EncodedPrompt(_from_ids(prompt))
 
 
 def _from_ids(prompt: Sequence[int]) -> list[int]:

@@ -23,7 +23,7 @@ from sprinter.engine.policy import Policy
 from sprinter.engine.request import Request
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import TokenReader, advance
-from sprinter.errors import ContextLengthError, RowsError, UserError
+from sprinter.errors import BatchError, ContextLengthError, RowsError, UserError
 from sprinter.models.choose import pads_rows, runner_kind
 
 __all__ = ["Event", "Scheduler"]
@@ -71,7 +71,7 @@ class _Live:
 
 
 class Scheduler:
-    """The rows of both models and the requests that are decoded in them.
+    """The rows of both models and the requests that are decoded in them. Not thread-safe.
 
     Args:
         runtime: models, heads and caches of the pair.
@@ -87,7 +87,7 @@ class Scheduler:
         UserError: a model that decodes one row at a time; caches that do not fit, with the largest number of rows.
 
     Attributes:
-        events: events that ``step`` has not returned yet.
+        events: events that ``step`` has not returned yet. max_len: as given.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Scheduler:
         streams: bool = True,
         spare: int = 0,
     ) -> None:
-        self._runtime, self._policy, self._max_len, self._rows = runtime, policy, max_len, rows
+        self._runtime, self._policy, self.max_len, self._rows = runtime, policy, max_len, rows
         at_least("rows", rows, 1)
         if memory_bytes is not None:
             at_least("memory_bytes", memory_bytes, 0)
@@ -120,6 +120,7 @@ class Scheduler:
         self._waiting: dict[int, Request] = {}
         self._live: dict[int, _Live] = {}
         self.events: list[Event] = []
+        self._ended: dict[int, Event] = {}  # that `results` has not returned yet
         self._next_id = 0
         self._streams, self._closed, self._spare = streams, False, spare
         self._trackers: dict[Any, Tracker] = {}
@@ -137,7 +138,7 @@ class Scheduler:
         taken = {one.run.row for one in self._live.values()}
         return [number for number in range(self._rows) if number not in taken]
 
-    def add(self, request: Request) -> int:
+    def put(self, request: Request) -> int:
         """Put a request in the queue; returns its number.
 
         Raises:
@@ -163,30 +164,38 @@ class Scheduler:
                 f"method {request.method.name} drafts a tree with {request.spare} tokens beside the text, and a row of "
                 f"the engine has room for {self._spare}: give a smaller gamma or tree, or fewer drafts"
             )
-        if request.length > self._max_len:
+        if request.length > self.max_len:
             raise ContextLengthError(
-                f"prompt and new tokens are {request.length} tokens, and a row of the engine holds {self._max_len}: "
+                f"prompt and new tokens are {request.length} tokens, and a row of the engine holds {self.max_len}: "
                 f"give max_len={request.length} or more, or a smaller max_new_tokens"
             )
 
     def step(self) -> list[Event]:
-        """Run ``advance`` and return the events."""
+        """Advance all requests by a step, with at most one forward pass of each kind.
+
+        An error in one request ends only that request, an error of a pass (out of memory) those that share it; their
+        events hold the error. An interrupt is raised here and ends the requests whose pass it breaks off: their events
+        follow in the next step.
+
+        Returns:
+            An event for each request that has new tokens or has ended.
+        """
         self.advance()
         events, self.events = self.events, []
         return events
 
     def advance(self) -> None:
-        """Admit queued requests to free rows, run one forward pass of each kind that is due, and collect the events.
-
-        An error in one request ends only that request, an error of a pass those that share it; their events hold the
-        error. So does an interrupt, which is raised here: the events of what it has ended follow in the next step.
-        """
+        """``step`` that leaves its events in ``events``: admit queued requests to free rows, run one forward pass of
+        each kind that is due."""
         began = time.perf_counter()
         try:
             self._admit()
+            asking = self._asking()
             for kind in (None, "target", "draft", DraftRow, TreeRow):
-                self._do(self._asking(kind))
-            waiting = self._asking(TargetRow)
+                if kind in asking:
+                    self._do(asking[kind])
+                    asking = self._asking()  # their next inputs
+            waiting = asking.get(TargetRow, [])
             longest = max((one.passed_over for one in waiting), default=0)
             under_way = sum(not one.run.over for one in self._live.values())
             # Requests that need the target since this step take part.
@@ -201,6 +210,21 @@ class Scheduler:
                 one.request.record.stats.wall_s += now - max(one.began, began)
         for one in list(self._live.values()):
             self._note(one)
+
+    def results(self, what: str) -> dict[int, Generation]:
+        """Step until no request is left; see ``Engine.finish``. ``what``: name of a request in error messages."""
+        while self.unfinished or self.events:
+            self.advance()
+            self._ended |= {event.id: event for event in self.events if event.generation is not None}
+            self.events.clear()
+        last, self._ended = dict(sorted(self._ended.items())), {}
+        results = {id: event.generation for id, event in last.items() if event.generation is not None}
+        errors = {id: event.error for id, event in last.items() if event.error is not None}
+        if not errors:
+            return results
+        done = {id: result for id, result in results.items() if id not in errors}
+        failed = {id: results[id] for id in errors}
+        raise BatchError(what, errors, done, failed) from next(iter(errors.values()))
 
     def cancel(self, id: int) -> Generation:
         """Cancel a request, queued or active; its rows are freed at once.
@@ -246,17 +270,19 @@ class Scheduler:
         models = self._models.models
         return models[0].best_row(oldest_first, request.prefix, request.owner) if models else oldest_first[0]
 
-    def _asking(self, kind: type[PassInput] | str | None) -> list[_Live]:
-        """Requests that ask for a kind of input, in the order of their rows; None: those that have not begun."""
-        asking = [one for one in self._live.values() if one.asks == kind and not one.run.over]
-        return sorted(asking, key=lambda one: one.run.row)
+    def _asking(self) -> dict[type[PassInput] | str | None, list[_Live]]:
+        """Requests by the kind of input that they ask for, in the order of their rows; None: they have not begun."""
+        asking: dict[type[PassInput] | str | None, list[_Live]] = {}
+        for one in sorted(self._live.values(), key=lambda one: one.run.row):
+            if not one.run.over:
+                asking.setdefault(one.asks, []).append(one)
+        return asking
 
     def _do(self, group: Sequence[_Live]) -> None:
         """Run one forward pass for a group."""
-        if group:
-            for one in group:
-                one.passed_over = 0
-            advance(self._models, [one.run for one in group], self._pads)
+        for one in group:
+            one.passed_over = 0
+        advance(self._models, [one.run for one in group], self._pads)
 
     def _leave(self, one: _Live) -> None:
         """Free the rows of a request."""

@@ -16,19 +16,17 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from sprinter.decode.draft import Token
+from sprinter.decode.draft import Record, Token
+from sprinter.decode.method import Method
 from sprinter.engine.executor import Executor, RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.shares import pass_shares
 from sprinter.engine.tokens import check_text
 from sprinter.errors import UserError
-
-if TYPE_CHECKING:  # a request names what is here: its spelling and its writer
-    from sprinter.engine.request import Request
 
 __all__ = [
     "Detokenizer",
@@ -345,10 +343,23 @@ def advance(models: Executor, runs: Sequence[RequestRun], pads: tuple[bool, bool
             raise
 
 
+class Streamed(Protocol):
+    """What a stream needs of its request; see ``Request``."""
+
+    method: Method
+    record: Record
+
+    def writer(self) -> TextWriter | None: ...
+    def take(self) -> Executor: ...
+    def give_back(self, models: Executor) -> None: ...
+    def begin(self, models: Executor, row: int) -> RequestRun: ...
+    def generation(self) -> Generation: ...
+
+
 class TokenReader:
     """Returns each token of a request once, with its text."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Streamed) -> None:
         self._request, self._given, self._writer = request, 0, request.writer()
 
     @property
@@ -382,7 +393,7 @@ class Stream:
     an interrupt in a step (Ctrl-C, "interrupted"). It is raised once, and the final tokens stay in ``generation``.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Streamed) -> None:
         self._request, self._reader = request, TokenReader(request)
         self._models: Executor | None = None
         self._run: RequestRun | None = None

@@ -282,7 +282,7 @@ class EngineWorker:
         return next((owner for owner, rows in taken.items() if rows >= self._rows_of_one), None)
 
     def _admit(self, request: AsyncRequest) -> None:
-        request.number = self.engine._batch.add(request.task)
+        request.number = self.engine.put(request.task)
         request.admitted = time.perf_counter()
         request.started.set_result(None)
         self._live[request.number] = request

@@ -59,7 +59,9 @@ class TextRows(ABC):
         if not self.held.on:
             return
         owner = self.owners.get(row, "")
-        length, source = self.held.most_shared(prefix, row, owner)
+        shared = {one: self.held.shared(one, prefix, owner) for one in (row, *self._every)}
+        source = max(shared, key=lambda one: shared[one])  # this row, if no other shares more
+        length = shared[source]
         if length and source != row:
             self._unverified.add(row)  # if the copy is interrupted
             self.rewind({row: 0})
