@@ -117,7 +117,7 @@ def test_a_cancelled_request_frees_its_rows_and_harms_nobody(
         numbers = [engine.add(**one) for one in asked[:8]]
         for _ in range(4):
             engine.step()
-        waiting, under_way = numbers[7], next(iter(engine._batch._live))
+        waiting, under_way = numbers[7], next(iter(engine._live))
         for id in (waiting, under_way):
             out = engine.cancel(id)
             assert out.finish_reason == "cancelled" or len(out.tokens) == 0
@@ -128,9 +128,9 @@ def test_a_cancelled_request_frees_its_rows_and_harms_nobody(
         for i, number in enumerate(numbers):
             if number in done:
                 assert facts(done[number]) == alone[i]
-        assert engine._batch._free == [0, 1, 2]
-        assert engine._batch._models.target is not None
-        assert engine._batch._models.target.runner.lengths == [0, 0, 0]
+        assert engine._free == [0, 1, 2]
+        assert engine._models.target is not None
+        assert engine._models.target.runner.lengths == [0, 0, 0]
 
 
 def test_counts_of_time_add_up(pair: sprinter.Pair) -> None:

@@ -178,7 +178,7 @@ def test_rows_of_an_engine_decide_together(with_costs: Callable[[PassCosts], spr
     with sprinter.Engine(with_costs(costs), rows=4, max_len=64) as engine:
         for seed in range(4):
             engine.add(PROMPT, method="auto", max_new_tokens=8, seed=seed)
-        tasks = list(engine._batch._waiting.values())
+        tasks = list(engine._waiting.values())
         engine.finish()
     assert len({task.method for task in tasks}) == 4
     (tracker,) = {id(task.tracker): task.tracker for task in tasks}.values()
@@ -200,7 +200,7 @@ def test_an_engine_forgets_what_was_decoded_longest_ago(
             engine.add(
                 PROMPT, temperature=temperature, max_new_tokens=1, method="speculative", never_slower=True
             )
-        kept = [sampling.temperature for _, sampling in engine._batch._trackers]
+        kept = [sampling.temperature for _, sampling in engine._trackers]
     assert kept == [0.7, 0.8]
 
 

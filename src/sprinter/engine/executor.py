@@ -80,7 +80,6 @@ class Executor:
         rows = self.target or self.draft
         self.device = rows.runner.device if rows else torch.device("cpu")
         self.like = torch.empty(0, device=self.device)
-        self._together = len({each.runner.device for each in self.models}) < 2
 
     @property
     def models(self) -> list[EagerBackend]:
@@ -89,7 +88,7 @@ class Executor:
 
     def gather(self, laws: Tensor) -> Tensor:
         """Move laws of either model to ``device``."""
-        return laws if self._together else laws.to(self.device)
+        return laws.to(self.device)
 
     def run(self, inputs: Sequence[PassInput]) -> Sequence[PassOutput]:
         """Run inputs of one kind (and of one model) in one pass or step; returns their outputs in order.
@@ -224,7 +223,7 @@ class RequestRun:
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error. What was final stays, its rows are cleared when they are given back."""
-        self.error, self.over, self.input, self._ask = error, True, None, None
+        self.error, self.over, self.input, self._ask, self._switch = error, True, None, None, None
         self._record.finish = "error" if isinstance(error, Exception) else "interrupted"
         self._loop.close()
 
@@ -239,7 +238,7 @@ class RequestRun:
         try:
             self._ask = self._loop.send(answer)
         except StopIteration:
-            self._ask, self.over = None, True
+            self._ask, self.over, self._switch = None, True, None  # other rows no longer count it
         finally:
             if self._logprobs is not None:
                 self._logprobs.settle(self._record.tokens)

@@ -68,9 +68,7 @@ def encode_prompt(
     elif isinstance(prompt, Mapping):
         encoded = EncodedPrompt(_from_tokenizer(prompt))
     elif isinstance(prompt, list | tuple) and any(isinstance(item, Mapping) for item in prompt):
-        rendered = render_chat(cast(Any, prompt), pair, chat_template_kwargs, longest=longest)
-        ends = () if rendered.end_of_turn is None else (rendered.end_of_turn,)
-        encoded = EncodedPrompt(rendered.ids, rendered.text, rendered.messages, ends)
+        encoded = render_chat(cast(Any, prompt), pair, chat_template_kwargs, longest=longest)
     else:
         encoded = EncodedPrompt(_from_ids(cast(Any, prompt)))
     if chat_template_kwargs and encoded.messages is None:

@@ -59,7 +59,7 @@ class TextRows(ABC):
         if not self.held.on:
             return
         owner = self.owners.get(row, "")
-        shared = {one: self.held.shared(one, prefix, owner) for one in (row, *self._every)}
+        shared = {one: self.held.shared(one, prefix, owner) for one in (row, *range(self.runner.batch))}
         source = max(shared, key=lambda one: shared[one])  # this row, if no other shares more
         length = shared[source]
         if length and source != row:
