@@ -7,7 +7,7 @@ and their results do not depend on other rows, except for rounding in the models
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -77,12 +77,12 @@ class PromptRead:
 _STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that do not need a law
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DraftPlan:
-    """The settings that all draft steps of a request share. What follows a pass is the same for rows of equal plans.
+    """The settings that all draft steps of a request share.
 
     Attributes:
-        sampling: temperature and truncation of the processed law; plans are equal whatever it is.
+        sampling: temperature and truncation of the processed law.
         signals: names of ``sprinter.decode.signals.SIGNALS`` that the rules read.
         heads: by kind, those that the rules read.
         raw: whether the answer must contain raw laws (temperature 1, no truncation).
@@ -90,9 +90,10 @@ class DraftPlan:
         reads_x: whether a head reads the hidden state at x; the step then runs the model on x too.
         captures: whether the step can be captured.
         columns: names of the numbers of a step: "peak", signals, kinds of heads.
+        key: what follows a pass is the same for rows whose plans have the same key.
     """
 
-    sampling: Sampling = field(compare=False)
+    sampling: Sampling
     signals: tuple[str, ...] = ()
     heads: Mapping[str, Head] = field(default_factory=dict)
     raw: bool = False
@@ -101,6 +102,7 @@ class DraftPlan:
     reads_x: bool = field(init=False)
     captures: bool = field(init=False)
     columns: tuple[str, ...] = field(init=False)
+    key: tuple[Hashable, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         read = {feature for head in self.heads.values() for feature in head.features}
@@ -111,9 +113,7 @@ class DraftPlan:
         object.__setattr__(self, "reads_x", reads_x)
         object.__setattr__(self, "captures", not (reads_x or never))
         object.__setattr__(self, "columns", ("peak", *self.signals, *self.heads))
-
-    def __hash__(self) -> int:
-        return hash((self.columns, *self.heads.values(), self.raw))
+        object.__setattr__(self, "key", (self.columns, *self.heads.values(), self.raw))
 
 
 @dataclass(slots=True)

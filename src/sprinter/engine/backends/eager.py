@@ -138,11 +138,11 @@ class EagerBackend(TextRows):
     # --- draft steps ---
     def _kind(self, row: DraftRow) -> Hashable:
         """Rows of one kind are drafted together; a head that reads the state at x has a pass of its own rows."""
-        return row.plan if row.plan.reads_x else None
+        return row.plan.key if row.plan.reads_x else None
 
     def _draft(self, rows: Sequence[DraftRow], unit: Any = None) -> list[Drafted | SprinterError]:
         """``draft`` of rows of one kind. ``unit``: of a backend that captures steps; its plan is that of all."""
-        began, made = time.perf_counter(), dict[DraftPlan, list[_StepPart]]()
+        began, made = time.perf_counter(), dict[Hashable, tuple[DraftPlan, list[_StepPart]]]()
         gates, afters = [0.0] * len(rows), dict[int, After]()
         live, last = list(range(len(rows))), tuple[Tensor, ...]()
         for step in range(max(row.count for row in rows)):
@@ -152,13 +152,13 @@ class EagerBackend(TextRows):
             parts, last = self._step([rows[i] for i in live], step, last, unit)
             for plan, group, result, gate_s in parts:
                 members = [live[at] for at in group]
-                made.setdefault(plan, []).append((members, result))
+                made.setdefault(plan.key, (plan, []))[1].append((members, result))
                 for i in members if gate_s else ():
                     gates[i] += gate_s / len(members)
             if len(last) > 1:
                 afters |= {i: (last[1][at], last[2][at]) for at, i in enumerate(live)}
         found: dict[int, Drafted | SprinterError] = {}
-        for plan, own in made.items():
+        for plan, own in made.values():
             found |= self._fetch(rows, plan, own, afters)
         each_s = (time.perf_counter() - began - sum(gates)) / sum(row.count for row in rows)
         for i, row in enumerate(rows):
@@ -193,7 +193,7 @@ class EagerBackend(TextRows):
             at_x.extend(self._after(token, numbers))
             return at_x[1]
 
-        groups = [list(range(len(rows)))] if unit else alike(rows, lambda row: row.plan)
+        groups = [list(range(len(rows)))] if unit else alike(rows, lambda row: row.plan.key)
         for group in groups:
             whole = len(group) == len(rows)
             own = rows if whole else [rows[i] for i in group]
