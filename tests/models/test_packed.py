@@ -77,11 +77,21 @@ def test_what_has_changed_is_packed_again(source: Path, what: str) -> None:
     assert read(source, facts)[0].tolist() == [7] * 100
 
 
-@pytest.mark.parametrize("name", ["model[v2].gguf", "a" * 200 + ".gguf"])
+@pytest.mark.parametrize("name", ["model[v2].gguf", "model.part-1.gguf", "a" * 200 + ".gguf"])
 def test_names_of_models_may_be_odd_or_long(source: Path, name: str) -> None:
     model = source.rename(source.with_name(name))
     read(model, fill=fill)
+    read(model, "others", fill)  # removes what killed writers left
     assert read(model)[2].tolist() == [3]
+
+
+def test_a_folder_that_is_read_only_is_read(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    read(source, fill=fill)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert read(source)[2].tolist() == [3]
 
 
 def test_files_that_nobody_uses_go(source: Path) -> None:

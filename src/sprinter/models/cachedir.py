@@ -105,8 +105,9 @@ def kept_file(path: Path, write: Callable[[Path], object], size: int | None = No
 
     if not is_whole():
         with FileLock(path.parent / "writing.lock"):  # another process may be writing it
-            for part in path.parent.glob("*.part*"):
-                part.unlink()
+            for part in path.parent.iterdir():  # names of models may have a ".part" inside
+                if part.name.endswith((".part", f".part{path.suffix}")):
+                    part.unlink()
             if not is_whole():
                 part = path.with_name(f"{path.stem}.part{path.suffix}")
                 try:

@@ -117,7 +117,8 @@ def packed_matrices(
 
     try:
         kept_file(path, write, end)
-        os.utime(path)  # it is in use
+        with suppress(OSError):  # the folder may be read-only
+            os.utime(path)  # it is in use
         return parts(path, False)
     except OSError as error:
         _log.warning(
