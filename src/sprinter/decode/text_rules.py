@@ -88,6 +88,10 @@ class TextRules:
             ]
             del self._waiting[:count]
 
+    def forget(self, length: int) -> None:
+        """The text was cut to ``length`` tokens."""
+        self._waiting = [one for one in self._waiting if one[0] < length]
+
     def learn(self) -> None:
         """Pass the target's verdicts since the last call to the rules that learn."""
         if not self._scored:

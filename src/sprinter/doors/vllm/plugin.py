@@ -1,0 +1,78 @@
+"""What vLLM's frontend loads: the check of requests at admission, and routes for reports and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sprinter.doors.vllm.config import DoorConfig, check_version, method_for
+from sprinter.errors import UserError
+
+__all__ = ["Endpoints", "register"]
+
+
+def register() -> None:
+    """Entry point of ``vllm.general_plugins``: a request whose method does not run is refused when it comes.
+
+    vLLM has no hook for this with speculation; the worker could only end the whole engine.
+    """
+    try:
+        check_version()
+    except UserError:
+        return  # the worker says it, if it is asked for
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    checked = InputProcessor._validate_params
+    if getattr(checked, "by_sprinter", False):
+        return
+
+    def validate(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        found = checked(self, params, *args, **kwargs)
+        config = DoorConfig.of(self.vllm_config)
+        if isinstance(params, SamplingParams):
+            try:
+                if config is not None:
+                    method_for(params, config)
+                elif "sprinter" in (params.extra_args or {}):
+                    raise UserError(
+                        "the server runs without sprinter's worker: leave sprinter out (docs/vllm.md)"
+                    )
+            except UserError as error:
+                raise VLLMValidationError(str(error), parameter="sprinter") from error
+        return found
+
+    validate.by_sprinter = True  # type: ignore[attr-defined]
+    InputProcessor._validate_params = validate
+
+
+class Endpoints:
+    """Entry point of ``vllm.endpoint_plugins``: ``GET /sprinter/requests?id=`` and ``GET /sprinter/metrics``."""
+
+    name = "sprinter"
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+
+    def attach_router(self, app: Any) -> None:
+        """Add the routes."""
+        from fastapi import Response
+
+        async def requests(id: str | None = None) -> Any:
+            return (await self._engine.collective_rpc("sprinter_reports", args=(id,)))[-1]
+
+        async def metrics() -> Any:
+            totals = (await self._engine.collective_rpc("sprinter_totals"))[-1]
+            lines = [
+                line for name, value in totals.items()
+                for line in (f"# TYPE sprinter:{name}_total counter", f"sprinter:{name}_total {value}")
+            ]  # fmt: skip
+            return Response("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4")
+
+        app.get("/sprinter/requests")(requests)
+        app.get("/sprinter/metrics")(metrics)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Keep the engine, which the routes ask."""
+        self._engine = engine_client

