@@ -220,6 +220,7 @@ def test_our_kernels_need_no_llama_cpp(quantised: Path, monkeypatch: pytest.Monk
         monkeypatch.delitem(head.metadata, key, raising=False)
     assert dequantise._eos_ids(head) == (1, 2, 3)
     monkeypatch.setitem(head.metadata, "tokenizer.ggml.eos_token_id", 4)
+    monkeypatch.setitem(head.metadata, "tokenizer.ggml.fim_pad_token_id", 2**32 - 1)  # none
     assert dequantise._eos_ids(head) == (1, 2, 3, 4)
 
 

@@ -205,9 +205,11 @@ def _eos_ids(head: GgufHead) -> tuple[int, ...]:
     if recorded := head.metadata.get(EOS_KEY):
         return tuple(int(part) for part in recorded.split(","))
     given = head.metadata.get
-    ids = {text: id for id, text in enumerate(given("tokenizer.ggml.tokens") or ())}
+    tokens = given("tokenizer.ggml.tokens") or ()
+    ids = {text: id for id, text in enumerate(tokens)}
     ends = {ids[text] for text in _END_TEXTS & ids.keys()}
     for role, texts in _END_ROLES.items():
         named = given(f"tokenizer.ggml.{role}_token_id")
-        ends |= {ids[text] for text in texts if text in ids} if named is None else {int(named)}
+        known = named is not None and 0 <= int(named) < len(tokens)  # files write 2**32 - 1 for none
+        ends |= {int(named)} if known else {ids[text] for text in texts if text in ids}
     return tuple(sorted(ends))
