@@ -220,18 +220,18 @@ class _ModelPair(MarkovPair):
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM, _ModelPair]:
-    """A random pair of 5 tokens."""
+    """A random pair of 4 tokens."""
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate("abcde")}, unk_token="a"))
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate("abcd")}, unk_token="a"))
 
-    pair, folders = _ModelPair(vocab=5), {}
+    pair, folders = _ModelPair(vocab=4), {}
     object.__setattr__(pair, "models", {})
     for seed, which in enumerate("pq"):
         torch.manual_seed(seed)
         config = LlamaConfig(
-            vocab_size=5, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+            vocab_size=4, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
             max_position_embeddings=64, initializer_range=0.35, bos_token_id=None, eos_token_id=None,
         )  # fmt: skip
         pair.models[which] = LlamaForCausalLM(config).eval()
@@ -243,15 +243,15 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM, _ModelPair]:
     return LLM(str(folders["p"]), **shared, **args), pair
 
 
-SAMPLES = 1000
+SAMPLES = 2000
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
-    "spec", ["speculative(gamma=2)", "svip(h=0.4)", "coin(rate=0.5,cap=2)", "fuzzy(threshold=0.2, gamma=2)"]
+    "spec", ["speculative(gamma=2)", "coin(rate=0.5,cap=1)", "fuzzy(threshold=0.2, gamma=2)"]
 )
 def test_sampled_texts_have_the_declared_law(narrow: tuple[LLM, _ModelPair], spec: str) -> None:
-    """Chi-square of 1000 texts of 3 tokens against the enumerated law; false alarms: 1 in 10,000 for each method."""
+    """Chi-square of 2000 texts of 3 tokens against the enumerated law; false alarms: 1 in 10,000 for each method."""
     llm, pair = narrow
     wanted = law_of(pair, spec, 3, (0,))[0]
     texts = _texts(
@@ -266,7 +266,7 @@ def test_sampled_texts_have_the_declared_law(narrow: tuple[LLM, _ModelPair], spe
     freedom = len(pairs) - 1
     # Wilson and Hilferty: the cube root of chi² / k is nearly normal
     z = ((chi / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
-    assert freedom > 15 and z < 3.72
+    assert freedom >= 10 and z < 3.72
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
