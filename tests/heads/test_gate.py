@@ -64,6 +64,15 @@ def test_fingerprint_follows_the_weights_not_their_dtype() -> None:
     assert weights_fingerprint(small_model(1)) != weights_fingerprint(model)
 
 
+def test_a_fingerprint_copies_no_weights() -> None:
+    """Those of a layer that is read from a file later take no memory, and would fill any."""
+    made = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
+    for value, model in enumerate(made):
+        whole = torch.tensor(float(value)).expand(1 << 21, 1 << 21)
+        model.weight = torch.nn.Parameter(whole, requires_grad=False)
+    assert weights_fingerprint(made[0]) != weights_fingerprint(made[1])
+
+
 def check(
     gate: Head, *, id: str = "org/draft", revision: str | None = None, size: int = 6, seed: int = 0
 ) -> None:

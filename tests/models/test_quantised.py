@@ -353,16 +353,6 @@ def test_files_are_run_as_they_are_stored(name: str, tmp_path: Path) -> None:
     assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.08
 
 
-def test_weights_that_lie_in_a_file_are_never_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fingerprint would make the matrices that take no memory whole."""
-    pytest.importorskip("gguf", reason=NO_GGUF)
-    written("qwen2", tmp_path / "m.gguf", "Q8_0")
-    monkeypatch.setattr("sprinter.models.kernels.weights_fingerprint", no_rows)
-    assert is_quantised(dequantised(tmp_path / "m.gguf", torch.float32, quantised="gguf").model)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_token_has_the_same_law_in_every_forward_pass(name: str, tmp_path: Path) -> None:
     """To the bit: alone, with others, in a ragged batch, in a tree, behind a shared prefix."""

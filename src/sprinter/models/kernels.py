@@ -116,7 +116,7 @@ def quantise(
 ) -> None:
     """Quantise a model on a CPU in place, and have the kernels run it if they know it, else its linear layers.
 
-    It keeps its fingerprint, so that gates and heads for it load; with ``sources`` it has none yet.
+    It keeps its fingerprint, so that gates and heads for it load.
 
     Args:
         sources, keep: of weights that lie in a file, and where their packed form is kept; see the package.
@@ -124,12 +124,11 @@ def quantise(
     Raises:
         UserError: there are no kernels, its weights cannot be rounded, or it does not run with them replaced.
     """
-    package, fingerprint = kernels(), None if sources else weights_fingerprint(model)
+    package, fingerprint = kernels(), weights_fingerprint(model)
     with _refused():
         package.quantise(model, dtype, sources, keep)
     _run_quantised(model)
-    if fingerprint is not None:
-        count_as(model, fingerprint)
+    count_as(model, fingerprint)
 
 
 def _run_quantised(model: PreTrainedModel) -> None:
