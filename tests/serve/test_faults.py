@@ -328,6 +328,8 @@ def test_metrics_and_logs_tell_what_was_done_and_not_what_was_said(
     assert values['sprinter_requests_total{path="/v1/completions",status="200"}'] == "6.0"
     assert values['sprinter_requests_total{path="/v1/completions",status="400"}'] == "2.0"
     assert values["sprinter_texts_running"] == "0.0" and values["sprinter_rows"] == "2.0"
+    gateway = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    assert [values[f"vllm:{name}{label}"] for name in gateway] == ["0.0"] * 3
     lines = [(record.getMessage(), getattr(record, "fields", {})) for record in caplog.records]
     told = [fields for event, fields in lines if event == "request" and fields["path"] == TEXT]
     assert told[0]["new_tokens"] == 24 and told[0]["status"] == 200 and told[0]["target_calls"] > 0
@@ -348,3 +350,21 @@ def test_open_requests_end_before_the_server(tiny: sprinter.Pair) -> None:
     thread.join(30)
     tokens = answers[0].json()["choices"][0]["sprinter"]["tokens"]
     assert [token["id"] for token in tokens] == [token.id for token in expected.tokens]
+
+
+def test_gauges_of_gateways_while_texts_are_written(pair: sprinter.Pair) -> None:
+    label = '{engine="0",model_name="builtin"}'
+    with serving(pair, rows=1, max_len=200) as server:
+        asked = {
+            "prompt": "The river",
+            "max_tokens": 190,
+            "stream": True,
+            "sprinter": {"method": "autoregressive"},
+        }
+        with server.http() as http, http.stream("POST", TEXT, json=asked) as first:
+            next(first.iter_lines())
+            with http.stream("POST", TEXT, json=asked):
+                text = http.get("/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert values[f"vllm:num_requests_running{label}"] == "1.0"
+    assert 0 < float(values[f"vllm:kv_cache_usage_perc{label}"]) <= 1

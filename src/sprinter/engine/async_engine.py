@@ -108,6 +108,11 @@ class AsyncEngine:
         return self._worker.waiting
 
     @property
+    def held(self) -> float:
+        """Share of the rows' slots that hold tokens of texts, 0 to 1."""
+        return self._engine.held
+
+    @property
     def closing(self) -> bool:
         """Whether no more requests are taken."""
         return self._worker.closing

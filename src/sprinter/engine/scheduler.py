@@ -134,6 +134,12 @@ class Scheduler:
         return len(self._waiting.keys() | self._live.keys())
 
     @property
+    def held(self) -> float:
+        """Share of the rows' slots that hold tokens of texts, 0 to 1; may be asked in any thread."""
+        texts = [one.request for one in tuple(self._live.values())]
+        return sum(len(one.sequence) for one in texts) / (self._rows * self.max_len)
+
+    @property
     def _free(self) -> list[int]:
         taken = {one.run.row for one in self._live.values()}
         return [number for number in range(self._rows) if number not in taken]

@@ -24,13 +24,17 @@ _ENGINE = "0"  # vLLM's label; there is one engine
 
 
 class ServeState(NamedTuple):
-    """A server as it is now: its model's name, numbers of texts and rows, and whether requests are served."""
+    """A server as it is now: its model's name, numbers of texts and rows, and whether requests are served.
+
+    ``held``: share of the rows' slots that hold tokens of texts, 0 to 1.
+    """
 
     model: str
     running: int
     waiting: int
     rows: int
     ready: bool
+    held: float
 
 
 class ServeMetrics(Collector):
@@ -76,6 +80,14 @@ class ServeMetrics(Collector):
         yield GaugeMetricFamily("sprinter_texts_waiting", "Texts that wait for rows.", now.waiting)
         yield GaugeMetricFamily("sprinter_rows", "Rows of the engine.", now.rows)
         yield GaugeMetricFamily("sprinter_ready", "Whether requests are served.", int(now.ready))
+        for name, about, value in (  # which gateways and autoscalers look for under these names
+            ("num_requests_running", "Texts that are generated.", now.running),
+            ("num_requests_waiting", "Texts that wait for rows.", now.waiting),
+            ("kv_cache_usage_perc", "Share of the rows' slots that hold tokens, 0 to 1.", now.held),
+        ):
+            gauge = GaugeMetricFamily(f"vllm:{name}", about, labels=("model_name", "engine"))
+            gauge.add_metric((now.model, _ENGINE), value)
+            yield gauge
 
     def scrape(self) -> bytes:
         """All metrics in Prometheus' text format."""

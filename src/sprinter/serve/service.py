@@ -147,7 +147,8 @@ class Service:
         """For the metrics."""
         waiting = 0 if self._engine is None else self._engine.waiting
         running = 0 if self._engine is None else self._engine.unfinished - waiting
-        return ServeState(self.model, running, waiting, self.settings.rows, self.state == "ready")
+        held = 0.0 if self._engine is None else self._engine.held
+        return ServeState(self.model, running, waiting, self.settings.rows, self.state == "ready", held)
 
     # --- questions ---
     @property
