@@ -125,7 +125,7 @@ test-newest: ## the demo, and tests of kernels and of equal texts, with the newe
 test-lowest: ## the same with the lowest versions that pyproject.toml states
 	@$(PYTHON) scripts/environments.py lowest
 
-test-doors: ## the tests of doors beside the tools that they open: vLLM on a CPU
+test-doors: ## the tests of doors beside the tools that they open: vLLM on a CPU, lm-evaluation-harness, Ray Serve
 	@timeout 900 $(PYTHON) scripts/environments.py doors
 
 test-install: ## run the install lines of README, docs, examples and Dockerfile (builds llama.cpp, some minutes, once)

