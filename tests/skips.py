@@ -17,7 +17,7 @@ ALLOWED = {
     "gpu": r"there is no (GPU|CUDA device)",
     "kernels": r"the kernels are not installed",
     "llama": r"llama-cpp-python is not installed|could not import 'llama_cpp'",
-    "peers": r"could not import '(lm_eval|ray.serve|schemathesis|speculators|vllm)'|it is not a dependency of the tests",
+    "peers": r"could not import '(lm_eval|ray.serve|schemathesis|speculators|vllm)'|is not a dependency of the tests",
     "browser": r"could not import 'playwright|there is no Chromium",
     "models": r"\S+\.gguf is not used with REAL=",
     "root": r"needs root",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -151,13 +152,12 @@ def test_saving_is_atomic(
     chat, file = new_chat(pair), tmp_path / "chat.json"
     file.write_text("old")
 
-    def full(path: Path, content: bytes) -> int:
-        with open(path, "wb") as half:
-            half.write(content[:10])
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
-    assert played(chat, f"/save! {file}", typed=False) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert played(chat, f"/save! {file}", typed=False) == 2
     assert "cannot write" in capsys.readouterr().err
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
     assert played(chat, f"/save {tmp_path}/none/chat.json", typed=False) == 2

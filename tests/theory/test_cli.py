@@ -206,7 +206,7 @@ def test_pareto(run: Run, places: Places, tmp_path: Path) -> None:
     (("predict", "--labels", "x", "-n", "5"), "--max-new-tokens 5 has no effect with --labels"),
     (("predict", "--labels", "x", "--texts", "5"), "--texts 5 has no effect with --labels"),
     (("predict", "--max-drift", "0", "--no-best"), "--max-drift 0.0 has no effect with --no-best"),
-    (("simulate", "--runs", "2"), "runs=2"),
+    (("simulate", "--runs", "2"), "--runs 2 is out of range"),
     (("simulate", "--drafts", "20"), "2 to 8"),
     (("predict", "--cost-ratio", "-1"), "cost ratio"),
     (("predict", "-m", "no-such"), "unknown method"),

@@ -226,7 +226,7 @@ def test_a_threshold_that_decides_nothing_is_not_recorded(
     args = ("train", "--labels", labels, "--out", str(tmp_path / "g"), *QUICK)
     status, out, err = run(capsys, *args, "--drift", drift)
     assert status == 2 and "What decoding at τ is expected to cost" in out
-    assert "no gate was saved: tau=" in err and line in err and "give the tau itself (--tau)" in err
+    assert "no gate was saved: the τ of " in err and line in err and "give the tau itself (--tau)" in err
     assert not (tmp_path / "g").exists()
     status, out, _ = run(capsys, *args, "--tau", {"1": "0", "0": "1"}[drift])
     assert status == 0 and "note: the gate trusts " in out and (tmp_path / "g" / "config.json").is_file()

@@ -47,14 +47,14 @@ def _check_default(drift: float, found: TauSetting) -> None:
     """Refuse a chosen τ at which the gate decides nothing: as a default it would be the draft's text, or no speed."""
     if found.tau == 0 or found.trusted == 1:
         raise UserError(
-            f"no gate was saved: tau={found.tau:g}, chosen for a drift of {drift:g}, trusts every token of the "
+            f"no gate was saved: the τ of {found.tau:g}, chosen for a drift of {drift:g}, trusts every token of the "
             f"held-out prompts (expected drift {found.drift:.3f}); ask for less (--drift), or give the tau itself "
             "(--tau)"
         )
     if found.trusted == 0:
         raise UserError(
-            f"no gate was saved: tau={found.tau:g}, chosen for a drift of {drift:g}, trusts no token of the held-out "
-            "prompts; ask for more (--drift), label more prompts, or give the tau itself (--tau)"
+            f"no gate was saved: the τ of {found.tau:g}, chosen for a drift of {drift:g}, trusts no token of the "
+            "held-out prompts; ask for more (--drift), label more prompts, or give the tau itself (--tau)"
         )
 
 
