@@ -60,7 +60,7 @@ def test_an_extra_is_installed_by_its_packages(extra: str) -> None:
 
 
 def test_from_its_source_alone_the_clone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sprinter.errors.requires", lambda _: None)
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: None)
     assert install_line("gguf") == "pip install '.[gguf]' in a clone of the repository"
 
 

@@ -22,7 +22,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
 __all__ = [
@@ -56,6 +55,8 @@ def install_line(extra: str) -> str:
 
     There is no release on PyPI, so that the name of this package would find nothing there.
     """
+    from importlib.metadata import PackageNotFoundError, requires  # the command line's help does without it
+
     try:
         stated = requires("sprinter-llm") or []
     except PackageNotFoundError:  # it runs from its source

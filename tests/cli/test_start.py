@@ -34,6 +34,7 @@ def test_a_start_imports_no_more_than_it_needs(
     assert args not in (("--help",), ("--version",)) or "pydantic" not in loaded, (
         "it takes longer than the rest"
     )
+    assert args != ("--help",) or "importlib.metadata" not in loaded
 
 
 def test_the_shell_completes_commands_options_and_methods(environment: dict[str, str]) -> None:
