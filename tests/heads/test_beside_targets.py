@@ -139,6 +139,12 @@ def test_threads_checkpoints_and_kept_states_begin_no_other_training() -> None:
     assert training_key(some, HeadSettings(), TrainingSettings(lr=2e-3)) != key
 
 
+def test_the_folder_of_a_training_keeps_the_name_that_earlier_versions_gave_it() -> None:
+    shaping = TrainingSettings(loss_temperature=0.5).shaping()
+    assert shaping["temperature"] == 0.5
+    assert "loss_temperature" not in shaping
+
+
 def test_eagle_3_of_its_authors_is_named(tmp_path: Path) -> None:
     config, weights = published(tmp_path)
     write(tmp_path, {**config, "draft_vocab_size": 32}, weights)

@@ -162,6 +162,7 @@ class TrainingSettings:
     def shaping(self) -> dict[str, Any]:
         """The fields that tell one training from another: a run goes on with other threads or checkpoints."""
         rest = {name: value for name, value in asdict(self).items() if name not in ("threads", "checkpoint")}
+        rest["temperature"] = rest.pop("loss_temperature")  # the name in the hashes of folders that there are
         if self.minutes is None:
             del rest["minutes"]
         return rest
