@@ -27,6 +27,7 @@ __all__ = [
     "complaint",
     "like",
     "limits_of",
+    "span_of",
     "stated",
     "types_in",
 ]
@@ -175,13 +176,19 @@ def complaint(first: Mapping[str, Any], field: Any) -> str | None:
         wrong = "is out of range"
     else:
         return None
-    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
-    span = "" if low is None else f" {'>=' if 'ge' in limits else '>'} {low}"
-    if low is not None and high is not None:
-        span = f" in {'[' if 'ge' in limits else '('}{low}, {high}{']' if 'le' in limits else ')'}"
     neutral = (field.description or "").partition(". ")[0].partition("; ")[2].rstrip(".")
     number = "one" if wrong.endswith("number") else f"a {'whole ' * whole}number"
-    return f"{wrong}: give {number}{span}" + (f" ({neutral})" if neutral else "")
+    return f"{wrong}: give {number}{span_of(limits)}" + (f" ({neutral})" if neutral else "")
+
+
+def span_of(limits: Mapping[str, float]) -> str:
+    """Bounds as they are written behind "a number": " >= 1", " in [0, 1)"; nothing without a lower one."""
+    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    if low is None:
+        return ""
+    if high is None:
+        return f" {'>=' if 'ge' in limits else '>'} {low}"
+    return f" in {'[' if 'ge' in limits else '('}{low}, {high}{']' if 'le' in limits else ')'}"
 
 
 def limits_of(of: Any) -> dict[str, float]:

@@ -47,6 +47,14 @@ def test_methods_table_and_json(run: Run) -> None:
         assert any(line.strip().startswith(row["spec"]) and row["paper"] in line for line in lines)
 
 
+def test_help_shows_the_bounds_of_a_number_in_the_unit_of_its_option(run: Run) -> None:
+    _, out, _ = run("serve", "--help-all")
+    text = " ".join(out.split())
+    assert "Texts generated at the same time (>= 1)." in text
+    assert "Largest request (>= 1)." in text, "4 MiB, in bytes"
+    assert "0: any free port (in [0, 65535])." in text
+
+
 def test_what_serve_needs_is_one_install_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever package of its own or of theirs is not there."""
     monkeypatch.delitem(sys.modules, "sprinter.serve.run", raising=False)

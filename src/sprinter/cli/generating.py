@@ -24,7 +24,7 @@ _MORE: dict[str, dict[str, Any]] = {
     "method": {"autocompletion": complete_method, "default": "exact: auto, or autoregressive without a draft"},
     "logit_bias": {"metavar": "ID=NUMBER", "kind": str},
     "logprobs": {"default": "none; with --json or --prompts"},
-    "presence_penalty": {"default": "0; -2 to 2"}, "frequency_penalty": {"default": "0; -2 to 2"},
+    "presence_penalty": {"default": "0"}, "frequency_penalty": {"default": "0"},
     "budget": {"default": "what the method says"},
     "never_slower": {"default": "without a method, and with auto"},
     "chat_template_kwargs": {"default": False, "metavar": "JSON"},

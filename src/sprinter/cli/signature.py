@@ -58,6 +58,8 @@ _FLAGS = {
 """Flags of fields whose names are no flags."""
 _MIB = 2**20
 """Unit of fields in bytes, which are typed as --NAME-mib."""
+_HUGE = 10**6
+"""A bound from which the help leaves it out."""
 _SHORT = {"method": "-m", "max-new-tokens": "-n", "temperature": "-t"}
 _PARAMS = ContextVar[Sequence[Any]]("_PARAMS", default=())
 """The options of the command that runs."""
@@ -165,12 +167,23 @@ def _stated(name: str, field: Any, defaults: Mapping[str, Any], more: dict[str, 
         more.setdefault("default", rest.removeprefix("None: ").partition(". ")[0].rstrip("."))
     if found is bool and own is not False:
         flags = [f"--{flag}/--no-{flag}"]
+    about = about.rstrip(".") + (_bounds(name, field) if found in (int, float) else "")
     default = defaults.get(name, own // _MIB if own is not None and name.endswith("_bytes") else own)
     if default is None:
         found = found | None
         if own is not None:
             more.setdefault("default", str(own))
-    return _parameter(name, Annotated[found, option(about.rstrip(".") + ".", *flags, **more)], default)
+    return _parameter(name, Annotated[found, option(f"{about}.", *flags, **more)], default)
+
+
+def _bounds(name: str, field: Any) -> str:
+    """The bounds of a field of one number as its help shows them, in the option's unit: " (>= 1)"."""
+    from sprinter.parameters import limits_of, span_of  # imports pydantic
+
+    unit = _MIB if name.endswith("_bytes") else 1
+    near = {bound: at if unit == 1 else -(-at // unit) for bound, at in limits_of(field).items()}
+    span = span_of({bound: at for bound, at in near.items() if at < _HUGE})
+    return f" ({span.strip()})" if span else ""
 
 
 def _type_of(annotation: Any, chosen: Any) -> Any:
