@@ -39,6 +39,7 @@ REQUESTS = [
     ("template arguments", ["generate", "x", "--chat-template-kwargs", "[1]"], ["[1] is not a JSON object"]),
     ("template arguments, no chat", ["generate", "x", "--chat-template-kwargs", '{{"a": 1}}'], ["goes with messages"]),
     ("no time", ["serve", "--queue-timeout", "0"], ["--queue-timeout 0.0 is out of range: give a number > 0"]),
+    ("no memory", ["serve", "--memory-mib", "-3"], ["--memory-mib -3 is out of range: give a whole number >= 1"]),
     ("half of a certificate", ["serve", "--tls-cert", "a"], ["--tls-cert FILE and --tls-key FILE go together"]),
     ("empty bad word", ["generate", "x", "--bad-word", ""], ["--bad-word [''] is not", "none of them empty"]),
     ("least length", ["generate", "x", "--min-new-tokens", "9", "-n", "8"], ["tokens 9", "--max-new-tokens 8"]),

@@ -203,14 +203,16 @@ def in_options(message: str) -> str:
     flags = {flag.lstrip("-").replace("-", "_"): one for one in options for flag in (*one.opts, one.name)}
 
     def typed(match: re.Match[str]) -> str:
-        if (found := flags.get(match[1])) is None or match[1].endswith("_bytes"):
+        if (found := flags.get(match[1])) is None:
             return str(match[0])
+        if match[1].endswith("_bytes") and match[2][-1].isdecimal():
+            return f"{max(found.opts, key=len)} {int(match[2]) // _MIB}"
         if found.is_flag and match[2] in ("True", "False"):
             names = found.opts if match[2] == "True" or not found.secondary_opts else found.secondary_opts
             return str(max(names, key=len))
         return f"{max(found.opts, key=len)} {match[2]}"
 
-    return re.sub(r"(?<![\w(.=-])(\w+)=(True\b|False\b|\S)", typed, message)
+    return re.sub(r"(?<![\w(.=-])(\w+)=(True\b|False\b|(?<=_bytes=)-?\d+|\S)", typed, message)
 
 
 def _shown(context: typer.Context, asked: bool) -> None:
