@@ -328,3 +328,11 @@ def test_the_folder_for_a_hub_repository(built_in: tuple[Any, Any, Any]) -> None
         method="speculative(gamma=4)",
     )  # fmt: skip
     assert out.tolist() == target.generate(**inputs, **settings).tolist()
+
+
+def test_weights_made_in_inference_mode_are_taken() -> None:
+    with torch.inference_mode():
+        model = copy.deepcopy(tiny("llama"))
+    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 4, "pad_token_id": 0}
+    wanted = model.generate(**row([3, 4, 5]), **settings)
+    assert torch.equal(model.generate(**row([3, 4, 5]), **settings, custom_generate=generate), wanted)

@@ -425,6 +425,9 @@ def _named(head: Any) -> Any:
 
 def _stamp(model: PreTrainedModel) -> tuple[Any, ...]:
     """Changes with weights, dtype, device, adapters and hooks."""
-    weights = tuple((one.data_ptr(), one._version) for one in model.parameters())
+    weights = tuple(
+        (one.data_ptr(), 0 if one.is_inference() else one._version)  # inference tensors count no versions
+        for one in model.parameters()
+    )
     hooks = sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
     return hash(weights), hooks, model.device, model.dtype
