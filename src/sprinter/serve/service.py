@@ -227,7 +227,8 @@ class Service:
         Raises:
             Refusal: another model than the client began with; more laws than an answer may hold.
         """
-        if asked.fingerprint not in (None, self._fingerprint()):
+        known = self._weights or await self.turns.run(owner, self._fingerprint)  # reads all weights once
+        if asked.fingerprint not in (None, known):
             raise Refusal(409, "this server has another model now: load the pair again", "model_changed")
         places = sum(max(len(one.ids) - one.start, 0) for one in asked.texts)
         size = places * self.pair.models.vocab_size * (4 if asked.dtype == "float32" else 2)
@@ -240,7 +241,8 @@ class Service:
         found = await asyncio.gather(
             *(self.engine.laws(one.ids, one.start, owner=owner) for one in asked.texts)
         )
-        return b"".join(law.to(getattr(torch, asked.dtype)).numpy().tobytes() for law in found)
+        dtype = getattr(torch, asked.dtype)
+        return await self.turns.run(owner, lambda: b"".join(law.to(dtype).numpy().tobytes() for law in found))
 
     def tokenized(self, asked: TokenizeRequest, owner: str) -> list[int]:
         """Token ids of messages, or of a text, which may be empty; they are charged for."""
