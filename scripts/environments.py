@@ -211,7 +211,7 @@ TESTS = (
 EXTRAS = ("gguf", "serve", "bench", "parquet", "plots")
 TOOLS = (
     "cmake", "nanobind", "ninja", "scikit-build-core",  # to build the kernels
-    "pytest", "pytest-timeout", "hypothesis", "httpx2", "jsonschema", "openai", "triton",
+    "pytest", "pytest-timeout", "hypothesis", "jsonschema", "openai", "triton",
 )  # fmt: skip
 BUILT = "llama-cpp-python"  # from source, some minutes: `make test-gguf` has it
 SHOWN = "torch transformers tokenizers safetensors huggingface-hub numpy typer gguf fastapi"
@@ -277,14 +277,14 @@ NOT_NEEDED = [
     "opencv-python-headless",
     "triton",
 ]
-TOOLS = ["pytest", "pytest-timeout", "hypothesis", "typer", "rich", "prompt-toolkit"]
+DOOR_TOOLS = ["pytest", "pytest-timeout", "hypothesis", "typer", "rich", "prompt-toolkit"]
 HARNESS = ["lm-eval[hf]==0.4.13", "ray[serve]==2.60.0"]
 
 
 def doors() -> None:
     """Run the tests of the doors in environments with the tools; a line where those cannot be had."""
     known = pins()
-    tools = [known[name] for name in TOOLS]
+    tools = [known[name] for name in DOOR_TOOLS]
     # vLLM and this package name other releases of transformers: the door runs with vLLM's
     with_door(VLLM, [*NOT_NEEDED, *tools], lambda pip: with_vllm(pip, tools), "tests/doors/test_vllm.py")
     core = [line for line in PROJECT["dependencies"] if not line.startswith("torch")]

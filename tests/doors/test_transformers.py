@@ -226,6 +226,12 @@ def test_a_streamer_is_given_prompt_and_tokens() -> None:
     assert len(through.ids) == 7 and through.ended
 
 
+def test_a_streamer_is_for_one_row() -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 2, "custom_generate": generate, "pad_token_id": 0}
+    with pytest.raises(UserError, match="token_streamer is for one row, and there are 2"):
+        tiny("llama").generate(**prompts(2), **settings, token_streamer=Written())
+
+
 def test_set_seed_reproduces_a_text_and_rows_differ() -> None:
     model, inputs = tiny("llama"), row([4, 5, 6])
     settings: dict[str, Any] = {

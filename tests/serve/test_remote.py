@@ -93,6 +93,16 @@ def test_what_was_read_is_not_read_again(server: Running) -> None:
     assert torch.allclose(first, again, atol=1e-4) and len(engine._scorer._held) == 8
 
 
+def test_what_is_read_is_charged(server: Running) -> None:
+    """A prompt once, then what is new; of another owner, who holds nothing here, all again."""
+    engine, ids = server.service.engine, list(range(300, 350))
+    owner = next(one.owner for one in engine._scorer._held)
+    assert engine.unread(ids, 49, owner) == 50
+    RemoteModel(f"{server.url}/v1").laws([(ids, 49)])
+    assert engine.unread([*ids, 7, 8], 50, owner) == 2 and engine.unread(ids, 49, owner) == 1
+    assert engine.unread([*ids, 7, 8], 50, "another") == 52
+
+
 # --- exactness, with no server --------------------------------------------------------------------------------------
 def transport(models: Any, seen: list[Any] | None = None, **change: Any) -> httpx2.MockTransport:
     """A server that answers from a model's uncached laws."""

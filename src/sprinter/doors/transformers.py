@@ -120,6 +120,8 @@ def generate(
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     if token_streamer is not None:
+        if len(prompts) > 1:
+            raise UserError(f"token_streamer is for one row, and there are {len(prompts)}: leave it out")
         token_streamer.put(input_ids.cpu())
     pair = _pair(model, draft_model, gate, heads, ends)
     texts = _decode(

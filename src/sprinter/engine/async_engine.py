@@ -182,6 +182,10 @@ class AsyncEngine:
         self._worker.score(scoring)
         return await asyncio.wrap_future(scoring.done)
 
+    def unread(self, ids: Sequence[int], start: int, owner: str = "") -> int:
+        """Number of tokens that ``laws`` would read now."""
+        return self._scorer.unread(ids, start, owner)
+
     async def laws(self, ids: Sequence[int], start: int, *, owner: str = "") -> Tensor:
         """The target's raw laws behind each token of a text from ``start`` on, between the steps of other requests.
 

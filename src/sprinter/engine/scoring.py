@@ -194,6 +194,11 @@ class Scorer:
             raise UserError(f"start={start} is not a place in a text of {len(known)} tokens")
         return Scoring(self._laws(known, start, owner), owner)
 
+    def unread(self, ids: Sequence[int], start: int, owner: str = "") -> int:
+        """Number of tokens that ``laws`` would read now; may be asked in any thread."""
+        shared = [common_prefix(one.ids, ids) for one in tuple(self._held) if one.owner == owner]
+        return len(ids) - max(min(max(shared, default=0), start), 0)
+
     def _checked(self, ids: Sequence[int]) -> list[int]:
         known = encode(list(ids), self._models)
         if len(known) > self._max_len:

@@ -196,7 +196,7 @@ def _add_laws(app: FastAPI, service: Service) -> None:
     async def score(request: Request, body: ScoreRequest) -> Response:
         """Logarithms of the target's raw laws, text by text, behind each token from its start on, as raw numbers."""
         service.check_model(body.model)
-        laws = await service.laws(body, note_of(request.scope).owner)
+        laws = await while_connected(request.receive, service.laws(body, note_of(request.scope).owner))
         return Response(laws, media_type="application/octet-stream")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -222,7 +221,7 @@ class Service:
         return self._weights
 
     async def laws(self, asked: ScoreRequest, owner: str) -> bytes:
-        """The laws of each text, one after the other; their places are charged for as new tokens are.
+        """The laws of each text, one after the other; the tokens that are read for them are charged for.
 
         Raises:
             Refusal: another model than the client began with; more laws than an answer may hold.
@@ -237,10 +236,8 @@ class Service:
                 400,
                 f"{places} laws are {size / 2**20:.0f} MiB, at most {_LAWS_BYTES >> 20} fit into an answer",
             )
-        self._charge_tokens(owner, places)
-        found = await asyncio.gather(
-            *(self.engine.laws(one.ids, one.start, owner=owner) for one in asked.texts)
-        )
+        self._charge_tokens(owner, sum(self.engine.unread(one.ids, one.start, owner) for one in asked.texts))
+        found = [await self.engine.laws(one.ids, one.start, owner=owner) for one in asked.texts]
         dtype = getattr(torch, asked.dtype)
         return await self.turns.run(owner, lambda: b"".join(law.to(dtype).numpy().tobytes() for law in found))
 

@@ -209,7 +209,7 @@ def _eos_ids(head: GgufHead) -> tuple[int, ...]:
     ids = {text: id for id, text in enumerate(tokens)}
     ends = {ids[text] for text in _END_TEXTS & ids.keys()}
     for role, texts in _END_ROLES.items():
-        named = given(f"tokenizer.ggml.{role}_token_id")
-        known = named is not None and 0 <= int(named) < len(tokens)  # files write 2**32 - 1 for none
-        ends |= {int(named)} if known else {ids[text] for text in texts if text in ids}
+        named = int(given(f"tokenizer.ggml.{role}_token_id", -1))
+        known = 0 <= named < len(tokens)  # files write 2**32 - 1 for none
+        ends |= {named} if known else {ids[text] for text in texts if text in ids}
     return tuple(sorted(ends))

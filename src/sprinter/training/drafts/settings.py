@@ -80,7 +80,7 @@ class HeadSettings:
         "medusa", "What is trained; 'eagle' is the head of EAGLE and EAGLE-2."
     )
     heads: Few | None = stated(
-        None, "Medusa's heads, tokens ahead that are drafted; the others: steps of training. None: 4; eagle: 1. These "
+        None, "Medusa's heads, tokens ahead that are drafted. The others: steps of training. None: 4; eagle: 1. These "
         "are steps ahead of what the target has read.",
     )  # fmt: skip
     blocks: Few = stated(1, "Residual blocks of each of Medusa's heads.")
