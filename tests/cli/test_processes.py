@@ -108,7 +108,7 @@ def test_the_command_that_is_installed() -> None:
         points = distribution("sprinter-llm").entry_points
     except PackageNotFoundError:
         pytest.skip("the package is not installed here")
-    assert [point.value for point in points if point.name == "sprinter"] == ["sprinter.cli:main"]
+    assert [point.value for point in points.select(group="console_scripts")] == ["sprinter.cli:main"]
     assert distribution("sprinter-llm").version == sprinter.__version__
 
 

@@ -21,6 +21,7 @@ import sprinter
 from sprinter.errors import SprinterError, UserError
 from sprinter.serve import run as runs
 from sprinter.serve import service as services
+from sprinter.serve.prometheus import ServeMetrics, ServeState
 from sprinter.serve.service import Service
 from sprinter.serve.settings import ServeSettings
 
@@ -352,19 +353,17 @@ def test_open_requests_end_before_the_server(tiny: sprinter.Pair) -> None:
     assert [token["id"] for token in tokens] == [token.id for token in expected.tokens]
 
 
-def test_gauges_of_gateways_while_texts_are_written(pair: sprinter.Pair) -> None:
-    label = '{engine="0",model_name="builtin"}'
-    with serving(pair, rows=1, max_len=200) as server:
-        asked = {
-            "prompt": "The river",
-            "max_tokens": 190,
-            "stream": True,
-            "sprinter": {"method": "autoregressive"},
-        }
-        with server.http() as http, http.stream("POST", TEXT, json=asked) as first:
-            next(first.iter_lines())
-            with http.stream("POST", TEXT, json=asked):
-                text = http.get("/metrics").text
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert values[f"vllm:num_requests_running{label}"] == "1.0"
-    assert 0 < float(values[f"vllm:kv_cache_usage_perc{label}"]) <= 1
+def test_gauges_of_gateways(pair: sprinter.Pair) -> None:
+    with sprinter.Engine(pair, rows=2, max_len=100) as engine:
+        id = engine.add("The river", max_new_tokens=20, method="autoregressive")
+        assert engine.held == 0
+        while not engine.step():
+            pass
+        assert 0 < engine.held <= 30 / 200
+        engine.cancel(id)
+        assert engine.held == 0
+    told = ServeMetrics(lambda: ServeState("builtin", 3, 2, 4, True, 0.25)).scrape().decode()
+    values = dict(line.rsplit(" ", 1) for line in told.splitlines() if not line.startswith("#"))
+    gateway = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    found = [values[f'vllm:{name}{{engine="0",model_name="builtin"}}'] for name in gateway]
+    assert found == ["3.0", "2.0", "0.25"]
