@@ -140,8 +140,9 @@ def _told(kind: Any, values: Mapping[str, Any], error: ValidationError) -> UserE
     if isinstance(own := first.get("ctx", {}).get("error"), UserError):
         return own
     name = str(first["loc"][0])
-    if (field := kind.__pydantic_fields__.get(name)) is None:
-        return OptionError(f"unknown parameter '{name}': known are {', '.join(kind.__pydantic_fields__)}")
+    fields = kind.model_fields if issubclass(kind, BaseModel) else kind.__pydantic_fields__
+    if (field := fields.get(name)) is None:
+        return OptionError(f"unknown parameter '{name}': known are {', '.join(fields)}")
     for one in errors:
         refuse_long(name, one["input"])
     for expected in field.metadata:
