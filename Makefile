@@ -126,7 +126,7 @@ test-lowest: ## the same with the lowest versions that pyproject.toml states
 	@$(PYTHON) scripts/environments.py lowest
 
 test-doors: ## the tests of doors beside the tools that they open: vLLM on a CPU, lm-evaluation-harness, Ray Serve
-	@timeout 900 $(PYTHON) scripts/environments.py doors
+	@timeout 1200 $(PYTHON) scripts/environments.py doors
 
 test-install: ## run the install lines of README, docs, examples and Dockerfile (builds llama.cpp, some minutes, once)
 	@$(PYTHON) scripts/environments.py installs
