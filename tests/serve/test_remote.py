@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import httpx2
@@ -23,6 +25,7 @@ from sprinter.errors import EngineError, UserError
 from sprinter.fingerprint import words_fingerprint
 from sprinter.models.choose import make_runner
 from sprinter.models.remote import KEY, RemoteModel
+from sprinter.models.remote import _seconds as seconds
 
 METHODS = ("speculative(gamma=4)", "svip", "block(gamma=3)", "lookup", "autoregressive", "auto")
 TEXTS = ("The river rises in the mountains and", "Once upon a time", "A small town")
@@ -253,3 +256,9 @@ def test_half_as_many_bytes(server: Running) -> None:
     laws = [one.laws([([5, 6, 7], 0)])[0] for one in (whole, half)]
     assert half.usage.received_bytes < 0.6 * whole.usage.received_bytes
     assert float((laws[0].exp() - laws[1].exp()).abs().sum(-1).max()) / 2 < 2e-3
+
+
+def test_how_long_a_server_asks_to_wait() -> None:
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    assert [seconds(header, 0.5) for header in (None, "7", "soon")] == [0.5, 7, 0.5]
+    assert 25 < seconds(later, 0.5) <= 30

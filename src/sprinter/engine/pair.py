@@ -193,8 +193,8 @@ class Pair:
         target = self.models.target
         if isinstance(target.model, ServedModel):
             raise UserError(
-                f"heads that draft read the target's hidden states, which llama.cpp does not give: load '{target.id}' "
-                "with runner='torch' (--runner torch)"
+                f"heads that draft read the target's hidden states, which its runner ({target.model.runner}) does not "
+                f"give: load '{target.id}' here, with runner='torch' (--runner torch)"
             )
         on_cpu = bool(target.quantised) and target.model.device.type == "cpu"  # with our kernels' layers
         changed = is_quantised(heads) and not on_cpu

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -247,5 +248,12 @@ class RemoteRunner(BaseRunner):
 
 
 def _seconds(header: str | None, usual: float) -> float:
-    """What Retry-After says, in seconds."""
-    return float(header) if header is not None and header.isdecimal() else usual
+    """What Retry-After says, in seconds: a number, or a date."""
+    if header is None:
+        return usual
+    if header.isdecimal():
+        return float(header[:9])
+    try:
+        return max(parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return usual
