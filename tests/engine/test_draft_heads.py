@@ -272,6 +272,7 @@ def test_a_target_that_llama_cpp_runs_is_refused() -> None:
     file = object.__new__(GgufModel)
     models = LoadedPair(LoadedModel(file, "some.gguf", None, CONTEXT, 61, 32, ()), None, None)
     with pytest.raises(
-        UserError, match=r"which llama\.cpp does not give: load 'some\.gguf' with .*--runner torch"
+        UserError,
+        match=r"which its runner \(llamacpp\) does not give: load 'some\.gguf' here.*--runner torch",
     ):
         sprinter.Pair(models, None, [half_trained("llama")])
