@@ -3,11 +3,13 @@
     python benchmarks/serve/remote.py --data DIR [--pair builtin|qwen] [--delays 0 20 100] [--prompts 20]
 
 The server runs the target alone, on this machine; each request waits the delay (milliseconds) before it is sent. One
-pair a delay, so that `auto` measures its own costs; all methods and delays in turn, prompt by prompt, greedily.
+pair a delay, so that `auto` measures its own costs; all methods and delays in turn, prompt by prompt, greedily. The
+server has read each prompt before. Round trips and bytes are those of answers, with the meter's closing passes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -31,6 +33,8 @@ from benchmarks.common import (
 )
 from benchmarks.serve.servers import free_port, sprinter_server, started
 from benchmarks.smoke import scratch, sized
+from sprinter.engine.generation import Generation
+from sprinter.engine.prompt import encode
 from sprinter.models.remote import RemoteModel
 
 NAME = "serve/remote"
@@ -71,6 +75,21 @@ def load(name: str, url: str, delay: float) -> sprinter.Pair:
     )
 
 
+def counted(pair: sprinter.Pair, arm: Arm, kept: list[dict[str, float]]) -> Arm:
+    """The arm on a prompt that the server has read; what an answer asked is kept, closing passes of the meter too."""
+    run, target = arm.run, pair.models.target.model
+    assert isinstance(target, RemoteModel)
+
+    def counting(prompt: str, seed: int) -> Generation:
+        target.laws([(ids := encode(prompt, pair.models), len(ids) - 1)])  # or one arm reads it for all
+        before = dataclasses.asdict(target.usage)
+        out = run(prompt, seed)
+        kept.append({key: value - before[key] for key, value in dataclasses.asdict(target.usage).items()})
+        return out
+
+    return Arm(arm.name, counting)
+
+
 def main() -> None:
     """Start the server, load a pair for each delay, run all methods."""
     parser = option_parser(__doc__)
@@ -82,6 +101,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=sized(48, 6))
     args = parser.parse_args()
     began, (options, lossy) = time.time(), PAIRS[args.pair]
+    asked: dict[str, list[dict[str, float]]] = {}
     prompts = heldout_prompts(args.data, args.prompts)
     port = free_port()
     line = sprinter_server(port, *options, "--max-len", "1024")
@@ -89,19 +109,21 @@ def main() -> None:
         arms: dict[int, list[Arm]] = {}
         for delay in args.delays:
             pair = load(args.pair, f"http://127.0.0.1:{port}/v1", delay / 1000)
-            arms[delay] = [
+            plain = [
                 method_arm(pair, method, 0.0, f"{method}, {delay} ms", args.new_tokens)
                 for method in ("autoregressive", *EXACT, *sized(lossy, lossy[:1]))
             ]
+            arms[delay] = [counted(pair, arm, asked.setdefault(arm.name, [])) for arm in plain]
         interleave([arm for group in arms.values() for arm in group], prompts, note=args.pair)
     rows, shown = [], []
     for delay, group in arms.items():
         for arm in group:
             speed, tokens = speed_ratio(arm, group[0]), float(arm.tokens.sum())
+            usage = {key: sum(one[key] for one in asked[arm.name][1:]) for key in asked[arm.name][0]}
             row = {
                 "method": arm.name.rpartition(",")[0], "delay_ms": delay, "speed_up": list(speed),
                 "tokens_per_s": tokens / float(arm.busy_s.sum()), "calls_per_token": float(arm.calls.sum()) / tokens,
-                "drift": float(arm.drift.sum()) / tokens,
+                "drift": float(arm.drift.sum()) / tokens, "tokens": tokens, **usage,
                 "same_text": sum(
                     [t.id for t in one.tokens] == [t.id for t in base.tokens]
                     for one, base in zip(arm.outs, group[0].outs, strict=True)
@@ -110,15 +132,20 @@ def main() -> None:
             rows.append(row)
             shown.append(
                 f"{delay} | {row['method']} | {row['tokens_per_s']:.1f} | {cells(speed)} | "
-                f"{row['calls_per_token']:.2f} | {row['drift']:.3f} | {row['same_text']}"
+                f"{row['calls_per_token']:.2f} | {usage['round_trips'] / tokens:.2f} | "
+                f"{usage['received_bytes'] / tokens / 1024:.0f} | {row['drift']:.3f} | {row['same_text']}"
             )
-    table = grid("delay, ms | method | tokens/s | over plain | calls/token | drift | texts as plain", shown)
+    table = grid(
+        "delay, ms | method | tokens/s | over plain | calls/token | trips/token | KiB/token | drift | texts as plain",
+        shown,
+    )
     save(
         NAME + ("" if args.pair == "builtin" else f"-{args.pair}"),
         "\n".join(table),
         began,
         len(prompts),
         rows=rows,
+        new_tokens=args.new_tokens,
     )
 
 
