@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,23 @@ def built_in() -> tuple[Any, Any, Any]:
         AutoModelForCausalLM.from_pretrained(paths[name]).float() for name in ("target", "draft")
     )
     return target, draft, AutoTokenizer.from_pretrained(paths["target"])
+
+
+def test_greedy_texts_of_the_built_in_pair(built_in: tuple[Any, Any, Any]) -> None:
+    model, draft, tokenizer = built_in
+    draw = random.Random(1)
+    words = ["the", "river", "rises", "in", "mountains", "a", "small", "town", "where", "old", "people"]
+    texts = [tokenizer.encode(" ".join(draw.choices(words, k=draw.randint(2, 8)))) for _ in range(100)]
+    longest = max(map(len, texts))
+    inputs = {
+        "input_ids": torch.tensor([[0] * (longest - len(ids)) + ids for ids in texts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in texts]),
+    }
+    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
+    wanted = model.generate(**inputs, **settings).tolist()
+    for method in EXACT[:-1]:
+        out = model.generate(**inputs, **settings, custom_generate=generate, draft_model=draft, method=method)
+        assert out.tolist() == wanted
 
 
 def test_stop_strings_with_a_draft_model(built_in: tuple[Any, Any, Any]) -> None:

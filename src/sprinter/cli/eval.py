@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 from sprinter.cli.generating import AT_DEFAULTS, generates
-from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.loading import Loading, check_models, load, loads
 from sprinter.cli.options import JsonOption, RunCodeOption, complete_method
 from sprinter.cli.pages import print_files, print_json, print_table, write_json
 from sprinter.cli.signature import option
@@ -48,7 +51,12 @@ def eval(
     system: Annotated[str | None, option("System message before all prompts.", default=False)] = None,
     rows: Annotated[int, option("Texts that share passes.", min=1)] = 8,
     out: Annotated[
-        Path | None, option("The harness's results of all methods, as JSON.", "--out", "-o")
+        Path | None,
+        option(
+            "The harness's results of all methods, as JSON; answers are kept beside it, and the same command goes on.",
+            "--out",
+            "-o",
+        ),
     ] = None,
     run_code: RunCodeOption = False,
     loading: Loading = Loading(),
@@ -63,37 +71,46 @@ def eval(
         raise UserError(f"lm-evaluation-harness is not installed: {install_line('lm-eval')}")
     decoding = {"budget": options.budget, "require_lossless": options.require_lossless, "seed": options.seed}
     for one in method or ():
-        options.replace(method=one)  # refused before models are loaded
+        check_models(options.replace(method=one), loading)  # refused before models are loaded
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data} is no directory: give the one with the tasks' files")
-    pair = load(loading)
-    from sprinter.doors.lm_eval import evaluate as run
+    from sprinter.bench.environment import environment
+    from sprinter.bench.journal import replies
+    from sprinter.doors.lm_eval import evaluate, find_tasks
 
-    results = run(
-        pair, [name.strip() for name in tasks.split(",") if name.strip()], method or [None], data=data,
-        include_path=include_path, rows=rows, decoding=decoding, limit=limit, num_fewshot=num_fewshot,
-        apply_chat_template=chat, system_instruction=system, confirm_run_unsafe_code=run_code,
-    )  # fmt: skip
-    if out is not None:
-        write_json(out, {"runs": results})
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    manager = find_tasks(names, data, include_path, run_code)
+    made = {"command": shlex.join(["sprinter", *sys.argv[1:]]), "environment": environment()}
+    results: list[dict[str, Any]] = []
+    with nullcontext() if out is None else replies(out.with_name(f"{out.stem}.answers.jsonl")) as kept:
+        for result in evaluate(
+            load(loading), names, method or [None], manager=manager, rows=rows, decoding=decoding, kept=kept,
+            limit=limit, num_fewshot=num_fewshot, apply_chat_template=chat, system_instruction=system,
+            confirm_run_unsafe_code=run_code,
+        ):  # fmt: skip
+            results.append(result)
+            if out is not None:
+                write_json(out, {**made, "runs": results})
     if json:
-        print_json({"runs": results})
+        print_json({**made, "runs": results})
         return
     rows_of_table = [line for one in results for line in _lines(one)]
-    columns = ("method", "task", "metric", "value", "± s.e.", "drift", "coverage", "calls/token", "seconds")
+    columns = ("method", "task", "metric", "value", "± s.e.", "drift", "coverage", "calls/token", "drafted/token",
+               "seconds")  # fmt: skip
     print_table(columns, rows_of_table, left=3)
     print_files([out] if out else [])
 
 
 def _lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
     """A line of the table for each task and metric."""
-    config = result["config"]
-    lines: list[tuple[str, ...]] = []
-    cost = (
-        _number(config.get("mean_drift"), 3), _percent(config.get("drift_coverage")),
-        _number(config.get("target_calls_per_token"), 2), f"{result['seconds']:.0f}",
-    )  # fmt: skip
+    config, lines = result["config"], []
     for task, values in result["results"].items():
+        costs = config["tasks"].get(task, {})
+        cost = (
+            _number(costs.get("mean_drift"), 3), _percent(costs.get("drift_coverage")),
+            *(_number(costs.get(f"{name}_per_token"), 2) for name in ("target_calls", "drafted")),
+            f"{result['seconds']:.0f}",
+        )  # fmt: skip
         for name, value in values.items():
             metric, _, kind = name.partition(",")
             if not isinstance(value, int | float) or metric.endswith("_stderr") or not kind:
