@@ -39,7 +39,7 @@ from sprinter.models.remote import RemoteModel
 
 NAME = "serve/remote"
 EXACT = sized(("speculative(gamma=5)", "speculative(gamma=15)", "svip", "auto"), ("svip",))
-QWEN = "Qwen2.5-Coder-{}B-Instruct.Q4_K_M.gguf"
+QWEN = "Qwen/Qwen2.5-Coder-{0}B-Instruct-GGUF/Qwen2.5-Coder-{0}B-Instruct.Q4_K_M.gguf"
 PAIRS: dict[str, tuple[list[str], tuple[str, ...]]] = {  # the server's options, lossy methods
     "builtin": (
         [],
