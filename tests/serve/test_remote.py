@@ -71,6 +71,14 @@ def test_a_round_trip_a_call_and_new_tokens_alone_are_answered(remote: sprinter.
     text = remote.generate(TEXTS[0], method="speculative(gamma=4)", max_new_tokens=20, seed=1)
     assert target.usage.round_trips - before[0] == text.stats.target_calls + text.stats.closing_passes
     assert target.usage.laws - before[1] == text.stats.drafted + text.stats.target_calls
+    asked = text.stats.remote
+    assert asked["round_trips"] == target.usage.round_trips - before[0]
+    assert asked["received_bytes"] == 4 * target.vocab_size * (target.usage.laws - before[1])
+    assert asked["paid_tokens"] >= text.prompt_tokens + len(text.tokens) - 1 and asked["sent_bytes"] > 0
+    assert (
+        text.to_dict()["stats"]["remote"] == asked
+        and f"{asked['paid_tokens']} tokens paid" in text.stats.summary
+    )
 
 
 def test_what_was_read_is_not_read_again(server: Running) -> None:
@@ -262,3 +270,65 @@ def test_how_long_a_server_asks_to_wait() -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     assert [seconds(header, 0.5) for header in (None, "7", "soon")] == [0.5, 7, 0.5]
     assert 25 < seconds(later, 0.5) <= 30
+
+
+# --- several servers ------------------------------------------------------------------------------------------------
+def replicas(down: dict[str, Any], asked: list[str], **other: Any) -> sprinter.Pair:
+    """A target on the hosts a and b; those in ``down`` fail so."""
+    words = word_tokenizer()
+    same = Failing()
+    told = {"vocabulary": words_fingerprint(words.get_vocab())}
+    inner = {"a": same.inner, "b": transport(same, **{**told, **other})}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.host)
+        fault = down.get(request.url.host)
+        if isinstance(fault, Exception):
+            raise fault
+        return fault or inner[request.url.host].handler(request)  # type: ignore[return-value]
+
+    model = RemoteModel("http://a/v1#m,http://b/v1", transport=httpx2.MockTransport(answer))
+    model._sleep = lambda seconds: None
+    return sprinter.load_pair(model, TableModel(61, 2), tokenizer=words)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [httpx2.ConnectError("gone"), httpx2.ReadTimeout("late"), error(429, **{"Retry-After": "900"}), error(409)],
+    ids=["killed", "slow", "busy", "changed"],
+)  # fmt: skip
+def test_a_text_goes_on_at_another_server(fault: Any, caplog: pytest.LogCaptureFixture) -> None:
+    down, asked = dict[str, Any](), list[str]()
+    pair = replicas(down, asked)
+    options: dict[str, Any] = {"method": "speculative(gamma=3)", "max_new_tokens": 12, "seed": 4}
+    whole = pair.generate([5, 6, 7], **options)
+    stayed = {*asked[2:]}
+    assert len(stayed) == 1  # a text stays with its server
+    stream, (home,), tokens = pair.stream([5, 6, 7], **options), stayed, []
+    for token in stream:
+        tokens.append(token.id)
+        down |= {home: fault}
+    assert tokens == [token.id for token in whole.tokens] and caplog.text.count("another server") == 1
+    assert f"http://{home}/v1" in caplog.text
+    down["b" if home == "a" else "a"] = httpx2.ConnectError("gone")
+    with pytest.raises((EngineError, UserError)):
+        pair.generate([5, 6, 7], **options)
+
+
+def test_rows_are_spread_over_servers(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[str] = []
+    pair = replicas({}, asked)
+    prompts = [[5, 6, 7], [8, 9, 10], [11, 12, 13]]
+    texts = pair.generate_batch(prompts, method="speculative(gamma=3)", max_new_tokens=8, seed=4)
+    assert {*asked[2:]} == {"a", "b"} and len(texts) == 3
+    usage = pair.models.target.model.usage
+    assert usage.paid_tokens == sum(text.stats.remote["paid_tokens"] for text in texts)
+
+
+def test_servers_that_are_down_or_differ_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(replicas({"a": error(503)}, []).generate([5, 6, 7], max_new_tokens=3).tokens) == 3
+    assert caplog.text.count("another server") == 1 and "http://a/v1" in caplog.text
+    with pytest.raises(UserError, match="serve different models"):
+        replicas({}, [], fingerprint="other")
+    with pytest.raises(UserError, match="cannot be reached"):
+        replicas(dict.fromkeys("ab", httpx2.ConnectError("gone")), [])

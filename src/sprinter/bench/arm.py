@@ -44,6 +44,7 @@ class ArmAnswer:
         target_calls, draft_steps: number of forward passes, without prefill.
         origins: number of new tokens by origin (trusted, accepted, replacement, bonus, target).
         drifts: TV(π, p) of each metered token; of rules of chains one-sample estimates (``Token.distance``).
+        remote: what a target on a server was asked (``Stats.remote``); empty: there is none.
         extra: additional facts, JSON values.
     """
 
@@ -55,6 +56,7 @@ class ArmAnswer:
     draft_steps: int | None = None
     origins: dict[str, int] = field(default_factory=dict)
     drifts: list[float] | None = None
+    remote: dict[str, int] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

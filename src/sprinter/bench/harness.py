@@ -256,6 +256,7 @@ def row_of(arm: Arm, place: _Slot, talk: Talk, lossless: bool | None) -> dict[st
         "target_calls": [a.target_calls for a in answers],
         "draft_steps": [a.draft_steps for a in answers],
         "origins": dict(origins),
+        "remote": dict(sum((Counter(answer.remote) for answer in answers), Counter[str]())),
         "drift_sum": sum(drifts) if any(a.drifts is not None for a in answers) else None,
         "drift_tokens": len(drifts),
         "token_ids": [list(a.ids) for a in answers],

@@ -17,14 +17,16 @@
                  "decoding_steps": [n], "new_tokens": [n], "wall_time": [s], "accept_lengths": [n, ...]}], "tstamp",
                  "load", "suite", "temperature", "repeat", "lossless", "prompt_tokens": [n], "ttft_s": [s],
                  "arrivals_ms": [[...]], "target_calls": [n], "draft_steps": [n], "origins": {origin: n},
-                 "drift_sum": x, "drift_tokens": n, "token_ids": [[...]], "quality": {...}}
+                 "drift_sum": x, "drift_tokens": n, "token_ids": [[...]], "quality": {...},
+                 "remote": {"round_trips", "paid_tokens", "sent_bytes", "received_bytes"} or {}}
     summary      one per arm, suite ("all": over all) and temperature; ``Interval``s are [value, low, high], with low
                  and high null for a single prompt:
                  {"arm", "engine", "suite", "temperature", "lossless", "prompts", "new_tokens", "tokens_per_s",
                  "speed_over": {base arm: Interval}, "ttft_ms": {"p50", "p95"}, "gap_ms": {"p50", "p95"},
                  "target_calls_per_token": Interval, "draft_steps_per_token", "mean_drift": Interval, "drift_coverage",
                  "drafted_share", "trusted_share", "tokens_per_round": Interval, "round_histogram": [n of 0, 1, ...],
-                 "accepted_of_checked", "quality": {name: Interval}}
+                 "accepted_of_checked", "quality": {name: Interval},
+                 "round_trips_per_token", "bytes_per_token", "paid_per_token": of a target on a server}
     analysis     statistics of the pair's laws along texts for the report, or null (``sprinter.bench.analysis``)
 """
 

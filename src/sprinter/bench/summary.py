@@ -159,6 +159,9 @@ def _summary(group: Group) -> dict[str, Any]:
     arrivals = [times for row in rows for times in row["arrivals_ms"] if len(times) > 1]
     gaps = np.concatenate([np.diff(times) for times in arrivals]) if arrivals else np.empty(0)
     seconds = float(group.seconds.sum())
+    asked: Counter[str] = sum((Counter(row.get("remote")) for row in rows), Counter())
+    moved = asked["sent_bytes"] + asked["received_bytes"]
+    each = {"round_trips": asked["round_trips"], "bytes": moved, "paid": asked["paid_tokens"]}
     return {
         "lossless": rows[0]["lossless"], "prompts": len(tokens), "answers": len(rows), "new_tokens": int(new),
         "seconds": seconds, "tokens_per_s": new / seconds, "ttft_ms": _quantiles(ttft), "gap_ms": _quantiles(gaps),
@@ -172,6 +175,7 @@ def _summary(group: Group) -> dict[str, Any]:
         "round_histogram": np.bincount(lengths).tolist() if lengths else [],
         "accepted_of_checked": origins["accepted"] / judged if judged else None,
         "quality": intervals([[row.get("quality", {}) for row in of] for of in group.by_prompt]),
+        **{f"{name}_per_token": count / new if asked and new else None for name, count in each.items()},
     }  # fmt: skip
 
 

@@ -249,6 +249,10 @@ class Stats:
     and so on (``never_slower``). ``copy_switches``: those from which on it was copied from the text while it was not
     drafted, no longer was, and so on. ``plain_token_s``: what a token of plain decoding costs on this machine, measured
     apart; None where that is not known, or where other rows share the passes.
+
+    ``remote``: of a target on a server, ``round_trips`` that the text waited for (the meter's included, and those that
+    it shares with other rows, whole), ``paid_tokens`` that the server read for it, and its share of ``sent_bytes`` and
+    ``received_bytes``; empty without such a target.
     """
 
     lossless: bool = False
@@ -287,6 +291,7 @@ class Stats:
     draft_cached_tokens: int = 0
     flops_passes: float = 0.0
     flops_tokens: float = 0.0
+    remote: Counter[str] = field(default_factory=Counter)
 
     @property
     def tokens_per_target_call(self) -> float | None:
@@ -355,6 +360,10 @@ class Stats:
             drift += ", copies instead" if rests and len(self.copy_switches) % 2 else ""
         label = "lossless" if self.lossless else "lossy"
         count = f"{self.new_tokens} token{plural}, {self.speed}"
+        if self.remote:
+            moved = (self.remote["sent_bytes"] + self.remote["received_bytes"]) / 2**20
+            drift += f", {self.remote['round_trips']} round trips, {moved:.1f} MiB, "
+            drift += f"{self.remote['paid_tokens']} tokens paid"
         return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"
 
     def __repr__(self) -> str:

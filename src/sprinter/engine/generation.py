@@ -124,6 +124,7 @@ def stats_dict(stats: Stats) -> dict[str, Any]:
         **{name: list(value) if isinstance(value, list) else value for name, value in counts.items()},
         "times": {name: getattr(stats, name) for name in _TIMES},
         "flops": {"passes": stats.flops_passes, "tokens": stats.flops_tokens},
+        **({"remote": dict(stats.remote)} if stats.remote else {}),
     }
 
 

@@ -13,7 +13,7 @@ first slot or earlier, or when an unbranched tree is extended without ``parents`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,11 +35,13 @@ class ModelOutput(NamedTuple):
             (``logits=False``, n > 1) a runner for which states cost extra may omit them: the axis is then shorter.
         layers: for each of ``hidden_layers``, in that order, the output of this decoder layer, ``[batch, n, d]``,
             without the final norm; in prefill too.
+        spent: of a target on a server, what each row has asked of it (``Stats.remote``); else empty.
     """
 
     logits: Tensor | None
     hidden: Tensor
     layers: tuple[Tensor, ...] = ()
+    spent: Sequence[Mapping[str, int]] = ()
 
 
 class Runner(ABC):

@@ -1,17 +1,24 @@
-"""A target on another machine: a Sprinter server answers with laws, ``load_pair("https://host/v1#model", draft)``.
+"""A target on another machine: a server answers with laws, ``load_pair("https://host/v1#model", draft)``.
 
 A pass is one request over the tokens that the target has not read, with one entry for each row; the server keeps what
-it has read. The laws are those of the server's own target (in float32), so methods keep their laws, to rounding.
+it has read. The laws are those of the server's own target (in float32), so methods keep their laws, to rounding. Of
+several servers of one model, each row has its own, and another one while that does not answer.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import random
+import re
+import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -31,9 +38,10 @@ __all__ = ["RemoteModel", "RemoteUsage", "is_remote"]
 
 KEY = "SPRINTER_REMOTE_KEY"
 """Environment variable with the server's API key."""
-_TRIES, _WAIT_S, _MOST_S = 4, 0.25, 60.0
+_TRIES, _WAIT_S, _MOST_S, _REST_S = 4, 0.25, 60.0, 30.0
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 """Statuses after which the same question is asked again: it changes nothing on the server."""
+_log = logging.getLogger("sprinter")
 
 
 def is_remote(source: object) -> bool:
@@ -43,36 +51,39 @@ def is_remote(source: object) -> bool:
 
 @dataclass(slots=True)
 class RemoteUsage:
-    """What a remote target was asked for, from when it was loaded.
+    """What a remote target was asked for, from when it was loaded. Of one text: ``Stats.remote``.
 
     Attributes:
         round_trips: requests, those that were tried again included.
-        laws: places whose laws were answered, which is what a server charges for.
+        laws: places whose laws were answered.
+        paid_tokens: tokens that the server had to read, which is what it charges for, if it has kept its texts.
         sent_bytes, received_bytes: of bodies. seconds: spent waiting for answers.
     """
 
     round_trips: int = 0
     laws: int = 0
+    paid_tokens: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
     seconds: float = 0.0
 
 
 class RemoteModel(ServedModel):
-    """A target that a Sprinter server runs; see ``ServedModel``.
+    """A target that one or more Sprinter servers run; see ``ServedModel``.
 
     Attributes:
-        url: of the server, up to ``/v1``. model: its name there; None: the only one.
+        urls: of the servers, up to ``/v1``. models: its name at each; None: the only one there.
         usage: what was asked so far.
 
     Args:
-        address: "https://host:port/v1#model". The key of a server that wants one is in ``SPRINTER_REMOTE_KEY``.
+        address: "https://host:port/v1#model"; with commas between them, several servers of one model. The key of
+            servers that want one is in ``SPRINTER_REMOTE_KEY``.
         dtype: of the laws that travel: "float32", or "float16", half as large and rounded.
         timeout: seconds to wait for an answer.
         transport: for tests, in place of the network.
 
     Raises:
-        UserError: no such server, key or model; a server that is not Sprinter's.
+        UserError: no such server, key or model; a server that is not Sprinter's; servers of different models.
     """
 
     runner, reason, on_gpu, token_bytes = "remote", "a server answers with its laws", False, 4
@@ -85,10 +96,14 @@ class RemoteModel(ServedModel):
         timeout: float = 60.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        parts = urlsplit(address)
-        self.model, self.name = parts.fragment or None, address
-        self.url = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
+        given = [urlsplit(one) for one in re.split(r",\s*(?=https?://)", address)]
+        self.name, self.models = address, [parts.fragment or None for parts in given]
+        self.urls = [
+            urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
+            for parts in given
+        ]
         self.laws_dtype, self.usage = dtype, RemoteUsage()
+        self._rests, self._runners, self._lock = [0.0] * len(given), itertools.count(), threading.Lock()
         key = os.environ.get(KEY)
         self._http = httpx2.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=timeout, transport=transport,
@@ -96,22 +111,33 @@ class RemoteModel(ServedModel):
         )  # fmt: skip
         weakref.finalize(self, self._http.close)
         self._sleep: Callable[[float], None] = time.sleep
-        try:
-            known = self._asked("GET").json()
-            if self.model not in (None, known["model"]):
+        answers = dict[str, dict[str, Any]]()
+        for home, (url, model) in enumerate(zip(self.urls, self.models, strict=True)):
+            try:
+                answers[url] = known = self._asked(home, "GET", tries=1 if len(given) > 1 else _TRIES)[
+                    0
+                ].json()
+                if model not in (None, known["model"]):
+                    raise UserError(
+                        f"{url} serves {known['model']!r}, not {model!r}: give {url}#{known['model']}"
+                    )
+                self.vocab_size, self.context = int(known["vocab_size"]), int(known["context"])
+                self.eos_ids = tuple(map(int, known["eos_ids"]))
+                self.size, self.weights = int(known["parameters"]), str(known["weights"])
+                self.fingerprint, self.vocabulary = str(known["fingerprint"]), str(known["vocabulary"])
+            except UserError:  # a ValueError, too
+                raise
+            except EngineError as error:
+                if home == len(given) - 1 and not answers:
+                    raise UserError(str(error)) from None
+                self._rest(home, error)
+            except (ValueError, KeyError, TypeError):
                 raise UserError(
-                    f"{self.url} serves {known['model']!r}, not {self.model!r}: give {self.url}#{known['model']}"
-                )
-            self.vocab_size, self.context = int(known["vocab_size"]), int(known["context"])
-            self.eos_ids = tuple(map(int, known["eos_ids"]))
-            self.size, self.weights = int(known["parameters"]), str(known["weights"])
-            self.fingerprint, self.vocabulary = str(known["fingerprint"]), str(known["vocabulary"])
-        except (EngineError, UserError) as error:
-            raise UserError(str(error)) from None
-        except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{self.url}/score does not answer as a Sprinter server: give the address of `sprinter serve`, to /v1"
-            ) from None
+                    f"{url}/score does not answer as a Sprinter server: give the address of `sprinter serve`, to /v1"
+                ) from None
+        self.context = min(int(known["context"]) for known in answers.values())
+        if len({(known["fingerprint"], known["vocabulary"]) for known in answers.values()}) > 1:
+            raise UserError(f"{' and '.join(answers)} serve different models: give servers of one")
         ones = dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads"), 1)
         self.config = PreTrainedConfig(**{"vocab_size": self.vocab_size, **ones})  # type: ignore[arg-type]
 
@@ -123,7 +149,7 @@ class RemoteModel(ServedModel):
         """
         if words_fingerprint(words) != self.vocabulary:
             raise UserError(
-                f"the tokenizer is not that of the server {self.url}, whose ids mean other tokens: give its own as "
+                f"the tokenizer is not that of the server {self.urls[0]}, whose ids mean other tokens: give its own as "
                 "tokenizer=..., and a draft of the same family"
             )
 
@@ -135,73 +161,141 @@ class RemoteModel(ServedModel):
         """See ``ServedModel``."""
         return RemoteRunner(self, batch, max_len)
 
-    def laws(self, texts: Sequence[tuple[Sequence[int], int]]) -> list[Tensor]:
+    def laws(self, texts: Sequence[tuple[Sequence[int], int]], homes: Sequence[int] = ()) -> list[Tensor]:
         """Logarithms of the laws behind each token from a start on, ``[n, V]`` float32 for each (ids, start).
 
+        ``homes``: the servers that should be asked, 0 the first one, counted around; empty: the first one.
+
         Raises:
-            EngineError: the server cannot be reached, or refuses, after some tries.
+            EngineError: no server can be reached, or all refuse, after some tries.
             UserError: it has another model now.
         """
+        return [law for law, _ in self.answers(texts, homes)]
+
+    def answers(
+        self, texts: Sequence[tuple[Sequence[int], int]], homes: Sequence[int] = ()
+    ) -> list[tuple[Tensor, Counter[str]]]:
+        """``laws``, each with the round trips that it waited for, and its share of the bytes."""
+        own = [home % len(self.urls) for home in homes] or [0] * len(texts)
+        places = {home: [i for i, one in enumerate(own) if one == home] for home in own}
+        with ThreadPoolExecutor(max(len(places), 1)) as pool:
+            asked = {
+                home: pool.submit(self._laws_of, home, [texts[i] for i in at]) for home, at in places.items()
+            }
+        found = {
+            i: answer
+            for home, at in places.items()
+            for i, answer in zip(at, asked[home].result(), strict=True)
+        }
+        return [found[i] for i in range(len(texts))]
+
+    def _laws_of(
+        self, home: int, texts: Sequence[tuple[Sequence[int], int]]
+    ) -> list[tuple[Tensor, Counter[str]]]:
         body = {
-            "model": self.model, "fingerprint": self.fingerprint, "dtype": self.laws_dtype,
+            "fingerprint": self.fingerprint, "dtype": self.laws_dtype,
             "texts": [{"ids": list(ids), "start": start} for ids, start in texts],
         }  # fmt: skip
-        answer = self._asked("POST", body).content
-        numbers = torch.frombuffer(bytearray(answer), dtype=getattr(torch, self.laws_dtype)).float()
+        answer, trips = self._answered(home, body)
+        numbers = torch.frombuffer(bytearray(answer.content), dtype=getattr(torch, self.laws_dtype)).float()
         counts = [len(ids) - start for ids, start in texts]
         if numbers.numel() != sum(counts) * self.vocab_size:
             raise EngineError(
-                f"{self.url} answered with {numbers.numel()} numbers, not {sum(counts)} laws: ask its operator"
+                f"{self.urls[home]} answered with {numbers.numel()} numbers, not {sum(counts)} laws: ask its operator"
             )
-        self.usage.laws += sum(counts)
-        return list(torch.split(numbers.reshape(-1, self.vocab_size), counts))
+        with self._lock:
+            self.usage.laws += sum(counts)
+        each, sent = len(answer.content) // sum(counts), len(answer.request.content)
+        read = sum(len(ids) for ids, _ in texts)
+        return [
+            (
+                law,
+                Counter(
+                    round_trips=trips, sent_bytes=sent * len(ids) // read, received_bytes=each * len(law)
+                ),
+            )
+            for law, (ids, _) in zip(
+                torch.split(numbers.reshape(-1, self.vocab_size), counts), texts, strict=True
+            )
+        ]
 
-    def _asked(self, verb: str, body: Mapping[str, Any] | None = None) -> httpx2.Response:
-        """The answer of ``/score``; what may pass is asked again, for as long as the server says."""
-        for tried in range(1, _TRIES + 1):
-            began, wait = time.perf_counter(), _WAIT_S * 2**tried * random.uniform(0.5, 1)
+    def _answered(self, home: int, body: Mapping[str, Any]) -> tuple[httpx2.Response, int]:
+        """The answer of a server, or while it rests or fails, of the next one; and the number of requests."""
+        several, trips = len(self.urls) > 1, 0
+        for at in [*range(home, len(self.urls)), *range(home)] if several else ():
+            if self._rests[at] > time.monotonic():
+                continue
+            trips += 1
             try:
-                request = self._http.build_request(verb, f"{self.url}/score", json=body)
+                return self._asked(at, "POST", body, tries=1)[0], trips
+            except (EngineError, UserError) as error:
+                self._rest(at, error)
+        answer, tried = self._asked(home, "POST", body)
+        return answer, trips + tried
+
+    def _rest(self, home: int, error: Exception) -> None:
+        self._rests[home] = time.monotonic() + _REST_S
+        _log.warning("%s; for %g s its texts go to another server", error, _REST_S)
+
+    def _asked(
+        self, home: int, verb: str, body: Mapping[str, Any] | None = None, tries: int = _TRIES
+    ) -> tuple[httpx2.Response, int]:
+        """The answer of ``/score``, and the number of requests: what may pass is asked again, when the server says."""
+        url = self.urls[home]
+        given = None if body is None else {"model": self.models[home], **body}
+        for tried in range(1, tries + 1):
+            began, wait = time.perf_counter(), _WAIT_S * 2**tried * random.uniform(0.5, 1)
+            spent = RemoteUsage(round_trips=1)
+            try:
+                request = self._http.build_request(verb, f"{url}/score", json=given)
                 answer = self._http.send(request)
             except httpx2.TimeoutException:
-                why = (
-                    f"{self.url} did not answer in time: try again, or ask a smaller draft run (--max-draft)"
-                )
+                why = f"{url} did not answer in time: try again, or ask a smaller draft run (--max-draft)"
             except httpx2.HTTPError as error:
-                why = f"{self.url} cannot be reached ({type(error).__name__}): check the address, and that it serves"
+                why = (
+                    f"{url} cannot be reached ({type(error).__name__}): check the address, and that it serves"
+                )
             else:
-                self.usage.sent_bytes += len(request.content)
-                self.usage.received_bytes += len(answer.content)
+                spent.sent_bytes, spent.received_bytes = len(request.content), len(answer.content)
                 if answer.status_code == 200:
-                    return answer
-                why = self._refusal(answer)
+                    return answer, tried
+                why = _refusal(url, answer)
                 if answer.status_code not in _AGAIN:
                     raise (UserError if answer.status_code in (401, 403, 404, 409) else EngineError)(why)
                 wait = _seconds(answer.headers.get("retry-after"), wait)
             finally:
-                self.usage.round_trips += 1
-                self.usage.seconds += time.perf_counter() - began
-            if tried < _TRIES and wait <= _MOST_S:
+                spent.seconds = time.perf_counter() - began
+                self._count(spent)
+            if tried < tries and wait <= _MOST_S:
                 self._sleep(wait)
             else:
                 break
         raise EngineError(why)
 
-    def _refusal(self, answer: httpx2.Response) -> str:
-        try:
-            said = str(answer.json()["error"]["message"])
-        except (ValueError, KeyError, TypeError):
-            said = answer.reason_phrase or "no reason given"
-        fix = {
-            401: f"set {KEY} to a key of this server", 403: f"set {KEY} to a key that may ask this",
-            404: "give the address of `sprinter serve`, up to /v1, and the name of its model",
-            409: "load the pair again", 429: "wait, or ask for a higher limit",
-        }.get(answer.status_code, "try again later")  # fmt: skip
-        return f"{self.url} answered {answer.status_code}, {said}: {fix}"
+    def _count(self, spent: RemoteUsage) -> None:
+        with self._lock:
+            for key, value in asdict(spent).items():
+                setattr(self.usage, key, getattr(self.usage, key) + value)
+
+
+def _refusal(url: str, answer: httpx2.Response) -> str:
+    try:
+        said = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        said = answer.reason_phrase or "no reason given"
+    fix = {
+        401: f"set {KEY} to a key of this server", 403: f"set {KEY} to a key that may ask this",
+        404: "give the address of `sprinter serve`, up to /v1, and the name of its model",
+        409: "load the pair again", 429: "wait, or ask for a higher limit",
+    }.get(answer.status_code, "try again later")  # fmt: skip
+    return f"{url} answered {answer.status_code}, {said}: {fix}"
 
 
 class RemoteRunner(BaseRunner):
-    """Its rows hold token ids; prompts are read when laws behind them are first asked for."""
+    """Its rows hold token ids; prompts are read when laws behind them are first asked for.
+
+    The rows stay with a server each, which then holds what it has read of them.
+    """
 
     name = "remote"
 
@@ -210,6 +304,8 @@ class RemoteRunner(BaseRunner):
         self.model, self.device = model, model.device
         self.vocab_size, self.hidden_size = model.vocab_size, model.hidden_size
         self._texts: list[list[int]] = [[] for _ in range(batch)]
+        self._paid = [0] * batch  # tokens that the server has read
+        self._home = next(model._runners)
 
     @property
     def cache_bytes(self) -> int:
@@ -221,10 +317,14 @@ class RemoteRunner(BaseRunner):
             del text[length:]
 
     def _copy(self, from_row: int, row: int, length: int) -> None:
-        self._texts[row] = self._texts[from_row][:length]
+        self._texts[row], self._paid[row] = self._texts[from_row][:length], min(self._paid[from_row], length)
 
     def _adopt(self, other: RemoteRunner, length: int) -> None:
-        self._texts[0] = other._texts[0][:length]
+        self._texts[0], self._paid[0], self._home = (
+            other._texts[0][:length],
+            min(other._paid[0], length),
+            other._home,
+        )
 
     def wipe(self, row: int) -> None:
         """See ``Runner``."""
@@ -236,15 +336,21 @@ class RemoteRunner(BaseRunner):
     def _step(self, asked: Pass) -> ModelOutput:
         for i, (row, start, count) in enumerate(zip(asked.rows, asked.starts, asked.counts, strict=True)):
             self._texts[row][start:] = asked.tokens[i, :count].tolist()
+            self._paid[row] = min(self._paid[row], start)
         states = torch.zeros(*asked.tokens.shape, self.hidden_size)
         if not asked.logits:
             return ModelOutput(None, states)
-        found = torch.zeros(*asked.tokens.shape, self.vocab_size)
+        found, spent = torch.zeros(*asked.tokens.shape, self.vocab_size), [Counter[str]() for _ in asked.rows]
         known = [i for i, count in enumerate(asked.counts) if count]
         given = [(self._texts[asked.rows[i]], asked.starts[i]) for i in known]
-        for i, law in zip(known, self.model.laws(given) if given else (), strict=True):
+        answers = self.model.answers(given, [self._home + asked.rows[i] for i in known]) if given else ()
+        for i, (law, cost) in zip(known, answers, strict=True):
             found[i, : len(law)] = law
-        return ModelOutput(found, states)
+            row = asked.rows[i]
+            paid, self._paid[row] = len(self._texts[row]) - self._paid[row], len(self._texts[row])
+            self.model._count(RemoteUsage(paid_tokens=paid))
+            spent[i] = cost + Counter(paid_tokens=paid)
+        return ModelOutput(found, states, spent=spent)
 
 
 def _seconds(header: str | None, usual: float) -> float:

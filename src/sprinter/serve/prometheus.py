@@ -62,6 +62,8 @@ class ServeMetrics(Collector):
         self._prompt_tokens = counter("sprinter_prompt_tokens", "Prompt tokens.", method)
         self._calls = counter("sprinter_target_calls", "Target forward passes.", method)
         self._steps = counter("sprinter_draft_steps", "Draft forward passes.", method)
+        about = "What a target on a server was asked: round trips, paid tokens, bytes."
+        self._remote = counter("sprinter_remote", about, (*method, "what"))
         self._drift = counter(
             "sprinter_drift", "Sum of the drift of the tokens whose drift is known.", method
         )
@@ -114,6 +116,8 @@ class ServeMetrics(Collector):
         self._steps.labels(method).inc(stats.draft_steps)
         for origin, count in Counts(token.origin.value for token in out.tokens).items():
             self._tokens.labels(method, origin).inc(count)
+        for what, count in stats.remote.items():
+            self._remote.labels(method, what).inc(count)
         drifts = [token.drift for token in out.tokens if token.drift is not None]
         if drifts:
             self._drift.labels(method).inc(sum(drifts))

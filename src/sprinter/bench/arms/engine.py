@@ -91,6 +91,7 @@ class EngineArm:
             draft_steps=made.stats.draft_steps,
             origins=dict(Counter(token.origin.value for token in made.tokens)),
             drifts=drifts,
+            remote=dict(made.stats.remote),
             extra={"finish_reason": made.finish_reason, "stats": made.to_dict()["stats"]},
         )
 

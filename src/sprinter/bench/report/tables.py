@@ -120,9 +120,13 @@ _FULL: Sequence[tuple[str, str, str, Callable[[Any], str]]] = (
     ("drift_coverage", "metered", "share of new tokens whose drift was measured", percentage),
     ("drafted_share", "from draft", "share of new tokens that the draft wrote", percentage),
     ("trusted_share", "trusted", "share of new tokens kept without asking the target", percentage),
+    ("round_trips_per_token", "round trips / token", "requests to the target's server a new token", number),
+    ("bytes_per_token", "bytes / token", "sent and received a new token", count),
+    ("paid_per_token", "paid / token", "tokens that the target's server read, a new token", number),
     ("prompts", "prompts", "prompts that every arm answered", count),
     ("new_tokens", "new tokens", "in all answers", count),
 )
+_REMOTE = ("round_trips_per_token", "bytes_per_token", "paid_per_token")
 
 
 def headline_table(run: Digest, temperature: float) -> Table:
@@ -208,7 +212,9 @@ def full_table(run: Digest, summaries: Sequence[Summary]) -> Table:
         hint = f"speed over {base}; 95 % interval"
         return f"over {base}", hint, lambda s: _with_interval(speed_of(s, base), multiple)
 
-    columns = [_LAW, *map(over, run.bases), _DRIFT, *(_column(*each) for each in _FULL)]
+    remote = any(s.get("round_trips_per_token") for s in summaries)
+    full = [each for each in _FULL if remote or each[0] not in _REMOTE]
+    columns = [_LAW, *map(over, run.bases), _DRIFT, *(_column(*each) for each in full)]
     return _table(run, "every arm", summaries, columns)
 
 

@@ -221,7 +221,8 @@ class TargetRow:
 class Scored:
     """The target's laws after each token of a row, ``[n, V]``, and the row's share of the time in seconds.
 
-    ``states``: hidden states ``[n, d]`` of each of the row's ``layers``. ``token``: the one to ``draw``.
+    ``states``: hidden states ``[n, d]`` of each of the row's ``layers``. ``token``: the one to ``draw``. ``spent``:
+    what the row asked of a target on a server.
     """
 
     laws: Tensor
@@ -229,6 +230,7 @@ class Scored:
     target_s: float
     states: Sequence[Tensor] = ()
     token: int | None = None
+    spent: Mapping[str, int] = field(default_factory=dict)
 
 
 PassInput = PromptRow | DraftRow | TreeRow | TargetRow

@@ -189,7 +189,7 @@ class GraphBackend(EagerBackend):
 
     def _target(
         self, rows: Sequence[TargetRow], counts: list[int]
-    ) -> tuple[Tensor, Tensor, Tensor, Mapping[int, Tensor]]:
+    ) -> tuple[Tensor, Tensor, Tensor, Mapping[int, Tensor], Sequence[Mapping[str, int]]]:
         feeds = [row.feed for row in rows]
         if max(counts) > LADDER[-1] or any(
             row.adjust or row.layers or row.feed.parents is not None for row in rows
@@ -204,7 +204,7 @@ class GraphBackend(EagerBackend):
         if made is None:
             return super()._target(rows, counts)
         law, peaks, *raw = (in_line(one, counts) for one in made)
-        return law, raw[0] if raw else law, peaks, {}
+        return law, raw[0] if raw else law, peaks, {}, ()
 
     def _draft_unit(self, rows: Sequence[DraftRow]) -> DraftUnit:
         """The unit of all steps of some rows."""

@@ -101,7 +101,7 @@ class EagerBackend(TextRows):
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """One target pass: laws after each token of the feeds; an error does not affect other rows."""
         began, counts = time.perf_counter(), [len(row.feed.tokens) for row in rows]
-        law, raw, peaks, states = self._target(rows, counts)
+        law, raw, peaks, states, spent = self._target(rows, counts)
         tokens: dict[int, int] = {}
         if asked := {i: row.draw for i, row in enumerate(rows) if row.draw is not None}:
             ends = [end - 1 for end in accumulate(counts)]
@@ -116,15 +116,18 @@ class EagerBackend(TextRows):
         for i, (row, n) in enumerate(zip(rows, counts, strict=True)):
             fault = self.check(row.feed, largest[at : at + n])
             own = [states[layer][i, :n] for layer in row.layers] if row.layers else ()
-            scored.append(fault or Scored(laws[i], raws[i] if row.raw else None, seconds, own, tokens.get(i)))
+            done = Scored(
+                laws[i], raws[i] if row.raw else None, seconds, own, tokens.get(i), *spent[i : i + 1]
+            )
+            scored.append(fault or done)
             at += n
         return scored
 
     def _target(
         self, rows: Sequence[TargetRow], counts: list[int]
-    ) -> tuple[Tensor, Tensor, Tensor, Mapping[int, Tensor]]:
+    ) -> tuple[Tensor, Tensor, Tensor, Mapping[int, Tensor], Sequence[Mapping[str, int]]]:
         """Of all tokens in one line: laws ``[n, V]``, raw laws, or the same where none are wanted, and largest logits;
-        hidden states ``[rows, n, d]`` by layer."""
+        hidden states ``[rows, n, d]`` by layer; what each row asked of a server."""
         layers = sorted({layer for row in rows for layer in row.layers} - {FINAL})
         output = self._pass([row.feed for row in rows], True, layers)
         logits = in_line(self._logits(output), counts)
@@ -133,7 +136,7 @@ class EagerBackend(TextRows):
         law = _laws(logits, counts, adjusts, samplings)
         raw = raw_law(logits) if any(row.raw for row in rows) else law
         states = {FINAL: output.hidden, **dict(zip(layers, output.layers, strict=True))}
-        return law, raw, logits.amax(-1), states
+        return law, raw, logits.amax(-1), states, output.spent
 
     # --- draft steps ---
     def _kind(self, row: DraftRow) -> Hashable:

@@ -70,10 +70,10 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 def map_output(step: ModelOutput, change: Callable[[Tensor], Tensor]) -> ModelOutput:
     """Apply a function to each tensor of an output."""
-    return ModelOutput(
-        None if step.logits is None else change(step.logits),
-        change(step.hidden),
-        tuple(map(change, step.layers)),
+    return step._replace(
+        logits=None if step.logits is None else change(step.logits),
+        hidden=change(step.hidden),
+        layers=tuple(map(change, step.layers)),
     )
 
 
