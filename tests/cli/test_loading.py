@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "theory predict": ("theory", "predict"),
     "theory pareto": ("theory", "pareto"),
     "theory flops": ("theory", "flops", "-m", "speculative"),
+    "theory fleet": ("theory", "fleet"),
     "eval": ("eval", "--tasks", "gsm8k"),
     "tune": ("tune", "--data", "{file}", "--no-figures", "--out", "{file}.json"),
 }
@@ -51,6 +52,7 @@ UNUSED = {  # what a command has no use for
     "gate label": _LABELS, "gate mine": _LABELS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
     "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "eval": _PROFILE, "draft distill": _DRAFTS,
     "draft sizes": _DRAFTS, "draft train": _DRAFTS, "draft vocabulary": _DRAFTS,
+    "theory fleet": _PROFILE,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
+from sprinter.plots import check_plots
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from sprinter.engine.generation import Generation
 
 __all__ = [
-    "JsonPage", "Page", "TerminalPage", "console", "harmless", "legend", "painted", "print_files", "print_json",
-    "print_table", "refuse_file", "write_file", "write_json",
+    "JsonPage", "Page", "TerminalPage", "check_out", "console", "harmless", "legend", "painted", "print_files",
+    "print_json", "print_table", "refuse_file", "write_file", "write_json",
 ]  # fmt: skip
 
 # Okabe and Ito's colours, distinct for all common kinds of colour vision; the attributes are distinct without colours.
@@ -119,6 +120,19 @@ def refuse_file(out: Path) -> None:
     """Raise a UserError for an --out that is to be a directory and is a file."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out '{out}' is a file: give a directory")
+
+
+def check_out(out: Path | None, figures: bool) -> None:
+    """Check, before any work, that files can be written to --out and figures be drawn."""
+    if out is None:
+        return
+    refuse_file(out)
+    if figures:
+        check_plots("give --no-figures")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make --out '{out}' ({error.strerror}): give another directory") from None
 
 
 def write_json(path: Path, value: dict[str, Any]) -> Path:

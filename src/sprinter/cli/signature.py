@@ -47,6 +47,7 @@ FIRST = {
     "draft vocabulary": "data out target tokenizer size field split limit trust_remote_code json",
     "theory pareto": "target draft gate prompts texts max_new_tokens temperature seed out json",
     "theory flops": "target draft gate method tokens context gamma texts dtype json",
+    "theory fleet": "streams rate rows prompt_tokens answer_tokens parameters draft_parameters gpus out json",
     "theory predict": "method target draft gate labels max_drift prompts texts temperature json",
 }
 """The options that --help lists, by command."""

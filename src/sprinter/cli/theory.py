@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sprinter.cli.fleet import fleet
 from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import FiguresOption, JsonOption, ProbingOptions, complete_method, refuse_unused
 from sprinter.cli.pages import (
+    check_out,
     console,
     print_files,
     print_json,
     print_table,
-    refuse_file,
     write_file,
     write_json,
 )
@@ -27,7 +28,6 @@ from sprinter.cli.prompts import read_text
 from sprinter.cli.signature import option, takes
 from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
-from sprinter.plots import check_plots
 
 if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
@@ -52,19 +52,6 @@ _PROMPTS = (
     "The earthquake struck on Sunday morning, and officials said that",
 )
 """Prompts of the probe if the user gives none."""
-
-
-def _check_out(out: Path | None, figures: bool) -> None:
-    """Check, before any work, that files can be written to --out and figures be drawn."""
-    if out is None:
-        return
-    refuse_file(out)
-    if figures:
-        check_plots("give --no-figures")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make --out '{out}' ({error.strerror}): give another directory") from None
 
 
 def _read_prompts(file: Path | None, texts: int) -> list[str]:
@@ -125,7 +112,7 @@ def simulate(
     from sprinter.theory.simulation import Setting, run_all
 
     setting = Setting(states, horizon, seed, tuple(drafts or (4, 5)), runs, long)
-    _check_out(out, figures)
+    check_out(out, figures)
     with Progress() as progress:
         data = run_all(setting, progress)
     files: list[Path] = []
@@ -186,7 +173,7 @@ def pareto(
     from sprinter.theory.figures import draw_pareto
     from sprinter.theory.pareto import pareto
 
-    _check_out(out, figures)
+    check_out(out, figures)
     lines, sampling = _read_prompts(probing.prompts, probing.texts), Sampling(temperature=probing.temperature)
     pair = load(loading)
     with Progress() as progress:
@@ -495,4 +482,4 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-GROUP = {"simulate": simulate, "pareto": pareto, "flops": flops, "predict": predict}
+GROUP = {"simulate": simulate, "pareto": pareto, "flops": flops, "predict": predict, "fleet": fleet}

@@ -14,6 +14,7 @@
 ``predict``        tokens per target call, drift and speed-up of a method; the best parameters
 ``pareto``         target use against drift: Theorem 5's front and every method
 ``flops``          forward FLOPs of models and methods
+``fleet``          replicas under load: a simulation of the scheduler, on costs of ``machines``, as ``settings`` say
 ``figures``        PNG files of all these
 =================  =====================================================================================
 

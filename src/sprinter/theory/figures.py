@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["SIMULATIONS", "draw_pareto"]
+__all__ = ["SIMULATIONS", "draw_fleet", "draw_pareto"]
 
 # markers and dashes encode the curve too
 BLUE, ORANGE, SKY, GREEN, RED, PURPLE, INK, GREY, PALE = (
@@ -235,4 +235,25 @@ def draw_pareto(data: dict[str, Any]) -> Figure:
         key.set_axis_off()
         key.legend(*ax.get_legend_handles_labels(), loc="upper center", ncols=2, fontsize=7.5, handlelength=1.6,
                    columnspacing=1, borderaxespad=0)  # fmt: skip
+    return figure
+
+
+# --- theory fleet ----------------------------------------------------------------------------------------
+def draw_fleet(data: dict[str, Any]) -> Figure:
+    """Tokens a second and milliseconds a token against the number of streams, by method."""
+    figure, (left, right) = canvas(_WIDTH, 3.2, 1, 2)
+    looks = {"plain": (INK, "o"), "exact": (BLUE, "s"), "trust": (ORANGE, "^")}
+    for method, (colour, marker) in looks.items():
+        mine = [one for one in data["forecasts"] if one["method"] == method]
+        x = [one["streams"] for one in mine]
+        token_ms = [one["token_ms"][0] if one["token_ms"] else float("nan") for one in mine]
+        for ax, y in ((left, [one["tokens_per_s"] for one in mine]), (right, token_ms)):
+            ax.plot(x, y, color=colour, marker=marker, ms=4, lw=1.2, label=method)
+    left.set(ylabel="tokens/s", title="throughput (predicted)")
+    right.set(ylabel="ms a token (median text)", title="time between tokens (predicted)")
+    for ax in (left, right):
+        ax.set(xlabel="streams", xscale="log", yscale="log")
+        ax.set_xticks(x, [str(n) for n in x])
+        ax.minorticks_off()
+        ax.legend()
     return figure

@@ -1,0 +1,112 @@
+"""The simulation of a fleet against closed forms: one row, M/D/1, Little's law, tokens a call, conservation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import places, run
+from tests.cli.tiny import Run
+
+from sprinter.errors import UserError
+from sprinter.theory.fleet import METHODS, forecast, needed
+from sprinter.theory.machines import MeasuredPasses, Roofline
+from sprinter.theory.passes import LoadCosts
+from sprinter.theory.settings import FleetSettings
+from sprinter.theory.speculation import expected_tokens
+
+__all__ = ["places", "run"]  # fixtures
+# 10 ms and 0.1 a token of a row, a draft step 2 ms, a row 1 ms more
+LINE = (0.0101, 0.0164)
+COSTS = LoadCosts(
+    (1, 4), (1, 64), (LINE, LINE), ((0.002, 0.008),) * 2, (0.002, 0.005), (0.002, 0.005), (0.0, 0.0, 0.0)
+)
+GPU = FleetSettings(parameters=8.0, prompt_tokens=1.0, answer_tokens=50.0, texts=40)
+
+
+def test_one_row_has_the_latency_of_its_passes() -> None:
+    asked = FleetSettings(prompt_tokens=65.0, answer_tokens=10.0, texts=3, rows=1, step_ms=0.5, event_ms=1.0)
+    found = forecast(asked, MeasuredPasses(COSTS), "plain", 1)
+    assert found.first_ms[0] == pytest.approx(16.4 + 10.1 + 1.5)
+    assert found.between_ms == pytest.approx((11.6, 11.6))
+    assert found.text_ms == pytest.approx(16.4 + 10 * 10.1 + 15) and found.tokens_per_s == pytest.approx(
+        10e3 / found.text_ms
+    )
+    away = forecast(replace(asked, round_trip_ms=20.0), MeasuredPasses(COSTS), "plain", 1)
+    assert away.text_ms == pytest.approx(found.text_ms + 11 * 20)
+
+
+def test_random_arrivals_wait_as_in_m_d_1() -> None:
+    asked = FleetSettings(rate=50.0, prompt_tokens=1.0, answer_tokens=1.0, texts=1500, rows=1)
+    found, busy = forecast(asked, MeasuredPasses(COSTS), "plain"), 50 * 0.0101
+    wait = 1e3 * busy * 0.0101 / (2 * (1 - busy))
+    assert found.text_ms == pytest.approx(10.1 + wait, rel=0.12) and found.busy == pytest.approx(
+        busy, rel=0.05
+    )
+    assert found.in_system == pytest.approx(50 * found.text_ms / 1e3, rel=0.05)  # Little
+
+
+@pytest.mark.parametrize("accept", [0.0, 0.6, 0.9, 1.0])
+def test_tokens_a_call_are_those_of_the_closed_form(accept: float) -> None:
+    asked = FleetSettings(prompt_tokens=1.0, answer_tokens=3000.0, texts=1, rows=1, accept=accept, gamma=3)
+    found = forecast(asked, MeasuredPasses(COSTS), "exact", 1)
+    assert found.tokens_per_call == pytest.approx(float(expected_tokens(accept, 3)), rel=0.03)
+
+
+def test_trust_of_nothing_is_exact_and_of_everything_needs_a_call_a_run() -> None:
+    asked = replace(GPU, answer_tokens=2000.0, texts=1, trust=0.0, keep=0.7, tail=3)
+    same = [forecast(asked, Roofline(asked), method, 1).tokens_per_call for method in ("exact", "trust")]
+    assert same[0] == pytest.approx(same[1], rel=0.05)
+    asked = replace(asked, trust=1.0, keep=1.0, tail=0, cap=20)
+    assert forecast(asked, Roofline(asked), "trust", 1).tokens_per_call == pytest.approx(21.0, rel=0.01)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_tokens_are_written_and_more_streams_are_no_slower_in_all(method: str) -> None:
+    asked = replace(GPU, spread=1.0, prompt_tokens=300.0)
+    found = [forecast(asked, Roofline(asked), method, n) for n in (1, 4, 16)]
+    assert len({one.tokens for one in found}) == 1 and found[0].tokens > 1000
+    assert found[0].tokens_per_s < found[1].tokens_per_s < found[2].tokens_per_s
+    assert found[0].token_ms and found[2].token_ms and found[0].token_ms[0] <= found[2].token_ms[0]
+    two = forecast(asked, Roofline(asked), method, 32, replicas=2)
+    assert two.tokens_per_s == pytest.approx(2 * found[2].tokens_per_s)
+
+
+def test_a_fleet_is_as_small_as_the_rate_allows() -> None:
+    asked = replace(GPU, rate=40.0, rows=8, first_ms=200.0)
+    found = needed(asked, Roofline(asked), "plain")
+    assert found is not None and found.replicas > 1 and found.texts_per_s == pytest.approx(40, rel=0.15)
+    fewer = forecast(asked, Roofline(asked), "plain", replicas=found.replicas - 1)
+    assert fewer.first_ms[1] > 200 or fewer.texts_per_s < 0.85 * 40
+    asked = replace(asked, first_ms=1.0)
+    assert needed(asked, Roofline(asked), "plain") is None
+
+
+def test_memory_limits_rows_and_weights_must_fit() -> None:
+    asked = replace(GPU, rows=4096, prompt_tokens=1950.0, kv_kib=1024.0)
+    assert forecast(asked, Roofline(asked), "plain", 4).rows == int((72e9 - 18e9) / (2**20 * 2000))
+    with pytest.raises(UserError, match=r"do not fit into 1 x 80 GB: give more gpus"):
+        forecast(replace(asked, parameters=70.0), Roofline(replace(asked, parameters=70.0)), "plain", 1)
+
+
+def test_the_command_predicts_and_reads_its_own_costs(run: Run, tmp_path: Path) -> None:
+    asked = ("theory", "fleet", "--streams", "2", "--texts", "4", "--answer-tokens", "8")
+    status, out, err = run(*asked, "--parameters", "8", "--out", str(tmp_path / "new"))
+    assert (status, out.count("plain")) == (0, 1) and (tmp_path / "new" / "fleet.png").stat().st_size > 10_000
+    kept = tmp_path / "costs.json"
+    kept.write_text(json.dumps({"costs": {name: getattr(COSTS, name) for name in COSTS.__slots__}}))
+    status, out, err = run(*asked, "--costs", str(kept), "--json")
+    assert status == 0 and [one["method"] for one in json.loads(out)["forecasts"]] == list(METHODS), err
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (("--streams", "0"), "--streams"), (("--trust", "2"), "--trust"), (("--rate", "0"), "--rate"),
+    (("--costs", "none.json"), "none.json"), (("--parameters", "8", "--lengths", "none"), "none"),
+    (("--parameters", "8", "--target", "x"), "leave out"), (("--parameters", "70"), "give more gpus"),
+    (("--parameters", "8", "--rate", "9", "--first-ms", "1"), "--first-ms"),
+])  # fmt: skip
+def test_bad_input_is_one_line(run: Run, args: tuple[str, ...], words: str) -> None:
+    status, out, err = run("theory", "fleet", "--texts", "5", *args)
+    assert (status, out) == (2, "") and words in err.splitlines()[-1] and "Traceback" not in err
