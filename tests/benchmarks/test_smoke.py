@@ -33,13 +33,14 @@ SLOW = {
     "serve/crowd",
     "serve/remote",
     "serve/schema",
+    "serve/vllm",
     "methods/tuner",
     "methods/never_slower",
     "real/rows",
     "real/weights",
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/tokenizers"), "llama_cpp")
-NEEDS |= {"serve/evaluate": "lm_eval", "serve/schema": "schemathesis"}
+NEEDS |= {"serve/evaluate": "lm_eval", "serve/schema": "schemathesis", "serve/vllm": "vllm"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
     "engine/commits": {"measured", "other"},
@@ -64,6 +65,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "serve/load": {"load"},
     "serve/remote": {"rows"},
     "serve/schema": {"answers", "cases"},
+    "serve/vllm_builtin": {"greedy", "laws", "timed", "drift"},
 }
 
 
