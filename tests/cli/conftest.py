@@ -33,7 +33,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
         config = HeadConfig(HIDDEN, str(found.draft), str(found.target), None, fingerprint)
         gate = Head(config, Linear.of(torch.randn(1, HIDDEN), torch.zeros(1)))
         save_head(gate, directory, "# A random gate\n")
-    save_tiny(root / "other-words", seed=3, layers=1, extra=3)
     save_tiny(root / "nan", seed=4, layers=1, broken=True)
     corrupt = shutil.copytree(found.target, root / "corrupt") / "model.safetensors"
     corrupt.write_bytes(corrupt.read_bytes()[: corrupt.stat().st_size // 2])

@@ -73,11 +73,6 @@ REQUESTS = [
     ("no such gate", ["generate", "x", "{pair}", "--gate", "./nothing"], ["no gate directory './nothing'"]),
     ("corrupt", ["generate", "x", "--target", "{root}/corrupt"], ["corrupt or truncated safetensors", "again"]),
     ("pickled", ["generate", "x", "--target", "{root}/pickled"], ["pickled weights", "never loaded", "convert"]),
-    (
-        "vocabularies",
-        ["generate", "x", "--target", "{target}", "--draft", "{root}/other-words"],
-        ["vocabularies differ", "256", "259", "token 0", "own family"],
-    ),
     ("beyond context", ["generate", "x", "{pair}", "-n", "20000"], [f"{CONTEXT} tokens", f"{CONTEXT - 1} or less"]),
     ("unknown device", ["generate", "x", "{pair}", "--device", "gpu"], ["no device 'gpu'", "cpu"]),
     ("device of no build", ["generate", "x", "{pair}", "--device", "fpga"], ["'fpga' cannot be used", "cuda or mps"]),

@@ -189,11 +189,11 @@ def test_flops_of_a_file_are_those_of_its_directory(run: Run, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """GGUF files: a target, a draft, one with other words, one cut short, one of no architecture that there is."""
+    """GGUF files: a target, a draft, one cut short, one of no architecture that there is."""
     pytest.importorskip("gguf", reason=NO_GGUF)
     pytest.importorskip("llama_cpp", reason=NO_LLAMA)
     root = tmp_path_factory.mktemp("files")
-    for name, changes in (("target", {}), ("draft", {"num_hidden_layers": 1}), ("words", {"word": "an"})):
+    for name, changes in (("target", {}), ("draft", {"num_hidden_layers": 1})):
         saved_llama(root / name, 1, **changes)  # type: ignore[arg-type]
         converted(root / name).rename(root / f"{name}.gguf")
     whole = (root / "target.gguf").read_bytes()
@@ -209,7 +209,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("lemur", (), "unknown model architecture: 'lemur'"),
         ("short", (), "is damaged or cut short: fetch it again"),
         ("none", (), "none.gguf does not exist: check the path"),
-        ("target", ("--draft", "words"), "vocabularies differ"),
         ("target", ("-n", "127"), "exceed the context of the target"),
         ("target", ("--compile",), "target.gguf cannot be compiled: llamacpp runs it; use --no-compile"),
         ("target", ("--draft", "draft", "-m", "sprinter"), "needs a gate"),
@@ -218,6 +217,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bad_input_is_one_line(
     run: Run, files: Path, target: str, options: tuple[str, ...], line: str
 ) -> None:
-    given = [str(files / f"{word}.gguf") if word in ("words", "draft") else word for word in options]
+    given = [str(files / f"{word}.gguf") if word == "draft" else word for word in options]
     status, out, err = run("generate", "the thing", "--target", str(files / f"{target}.gguf"), *given)
     assert (status, out, err.count("\n")) == (2, "", 1) and line in err

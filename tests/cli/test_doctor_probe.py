@@ -204,10 +204,8 @@ def test_one_line_for_bad_pairs_and_options(run: Run, places: Places, tmp_path: 
     texts = tmp_path / "texts.txt"
     texts.write_text(LINES)
     probe = ("--probe", str(texts))
-    other = ("--target", str(places.target), "--draft", str(places.root / "other-words"))
     for options, words in (
         (("--target", str(places.target), *probe), "this pair has no draft: give --draft"),
-        ((*other, *probe), "vocabular"),
         ((*places.pair, "--probe", str(tmp_path / "no.txt")), "there is no file"),
         ((*places.pair, "--max-drift", "0.2"), "--max-drift 0.2 has no effect without --probe"),
     ):

@@ -17,6 +17,7 @@ from tests.models.gguf_files import (
 from tests.models.refused import refusal
 from tests.models.tiny import padded_gpt2, save, tiny, word_tokenizer
 
+import sprinter
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models import source
@@ -217,12 +218,16 @@ def test_missing_files_are_refused(tmp_path: Path) -> None:
     assert "does not exist: check the path" in refusal("./no.gguf")
 
 
-def test_other_vocabularies_are_refused(files: Path, tmp_path: Path) -> None:
+def test_a_draft_with_another_vocabulary_drafts(files: Path, tmp_path: Path) -> None:
+    """As llama.cpp runs it too: the token that differs is written when the target draws it."""
     saved_llama(tmp_path / "other", word="an")
-    line = refusal(files / "target-f16.gguf", converted(tmp_path / "other"))
-    assert "vocabularies differ" in line and "'th'" in line and "'an'" in line
-    assert "vocabularies differ" in refusal(files / "target-f16.gguf", tmp_path / "other")
-    assert "vocabularies differ" in refusal(tmp_path / "other", files / "draft-f16.gguf")
+    for draft in (converted(tmp_path / "other"), tmp_path / "other"):
+        pair = sprinter.load_pair(files / "target-f16.gguf", draft, runner="llamacpp")
+        plain, fast = (
+            pair.generate("the hat", method=method, temperature=0.0, max_new_tokens=16)
+            for method in ("autoregressive", "speculative(gamma=3)")
+        )
+        assert plain.text == fast.text and fast.stats.drafted > 0
 
 
 def test_a_gpu_that_is_not_there_is_refused(files: Path) -> None:

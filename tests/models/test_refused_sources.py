@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.gguf_files import NO_GGUF, converted, saved_llama
 from tests.models.refused import refusal
 from tests.models.tiny import VOCAB, fresh, padded_gpt2, save, word_tokenizer
 from torch import Tensor, nn
@@ -245,19 +244,6 @@ def test_different_vocabularies_are_refused_before_weights_are_read(
     assert f"the target has {VOCAB} token ids and the draft {VOCAB + 3}" in refusal(target, unnamed)
     long = word_tokenizer(VOCAB + 9)
     assert f"the target only {VOCAB} embedding rows" in refusal(target, tokenizer=long)
-
-
-def test_gguf_files_are_compared_by_their_metadata(
-    tmp_path: Path, no_weights: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("gguf", reason=NO_GGUF)
-    for name, word in (("target", "th"), ("draft", "ou")):
-        saved_llama(tmp_path / name, word=word)
-    monkeypatch.undo()  # a conversion reads weights
-    files = [converted(tmp_path / name) for name in ("target", "draft")]
-    monkeypatch.setattr("sprinter.models.tokenizers.gguf_tokenizer", None)
-    line = refusal(*files)
-    assert "'th' in the target and 'ou' in the draft" in line
 
 
 def test_different_vocabularies_are_refused_before_a_model_is_converted(

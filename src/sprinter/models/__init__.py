@@ -5,6 +5,7 @@
 | ``pair`` | loads a target, a draft and their tokenizer; the built-in pair |
 | ``source`` | finds a model (directory, hub, GGUF file, memory) and checks it before its weights are loaded |
 | ``vocabulary`` | checks that two models share a vocabulary |
+| ``common_tokens``, ``translated`` | drafts whose vocabulary is not the target's |
 | ``interface`` | ``Runner`` and ``ModelOutput``: what the engine knows of a running model |
 | ``choose`` | which runner serves a model, and why; ``make_runner`` |
 | ``checks`` | checks logits for NaN and infinities |

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from sprinter.errors import ContextLengthError, UserError
 from sprinter.models.checks import check_config
 from sprinter.models.choose import compile_model, longest_text, runner_kind
+from sprinter.models.common_tokens import CommonTokens
 from sprinter.models.eos import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.header import forget_heads
@@ -35,7 +36,8 @@ from sprinter.models.reduced_vocab import (
 from sprinter.models.remote import RemoteModel
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
-from sprinter.models.tokenizers import common_tokenizer
+from sprinter.models.tokenizers import common_tokenizer, foreign_tokens
+from sprinter.models.translated import TranslatedModel
 from sprinter.models.vocabulary import Vocabulary, check_rows
 
 __all__ = [
@@ -249,12 +251,18 @@ def load_models(
             check_options(origin, given)
             if (config := origin.config(trust_remote_code)) is not None:
                 check_config(config, f"the {which} {origin.name}")
-    speaker, tokens = common_tokenizer(tokenizer, target_origin, draft_origin, trust_remote_code)
+    foreign = foreign_tokens(tokenizer, target_origin, draft_origin, trust_remote_code)
+    same = draft_origin if foreign is None else None
+    speaker, tokens = common_tokenizer(tokenizer, target_origin, same, trust_remote_code)
     words = speaker.get_vocab()
     loaded = _load(target_origin, "target", options, speaker, words)
     if tokens is not None:
         _check_ends(loaded, tokens)
-    drafter = None if draft_origin is None else _load(draft_origin, "draft", drafting, speaker, words)
+    drafter = None
+    if draft_origin is not None:
+        theirs = speaker if foreign is None else foreign[0]
+        drafter = _load(draft_origin, "draft", drafting, theirs, theirs.get_vocab())
+        drafter = drafter if foreign is None else _translated(drafter, loaded, foreign[1])
     forget_heads()
     return LoadedPair(loaded, drafter, speaker, tokens)
 
@@ -317,6 +325,16 @@ def _load(
         None if model is origin.at else time.perf_counter() - begun,
         quantised,
     )  # fmt: skip
+
+
+def _translated(draft: LoadedModel, target: LoadedModel, tokens: CommonTokens) -> LoadedModel:
+    """A draft with another vocabulary, in the target's ids."""
+    tokens.join_ends(target.eos_ids, draft.eos_ids)
+    made = TranslatedModel(
+        draft.model, draft.id, tokens, eos_ids=target.eos_ids, vocab_size=target.vocab_size, context=draft.context,
+        hidden_size=draft.hidden_size, compile=draft.compile, weights=draft.weights, size=draft.size,
+    )  # fmt: skip
+    return replace(draft, model=made, vocab_size=target.vocab_size, eos_ids=target.eos_ids)
 
 
 def in_memory(model: PreTrainedModel, which: str, eos_ids: tuple[int, ...]) -> LoadedModel:

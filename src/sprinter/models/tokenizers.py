@@ -10,13 +10,20 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
+from sprinter.models.common_tokens import SAMPLE, CommonTokens, words_of
 from sprinter.models.gguf.header import gguf_head
 from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
 from sprinter.models.remote import RemoteModel
 from sprinter.models.source import Provenance, load_error
-from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
+from sprinter.models.vocabulary import (
+    Vocabulary,
+    check_rows,
+    check_same_vocabulary,
+    common_tokens,
+    is_foreign,
+)
 
-__all__ = ["common_tokenizer", "own_vocabulary"]
+__all__ = ["common_tokenizer", "foreign_tokens", "own_vocabulary"]
 
 _log = logging.getLogger("sprinter")
 
@@ -34,11 +41,6 @@ def common_tokenizer(
     Raises:
         UserError: no tokenizer, or models that do not agree with it or with each other.
     """
-    if given is None and draft is not None and target.gguf is not None and draft.gguf is not None:
-        # their metadata alone: to rebuild a tokenizer of 150,000 tokens takes seconds
-        own, other = gguf_tokens(target.gguf), gguf_tokens(draft.gguf)
-        if own and other:
-            check_same_vocabulary(own, other, target.name, draft.name)
     if given is None and draft is not None and isinstance(target.at, RemoteModel):
         given = draft.gguf or draft.tokenizer_dir  # the server says whether it is its own
     speaker = _find_tokenizer(given, target, trust)
@@ -55,6 +57,35 @@ def common_tokenizer(
     if draft is not None and drafted is None and draft.at is not target.at:
         _check_unnamed(draft, rows)
     return speaker, tokens
+
+
+def foreign_tokens(
+    given: str | Path | PreTrainedTokenizerBase | None,
+    target: Provenance,
+    draft: Provenance | None,
+    trust: bool,
+) -> tuple[PreTrainedTokenizerBase, CommonTokens] | None:
+    """A draft's own tokenizer, and what it has in common with the target's, if it is another one with which it can
+    draft: half of a text's tokens are common. Says how many."""
+    if draft is None or (theirs := own_vocabulary(draft, trust)) is None:
+        return None
+    ours = (
+        own_vocabulary(target, trust) if given is None else _find_tokenizer(given, target, trust).get_vocab()
+    )
+    if ours is None or not is_foreign(ours, theirs):
+        return None
+    speaker, own = _find_tokenizer(given, target, trust), _find_tokenizer(None, draft, trust)
+    words, others = words_of(speaker), words_of(own)
+    if words is None or others is None:
+        return None
+    tokens = CommonTokens(words, others)
+    if (share := tokens.share(speaker.encode(SAMPLE, add_special_tokens=False))) < 0.5:
+        return None
+    _log.warning(
+        "different vocabularies: %s tokens in common, %.0f %% of those of a text in English and Python",
+        f"{len(tokens.ids):,}", 100 * share,
+    )  # fmt: skip
+    return own, tokens
 
 
 def _rows(origin: Provenance, trust: bool) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sprinter.errors import UserError
 
-__all__ = ["Vocabulary", "check_rows", "check_same_vocabulary", "common_tokens"]
+__all__ = ["Vocabulary", "check_rows", "check_same_vocabulary", "common_tokens", "is_foreign"]
 
 Vocabulary = Mapping[str, int]
 """Token → id."""
@@ -73,6 +73,12 @@ def check_rows(vocabulary: Vocabulary, vocab_size: int, which: str) -> None:
             f"the tokenizer has token ids up to {needed - 1}, the {which} only {vocab_size} embedding rows: "
             "give the tokenizer that the model was trained with"
         )
+
+
+def is_foreign(target: Vocabulary, draft: Vocabulary) -> bool:
+    """Whether the vocabularies differ by more than last tokens that one of them lacks."""
+    at = _first_difference(target, draft)
+    return at is not None and not (_ends(target, at) or _ends(draft, at))
 
 
 def _first_difference(some: Vocabulary, others: Vocabulary) -> int | None:

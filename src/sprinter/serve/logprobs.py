@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from sprinter.decode.draft import Token, TopToken
 from sprinter.engine.prompt import EncodedPrompt
 from sprinter.engine.scoring import ScoredToken
 from sprinter.engine.stream import Detokenizer, special_ids
+from sprinter.models.common_tokens import BYTE_LEVEL, ONE_BYTE
 
 __all__ = [
     "LawfulToken",
@@ -26,13 +26,7 @@ __all__ = [
 ]
 
 _UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are no character
-_PRINTED = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED}
-_BYTE_LEVEL |= {chr(256 + i): byte for i, byte in enumerate(b for b in range(256) if b not in _PRINTED)}
-"""Byte by character, in the vocabularies of byte-level BPE (GPT-2)."""
-_SPELLED = {byte: character for character, byte in _BYTE_LEVEL.items()}
-_ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
-"""A token that is one byte, in the vocabularies of SentencePiece."""
+_SPELLED = {byte: character for character, byte in BYTE_LEVEL.items()}
 _CACHED = 1 << 16
 """Number of tokens whose names are kept."""
 
@@ -113,7 +107,7 @@ class TokenNames:
         unsure = _UNKNOWN in text and self._own_bytes(id) is None
         if text and not unsure and self._usual(text) in (None, id):
             return text
-        return _escaped(data) if _ONE_BYTE.fullmatch(str(self._piece(id))) else f"token_id:{id}"
+        return _escaped(data) if ONE_BYTE.fullmatch(str(self._piece(id))) else f"token_id:{id}"
 
     def _bytes_of(self, id: int) -> bytes:
         """The bytes of a token: those of a part of a character, else of its text in UTF-8."""
@@ -132,11 +126,11 @@ class TokenNames:
         piece = self._piece(id)
         if isinstance(piece, bytes) or piece is None:
             return piece
-        if byte := _ONE_BYTE.fullmatch(piece):
+        if byte := ONE_BYTE.fullmatch(piece):
             return bytes([int(byte[1], 16)])
-        if not _BYTE_LEVEL.keys() >= set(piece):
+        if not BYTE_LEVEL.keys() >= set(piece):
             return None
-        return bytes(_BYTE_LEVEL[character] for character in piece)
+        return bytes(BYTE_LEVEL[character] for character in piece)
 
     def _usual(self, text: str) -> int | None:
         """The token that texts are made of, of those that have this text; None: it is not known."""

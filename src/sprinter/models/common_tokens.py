@@ -1,0 +1,104 @@
+"""Tokens that two tokenizers have in common, and how a text in the one is written in the other.
+
+A token of the target's is read by a draft of another vocabulary as itself if both know it; else as the longest of the
+draft's tokens that its bytes begin with, and so on. What a draft has read is thus a function of the target's ids.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+__all__ = ["BYTE_LEVEL", "ONE_BYTE", "SAMPLE", "CommonTokens", "TokenMeanings", "words_of"]
+
+SAMPLE = """The lighthouse keeper counted twenty-seven ships before breakfast, and wrote their names into a long book.
+def mean(values: list[float]) -> float:
+    total = sum(value for value in values if value is not None)
+    return total / max(len(values), 1)
+What is the difference between weather and climate? Climate describes what one can expect over many years."""
+"""Prose and code, of whose tokens the common ones are counted."""
+_PRINTED = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED}
+BYTE_LEVEL |= {chr(256 + i): byte for i, byte in enumerate(b for b in range(256) if b not in _PRINTED)}
+"""Byte by character, in the vocabularies of byte-level BPE (GPT-2)."""
+ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""A token that is one byte, in the vocabularies of SentencePiece."""
+_SPACE = "▁"  # how SentencePiece spells a space
+
+TokenMeanings = Mapping[int, tuple[bool, bytes]]
+"""Of each token whether it is a special one, and the bytes that it stands for."""
+
+
+def words_of(tokenizer: PreTrainedTokenizerBase) -> TokenMeanings | None:
+    """What the tokens of a byte-level or SentencePiece tokenizer stand for; None for another kind."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = "" if backend is None else str(json.loads(backend.to_str())["decoder"])
+    by_letters = "ByteLevel" in decoder
+    if not by_letters and _SPACE not in decoder:
+        return None
+    added = backend.get_added_tokens_decoder()
+    found: dict[int, tuple[bool, bytes]] = {}
+    for token, number in backend.get_vocab().items():
+        if number in added:
+            found[number] = bool(added[number].special), token.encode()
+        elif by_letters:
+            found[number] = False, bytes(BYTE_LEVEL.get(letter, 0) for letter in token)
+        elif byte := ONE_BYTE.fullmatch(token):
+            found[number] = False, bytes.fromhex(byte[1])
+        else:
+            found[number] = False, token.replace(_SPACE, " ").encode()
+    return found
+
+
+class CommonTokens:
+    """Of a target's and a draft's tokenizers.
+
+    Attributes:
+        ids: the target's id of a common token -> the draft's; no two have the same.
+
+    Args:
+        target, draft: what their tokens stand for.
+    """
+
+    def __init__(self, target: TokenMeanings, draft: TokenMeanings) -> None:
+        ours, theirs = _numbers(target), _numbers(draft)
+        self.ids = {number: theirs[word] for word, number in ours.items() if word in theirs}
+        self._target = target
+        self._bytes = {text: number for (special, text), number in theirs.items() if not special and text}
+        self._longest = max(map(len, self._bytes), default=0)
+        self._read: dict[int, tuple[int, ...]] = {number: (own,) for number, own in self.ids.items()}
+
+    def join_ends(self, target: Sequence[int], draft: Sequence[int]) -> None:
+        """Have a draft's EOS token count as the target's, if its own ends are nothing that the target knows."""
+        if target and draft and not set(self.ids.values()) & set(draft) and target[0] not in self.ids:
+            self.ids[target[0]] = draft[0]
+            self._read[target[0]] = (draft[0],)
+
+    def share(self, ids: Sequence[int]) -> float:
+        """Part of the tokens of a text in the target's ids that are common, 0 to 1."""
+        return sum(one in self.ids for one in ids) / max(len(ids), 1)
+
+    def read_as(self, token: int) -> tuple[int, ...]:
+        """The draft's tokens for one of the target's: at least one."""
+        if (known := self._read.get(token)) is None:
+            text, found = self._target.get(token, (False, b""))[1], list[int]()
+            while text:
+                length = min(self._longest, len(text))
+                while length > 1 and text[:length] not in self._bytes:
+                    length -= 1
+                found.append(self._bytes.get(text[:length], 0))
+                text = text[length:]
+            known = self._read[token] = tuple(found) or (0,)
+        return known
+
+
+def _numbers(words: TokenMeanings) -> dict[tuple[bool, bytes], int]:
+    """The first token for each meaning."""
+    found: dict[tuple[bool, bytes], int] = {}
+    for number, word in sorted(words.items()):
+        found.setdefault(word, number)
+    return found
