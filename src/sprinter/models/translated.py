@@ -164,10 +164,10 @@ class TranslatedRunner(BaseRunner):
         logits[..., self.model.common] = known
         return found._replace(logits=logits)
 
-    def _read_as(self, row: int, tokens: Sequence[int], tree: RowTree | None) -> _Reading:
+    def _read_as(self, row: int, tokens: Sequence[int], tree: RowTree | None) -> _ReadTokens:
         """What a row's next tokens are read as."""
         ends, room = list(self._ends[row]), self.inner.max_len
-        read = _Reading([], [], [], None if tree is None else [])
+        read = _ReadTokens([], [], [], None if tree is None else [])
         length = begun = self.inner.lengths[row]
         for token in tokens:
             own = self.model.tokens.read_as(token)
@@ -188,7 +188,7 @@ class TranslatedRunner(BaseRunner):
         return read
 
 
-class _Reading(NamedTuple):
+class _ReadTokens(NamedTuple):
     """Tokens of the target in the draft's.
 
     Attributes:
