@@ -72,7 +72,7 @@ def script_lines(name: str, title: str) -> list[str]:
     results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     made = single_run(results)
     command, env = made["command"], made["environment"]
-    load = f", load {env['load']} to {env['load_at_end']}" if "load" in env else ""
+    load = f", load {env['load']} to {env['load_at_end']}" if "load_at_end" in env else ""
     script = re.search(r"benchmarks/\S+\.py", command)
     where = (
         f"Run `{command.strip()}` on {records.machine(env)}{load}; torch {env['torch']}, transformers "
