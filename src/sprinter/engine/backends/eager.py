@@ -337,7 +337,9 @@ def follow(
         facts = DraftStep(hidden, raw, place, token, states_x, temperature)
         columns += [head.score(read_features(head.features, facts)) for head in plan.heads.values()]
         gate_s = time.perf_counter() - began
-    return StepResult(token, law, raw, torch.stack([wide(one) for one in columns], 1)), gate_s
+    wides = [wide(one) for one in columns]
+    values = wides[0][:, None] if len(wides) == 1 else torch.stack(wides, 1)
+    return StepResult(token, law, raw, values), gate_s
 
 
 def _tip_laws(row: TreeRow, logits: Tensor) -> TipLaws:
