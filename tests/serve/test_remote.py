@@ -81,6 +81,16 @@ def test_a_round_trip_a_call_and_new_tokens_alone_are_answered(remote: sprinter.
     )
 
 
+def test_an_answer_may_be_larger_than_what_a_socket_takes(server: Running) -> None:
+    """Much of it is still to be sent when all of it has been made."""
+    target = RemoteModel(f"{server.url}/v1")
+    texts = [[3 + (i * step) % 90 for i in range(240)] for step in range(1, 5)]
+    laws = target.laws([(ids, 0) for ids in texts])
+    last = target.laws([(ids, 239) for ids in texts])
+    assert target.usage.received_bytes > 10_000_000 and target.usage.round_trips == 3
+    assert all(torch.allclose(own[-1], one[0], atol=1e-5) for own, one in zip(laws, last, strict=True))
+
+
 def test_what_was_read_is_not_read_again(server: Running) -> None:
     """A text that grows costs its new tokens; an owner's rows are bounded, and other texts take turns in them."""
     engine, pair = server.service.engine, server.service.pair

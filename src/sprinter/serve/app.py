@@ -30,7 +30,7 @@ from sprinter.serve.logprobs import names_of
 from sprinter.serve.logs import error_fields, text_fields
 from sprinter.serve.page import add_page
 from sprinter.serve.request_parsing import asked_of
-from sprinter.serve.responses import JsonParts, ServerAnswer
+from sprinter.serve.responses import BytesParts, JsonParts, ServerAnswer
 from sprinter.serve.schema import (
     ChatRequest,
     CompletionRequest,
@@ -197,7 +197,7 @@ def _add_laws(app: FastAPI, service: Service) -> None:
         """Logarithms of the target's raw laws, text by text, behind each token from its start on, as raw numbers."""
         service.check_model(body.model)
         laws = await while_connected(request.receive, service.laws(body, note_of(request.scope).owner))
-        return Response(laws, media_type="application/octet-stream")
+        return BytesParts(laws)
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:

@@ -164,8 +164,9 @@ def timed_connections(
 
         def handle_events(self) -> None:
             if self.flow.write_paused and (self.cycle is None or self.cycle.response_complete):
-                self.transport.abort()  # it asks on and does not read: it would wait where no place is counted
-                return
+                if self.conn.trailing_data[0]:
+                    self.transport.abort()  # it asks on and does not read: it would wait where no place is counted
+                return  # what is left of an answer is on its way
             super().handle_events()
             if self.conn.allowed <= 0 and not self.flow.held and not self.transport.is_closing():
                 self.flow.pause_reading()

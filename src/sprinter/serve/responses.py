@@ -27,7 +27,9 @@ from sprinter.serve.service import Service
 from sprinter.serve.speculation import llamacpp_timings, sprinter_report, token_report, vllm_metrics
 from sprinter.version import __version__
 
-__all__ = ["JsonParts", "ServerAnswer", "finish_of", "json_parts", "send_parts", "speculation_of", "usage_of"]
+__all__ = [
+    "BytesParts", "JsonParts", "ServerAnswer", "finish_of", "json_parts", "send_parts", "speculation_of", "usage_of",
+]  # fmt: skip
 
 _PART_BYTES = 2**16
 _TOGETHER = 32  # items of a list that are written in one call
@@ -188,6 +190,18 @@ async def send_parts(
         piece = await service.turns.run(owner, lambda: next(pieces))
         more = len(piece) >= _PART_BYTES
         await send(piece, more)
+
+
+class BytesParts(Response):
+    """An answer in bytes, which is sent as it is read: one that is not read ends with its request's time."""
+
+    media_type = "application/octet-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for at in range(0, len(self.body), _PART_BYTES):
+            part, more = self.body[at : at + _PART_BYTES], at + _PART_BYTES < len(self.body)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
 class JsonParts(Response):
