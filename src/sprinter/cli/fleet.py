@@ -90,7 +90,10 @@ def fleet(
             "no fleet keeps these latencies: give a larger --first-ms or --between-ms, or more --rows"
         )
     told = {**asdict(settings), "lengths": settings.lengths and str(settings.lengths)}
-    data = {"settings": told, "costs": given and asdict(given), "forecasts": [one.to_dict() for one in found]}
+    data = {
+        "settings": told, "costs": given and asdict(given), "forecasts": [one.to_dict() for one in found],
+        "out_of_reach": [method for method in METHODS if method not in {one.method for one in found}],
+    }  # fmt: skip
     files: list[Path] = []
     if out is not None:
         files.append(write_json(out / "fleet.json", data))

@@ -46,7 +46,8 @@ def words_of(tokenizer: PreTrainedTokenizerBase) -> TokenMeanings | None:
         if number in added:
             found[number] = bool(added[number].special), token.encode()
         elif by_letters:
-            found[number] = False, bytes(BYTE_LEVEL.get(letter, 0) for letter in token)
+            spelled = BYTE_LEVEL.keys() >= set(token)
+            found[number] = False, bytes(map(BYTE_LEVEL.__getitem__, token)) if spelled else token.encode()
         elif byte := ONE_BYTE.fullmatch(token):
             found[number] = False, bytes.fromhex(byte[1])
         else:
@@ -83,7 +84,7 @@ class CommonTokens:
         return sum(one in self.ids for one in ids) / max(len(ids), 1)
 
     def read_as(self, token: int) -> tuple[int, ...]:
-        """The draft's tokens for one of the target's: at least one."""
+        """The draft's tokens for one of the target's: at least one. Token 0 stands for what it cannot spell."""
         if (known := self._read.get(token)) is None:
             text, found = self._target.get(token, (False, b""))[1], list[int]()
             while text:

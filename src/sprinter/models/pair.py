@@ -36,7 +36,7 @@ from sprinter.models.reduced_vocab import (
 from sprinter.models.remote import RemoteModel
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
-from sprinter.models.tokenizers import common_tokenizer, foreign_tokens
+from sprinter.models.tokenizers import common_tokenizer
 from sprinter.models.translated import TranslatedModel
 from sprinter.models.vocabulary import Vocabulary, check_rows
 
@@ -251,18 +251,16 @@ def load_models(
             check_options(origin, given)
             if (config := origin.config(trust_remote_code)) is not None:
                 check_config(config, f"the {which} {origin.name}")
-    foreign = foreign_tokens(tokenizer, target_origin, draft_origin, trust_remote_code)
-    same = draft_origin if foreign is None else None
-    speaker, tokens = common_tokenizer(tokenizer, target_origin, same, trust_remote_code)
+    speaker, tokens, foreign = common_tokenizer(tokenizer, target_origin, draft_origin, trust_remote_code)
     words = speaker.get_vocab()
     loaded = _load(target_origin, "target", options, speaker, words)
     if tokens is not None:
         _check_ends(loaded, tokens)
     drafter = None
     if draft_origin is not None:
-        theirs = speaker if foreign is None else foreign[0]
-        drafter = _load(draft_origin, "draft", drafting, theirs, theirs.get_vocab())
-        drafter = drafter if foreign is None else _translated(drafter, loaded, foreign[1])
+        theirs, common = (speaker, None) if foreign is None else foreign
+        drafter = _load(draft_origin, "draft", drafting, theirs, theirs.get_vocab() if common else words)
+        drafter = drafter if common is None else _translated(drafter, loaded, common)
     forget_heads()
     return LoadedPair(loaded, drafter, speaker, tokens)
 

@@ -114,9 +114,8 @@ class RemoteModel(ServedModel):
         answers = dict[str, dict[str, Any]]()
         for home, (url, model) in enumerate(zip(self.urls, self.models, strict=True)):
             try:
-                answers[url] = known = self._asked(home, "GET", tries=1 if len(given) > 1 else _TRIES)[
-                    0
-                ].json()
+                answer, _ = self._asked(home, "GET", tries=1 if len(given) > 1 else _TRIES)
+                answers[url] = known = answer.json()
                 if model not in (None, known["model"]):
                     raise UserError(
                         f"{url} serves {known['model']!r}, not {model!r}: give {url}#{known['model']}"
@@ -178,7 +177,9 @@ class RemoteModel(ServedModel):
         """``laws``, each with the round trips that it waited for, and its share of the bytes."""
         own = [home % len(self.urls) for home in homes] or [0] * len(texts)
         places = {home: [i for i, one in enumerate(own) if one == home] for home in own}
-        with ThreadPoolExecutor(max(len(places), 1)) as pool:
+        if len(places) == 1:
+            return self._laws_of(own[0], texts)
+        with ThreadPoolExecutor(len(places)) as pool:
             asked = {
                 home: pool.submit(self._laws_of, home, [texts[i] for i in at]) for home, at in places.items()
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -23,9 +23,24 @@ from sprinter.models.vocabulary import (
     is_foreign,
 )
 
-__all__ = ["common_tokenizer", "foreign_tokens", "own_vocabulary"]
+__all__ = ["PairTokenizer", "common_tokenizer", "own_vocabulary"]
 
+_LEAST = 0.5  # of the tokens of a text; with fewer in common most drafts end before they begin
 _log = logging.getLogger("sprinter")
+
+
+class PairTokenizer(NamedTuple):
+    """The tokenizer of a pair.
+
+    Attributes:
+        tokenizer: the target's, or the one that was given.
+        tokens: number of leading token ids that both models share with it; None: all.
+        draft: the draft's own, and what it has in common with ``tokenizer``, if its vocabulary is another one.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    tokens: int | None = None
+    draft: tuple[PreTrainedTokenizerBase, CommonTokens] | None = None
 
 
 def common_tokenizer(
@@ -33,53 +48,46 @@ def common_tokenizer(
     target: Provenance,
     draft: Provenance | None,
     trust: bool,
-) -> tuple[PreTrainedTokenizerBase, int | None]:
-    """The pair's tokenizer, and the number of leading token ids that both models share with it; None: all.
+) -> PairTokenizer:
+    """The pair's tokenizer.
 
     Reads tokenizers and configs, of GGUF files their metadata, but no weights: loading them may take minutes.
 
     Raises:
-        UserError: no tokenizer, or models that do not agree with it or with each other.
+        UserError: no tokenizer, or models that do not agree with it, or have too few tokens in common.
     """
     if given is None and draft is not None and isinstance(target.at, RemoteModel):
         given = draft.gguf or draft.tokenizer_dir  # the server says whether it is its own
     speaker = _find_tokenizer(given, target, trust)
     words, tokens = speaker.get_vocab(), None
     drafted = None if draft is None else own_vocabulary(draft, trust)
+    foreign = None
+    if draft is not None and drafted is not None and is_foreign(words, drafted):
+        foreign = _foreign(speaker, _find_tokenizer(None, draft, trust))
     if given is not None:
-        tokens = common_tokens(words, {"target": own_vocabulary(target, trust), "draft": drafted})
-    elif draft is not None and drafted is not None:
+        own = {"target": own_vocabulary(target, trust), "draft": None if foreign else drafted}
+        tokens = common_tokens(words, own)
+    elif draft is not None and drafted is not None and foreign is None:
         check_same_vocabulary(words, drafted, target.name, draft.name)
-    models = {"target": target} if draft is None else {"target": target, "draft": draft}
+    models = {"target": target} if draft is None or foreign else {"target": target, "draft": draft}
     rows = {which: size for which, one in models.items() if (size := _rows(one, trust)) is not None}
     for which, size in rows.items():
         check_rows(words, size, which)
     if draft is not None and drafted is None and draft.at is not target.at:
         _check_unnamed(draft, rows)
-    return speaker, tokens
+    return PairTokenizer(speaker, tokens, foreign)
 
 
-def foreign_tokens(
-    given: str | Path | PreTrainedTokenizerBase | None,
-    target: Provenance,
-    draft: Provenance | None,
-    trust: bool,
+def _foreign(
+    speaker: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase
 ) -> tuple[PreTrainedTokenizerBase, CommonTokens] | None:
-    """A draft's own tokenizer, and what it has in common with the target's, if it is another one with which it can
-    draft: half of a text's tokens are common. Says how many."""
-    if draft is None or (theirs := own_vocabulary(draft, trust)) is None:
-        return None
-    ours = (
-        own_vocabulary(target, trust) if given is None else _find_tokenizer(given, target, trust).get_vocab()
-    )
-    if ours is None or not is_foreign(ours, theirs):
-        return None
-    speaker, own = _find_tokenizer(given, target, trust), _find_tokenizer(None, draft, trust)
+    """A draft's own tokenizer, and what it has in common with the target's; None: with less than half of a text's
+    tokens. Says how many."""
     words, others = words_of(speaker), words_of(own)
     if words is None or others is None:
         return None
     tokens = CommonTokens(words, others)
-    if (share := tokens.share(speaker.encode(SAMPLE, add_special_tokens=False))) < 0.5:
+    if (share := tokens.share(speaker.encode(SAMPLE, add_special_tokens=False))) < _LEAST:
         return None
     _log.warning(
         "different vocabularies: %s tokens in common, %.0f %% of those of a text in English and Python",
