@@ -197,8 +197,8 @@ def main() -> None:
     lengths.write_text("".join(f"{len(one)} {TOKENS}\n" for one in ids))
     settings, between = FleetSettings(rows=ROWS, lengths=lengths, **chances, **http_ms), mean_of(costs)
     rows = []
-    for (method, clients), runs in made.items():
-        found = latencies([one for texts, _ in runs for one in texts], sum(seconds for _, seconds in runs))
+    for (method, clients), (times, seconds) in made.items():
+        found = latencies(times, seconds)
         told = predicted(settings, MeasuredPasses(between, method == "trust"), method, clients)
         rows.append({"method": method, "streams": clients, "measured": found, "predicted": told})
     text = table(rows)
