@@ -4,8 +4,8 @@
 
 The built-in pair, 16 rows. Told are costs of passes and of the host (``measure_load``, in this process before and after
 the load, as this machine's speed drifts), chances that tokens stay or are trusted (texts of other prompts in this
-process), and what HTTP adds to a text, a step and an event of it: the same plain texts in turn through the server and
-through an ``AsyncEngine`` here, 1 and 8 at a time, of one token and of 20. The load: clients that ask without a pause,
+process), and what serving adds to a text, a step and an event of it: the same plain texts in turn through the server
+and through an ``Engine`` here, 1 and 8 at a time, of one token and of 20. The load: clients that ask without a pause,
 methods in turn. No number of the load goes into the simulation.
 """
 
@@ -73,27 +73,27 @@ def rates(pair: sprinter.Pair, prompts: list[str]) -> dict[str, float]:
 
 
 async def added(pair: sprinter.Pair, http: httpx2.AsyncClient, prompts: list[str]) -> dict[str, float]:
-    """Milliseconds that HTTP adds to a text, to a step and to an event."""
+    """Milliseconds that serving adds to a text, to a step and to an event of the engine alone."""
 
-    async def remote(i: int, tokens: int) -> StreamTimes:
-        return await stream(http, request(prompts[i], "plain", tokens, i))
+    async def remote(many: int, tokens: int) -> None:
+        await crowd(lambda i: stream(http, request(prompts[i], "plain", tokens, i)), many, many)
 
-    async with sprinter.AsyncEngine(pair, ROWS, max_len=512) as engine:
+    async def here(many: int, tokens: int) -> None:
+        with sprinter.Engine(pair, ROWS, max_len=512) as engine:
+            for i in range(many):
+                engine.add(prompts[i], method=METHODS["plain"], max_new_tokens=tokens, seed=i)
+            engine.finish()
 
-        async def here(i: int, tokens: int) -> None:
-            async for _ in engine.stream(prompts[i], method=METHODS["plain"], max_new_tokens=tokens, seed=i):
-                pass
-
-        took: dict[tuple[int, int], list[list[float]]] = {
-            (many, tokens): [[], []] for many in (1, AT_ONCE) for tokens in (1, SHORT)
-        }
-        sides: list[Callable[[int, int], Awaitable[Any]]] = [remote, here]
-        for repeat in range(REPEATS_HTTP + 1):  # the first warms up
-            for (many, tokens), times in took.items():
-                for of, side in enumerate(sides):
-                    seconds = (await crowd(lambda i, side=side, n=tokens: side(i, n), many, many))[1]
-                    if repeat:
-                        times[of].append(1e3 * seconds)
+    took: dict[tuple[int, int], list[list[float]]] = {
+        (many, tokens): [[], []] for many in (1, AT_ONCE) for tokens in (1, SHORT)
+    }
+    for repeat in range(REPEATS_HTTP + 1):  # the first warms up
+        for cell, times in took.items():
+            for of, side in enumerate((remote, here)):
+                began = time.perf_counter()
+                await side(*cell)
+                if repeat:
+                    times[of].append(1e3 * (time.perf_counter() - began))
     more = {cell: median(times[0]) - median(times[1]) for cell, times in took.items()}
     one, all_of_them = (max(0.0, more[many, SHORT] - more[many, 1]) / (SHORT - 1) for many in (1, AT_ONCE))
     event = max(0.0, min(one, (all_of_them - one) / (AT_ONCE - 1)))
