@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -16,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import sprinter
+from sprinter.cli import main
 from sprinter.decode.enumerate import EnumeratedDraws
 from sprinter.decode.spec import parse_method
 from sprinter.engine.executor import Executor
@@ -208,6 +211,28 @@ def test_a_pair_of_two_vocabularies(folders: tuple[Path, Path], caplog: pytest.L
         "the thing", method="certain(threshold=9, tail=2)", budget=0.2, seed=1, max_new_tokens=24
     )
     assert lossy.stats.drift_coverage == 1.0 and lossy.stats.drafted > 0
+
+
+def test_the_doctor_says_what_it_costs(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--target", str(folders[0]), "--draft", str(folders[1]), "--json"]
+    main(["doctor", *where])
+    told = next(one for one in json.loads(capsys.readouterr().out)["checks"] if one["name"] == "tokens")
+    found = re.fullmatch(
+        r"different: 259 tokens in common, of a text's (\d+)% in prose, 99% in code, 99% in a question; expected "
+        r"acceptance (0\.\d\d) on .* reads (1\.\d\d) of its tokens .* a step takes ([\d.]+) ms, of which translating "
+        r"([\d.]+)",
+        told["detail"],
+    )
+    assert told["status"] == "ok" and found is not None, told
+    share, beta, longer, step, translating = map(float, found.groups())
+    assert 90 <= share < 100 and 0 < beta < 1 and longer > 1 and 0 <= translating < step
+    texts = tmp_path / "texts.txt"
+    texts.write_text("now the the the")
+    main(["doctor", *where, "--probe", str(texts)])
+    told = json.loads(capsys.readouterr().out)["probe"]
+    assert told["in_common"] == pytest.approx(2 / 5), "o and w; the draft lacks ' the'"
 
 
 def test_vocabularies_with_little_in_common_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:

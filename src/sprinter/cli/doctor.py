@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
     from sprinter.models.gguf.repack import Repacking
     from sprinter.models.pair import LoadedModel
+    from sprinter.models.translated import TranslatedModel
 
 __all__ = ["doctor"]
 
@@ -106,6 +107,8 @@ def _checks(loading: Loading) -> Iterator[Finding]:
     yield _safely("pair", lambda: _sizes(pair, builtin=loading.target is None))
     yield _safely("target", lambda: _runner(pair.models.target))
     yield _safely("draft", lambda: _runner(pair.models.draft))
+    if any(_foreign(pair)):
+        yield _safely("tokens", lambda: _vocabulary(pair))
     if any(_repackings(pair)):
         yield _safely("llama.cpp", lambda: _llamacpp(pair))
     yield _safely("passes", lambda: _passes(pair))
@@ -234,6 +237,35 @@ def _joined(found: Mapping[str, str]) -> str:
     """The findings for each model as one text; equal findings appear once."""
     kinds = set(found.values())
     return kinds.pop() if len(kinds) == 1 else "; ".join(f"{which} {kind}" for which, kind in found.items())
+
+
+def _foreign(pair: Pair) -> list[TranslatedModel]:
+    """The draft, if its vocabulary is another one."""
+    from sprinter.models.translated import TranslatedModel
+
+    return [one.model for one in _models(pair).values() if isinstance(one.model, TranslatedModel)]
+
+
+def _vocabulary(pair: Pair) -> Found:
+    """What a draft of another vocabulary costs: tokens that it lacks, its overlap, and the time of translating."""
+    from sprinter.laws import overlap
+    from sprinter.models.common_tokens import SAMPLES
+    from sprinter.theory.recording import Passage, read_passages
+
+    (draft,), tokenizer = _foreign(pair), pair.models.tokenizer
+    assert tokenizer is not None
+    texts = {name: tokenizer.encode(text, add_special_tokens=False) for name, text in SAMPLES.items()}
+    shares = ", ".join(f"{draft.tokens.share(ids):.0%} in {name}" for name, ids in texts.items())
+    every = [token for ids in texts.values() for token in ids]
+    longer = sum(len(draft.tokens.read_as(token)) for token in every) / len(every)
+    read = read_passages(pair, [Passage(tuple(ids[:1]), tuple(ids[1:])) for ids in texts.values()])
+    beta = float(overlap(read.p, read.q).mean())
+    whole, own = draft.step_s(every)
+    return "ok", (
+        f"different: {len(draft.tokens.ids):,} tokens in common, of a text's {shares}; expected acceptance {beta:.2f} "
+        f"on such texts at temperature 1; the draft reads {longer:.2f} of its tokens for each of the target's, and a "
+        f"step takes {1e3 * whole:.1f} ms, of which translating {1e3 * max(0.0, whole - own):.1f}"
+    )
 
 
 def _repackings(pair: Pair) -> dict[str, Repacking]:

@@ -90,6 +90,7 @@ def run_probe(
         "file": str(file),
         "texts": {"read": len(texts.passages), "in_file": texts.texts},
         "positions": {"read": texts.positions, "in_texts": texts.tokens},
+        "in_common": _in_common(pair, recording.ids.tolist()),
         **agreement(recording),
         "certain": certain_positions(recording),
         "seconds": _seconds(costs),
@@ -102,6 +103,14 @@ def run_probe(
         "methods": methods,
         "recommended": {"method": choice["method"], "command": _command(loading, choice, fastest, kept)},
     }
+
+
+def _in_common(pair: Pair, ids: Sequence[int]) -> float | None:
+    """Part of the tokens that the draft knows, if its vocabulary is another one."""
+    from sprinter.models.translated import TranslatedModel
+
+    draft = None if pair.models.draft is None else pair.models.draft.model
+    return draft.tokens.share(ids) if isinstance(draft, TranslatedModel) else None
 
 
 def _compare_runners(
@@ -247,6 +256,8 @@ def show_probe(found: Mapping[str, Any]) -> None:
         f"{texts['read']} of {texts['in_file']} texts, {positions['read']} of their {positions['in_texts']} tokens, "
         f"temperature {found['temperature']:g}\ntarget {found['target']}\ndraft  {found['draft']}\n"
     )
+    if (share := found["in_common"]) is not None:
+        page.print(f"different vocabularies: {share:.0%} of these tokens are in common\n")
     _show_agreement(found)
     _show_certain(found["certain"])
     for name, seconds in (found["runners"] or {None: found["seconds"]}).items():

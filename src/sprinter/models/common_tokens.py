@@ -13,14 +13,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-__all__ = ["BYTE_LEVEL", "ONE_BYTE", "SAMPLE", "CommonTokens", "TokenMeanings", "words_of"]
+__all__ = ["BYTE_LEVEL", "ONE_BYTE", "SAMPLE", "SAMPLES", "CommonTokens", "TokenMeanings", "words_of"]
 
-SAMPLE = """The lighthouse keeper counted twenty-seven ships before breakfast, and wrote their names into a long book.
-def mean(values: list[float]) -> float:
+SAMPLES = {
+    "prose": "The lighthouse keeper counted twenty-seven ships before breakfast, and wrote their names into a long "
+    "book.",
+    "code": """def mean(values: list[float]) -> float:
     total = sum(value for value in values if value is not None)
-    return total / max(len(values), 1)
-What is the difference between weather and climate? Climate describes what one can expect over many years."""
-"""Prose and code, of whose tokens the common ones are counted."""
+    return total / max(len(values), 1)""",
+    "a question": "What is the difference between weather and climate? Climate describes what one can expect over many "
+    "years.",
+}
+"""Texts of whose tokens the common ones are counted."""
+SAMPLE = "\n".join(SAMPLES.values())
 _PRINTED = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED}
 BYTE_LEVEL |= {chr(256 + i): byte for i, byte in enumerate(b for b in range(256) if b not in _PRINTED)}

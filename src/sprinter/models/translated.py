@@ -9,9 +9,11 @@ target's, and a token that the draft lacks is written when the target draws it (
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -74,6 +76,22 @@ class TranslatedModel(ServedModel):
         room = min(int(_LONGER * max_len) + _MORE, max(self.context, max_len))
         inner = make_runner(self.inner, batch=batch, max_len=room, compile=self._compile, leaves=leaves)
         return TranslatedRunner(self, inner, max_len)
+
+    @torch.inference_mode()
+    def step_s(self, ids: Sequence[int], repeats: int = 9) -> tuple[float, float]:
+        """Median seconds of a step after the target's tokens ``ids``, and of the draft's own pass within it."""
+        runner = TranslatedRunner(self, make_runner(self.inner, max_len=2 * len(ids) + _MORE), len(ids) + 1)
+        runner.extend(torch.tensor([ids]), logits=False)
+        token = next(iter(self.tokens.ids))
+        runs = (runner, len(ids), token), (runner.inner, runner.inner.lengths[0], self.tokens.ids[token])
+        found: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repeats):
+            for seconds, (one, length, step) in zip(found, runs, strict=True):
+                begun = time.perf_counter()
+                one.extend(torch.tensor([[step]], device=one.device))
+                seconds.append(time.perf_counter() - begun)
+                one.rewind([length])
+        return median(found[0]), median(found[1])
 
 
 class TranslatedRunner(BaseRunner):
