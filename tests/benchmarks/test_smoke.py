@@ -38,6 +38,7 @@ SLOW = {
     "methods/never_slower",
     "real/rows",
     "real/weights",
+    "real/padded",
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/tokenizers"), "llama_cpp")
 NEEDS |= {"serve/evaluate": "lm_eval", "serve/schema": "schemathesis", "serve/vllm": "vllm"}
@@ -55,7 +56,9 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/never_slower": {"measured", "runs"},
     "methods/tuner": {"rows", "time"},
     "real/drafts": {"rows", "drafters"},
+    "real/padded": {"rows"},
     "real/rows": {"pairs", "runs"},
+    "real/vocabularies": {"rows", "in_common"},
     "real/weights": {"law", "passes"},
     "serve/attacks": {"attacks"},
     "serve/crowd": {"crowd"},
