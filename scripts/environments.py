@@ -279,14 +279,19 @@ NOT_NEEDED = [
 ]
 DOOR_TOOLS = ["pytest", "pytest-timeout", "hypothesis", "typer", "rich", "prompt-toolkit"]
 HARNESS = ["lm-eval[hf]==0.4.13", "ray[serve]==2.60.0"]
+RAY_LLM = ["ray[serve]==2.60.0", "pyarrow>=17", "pandas>=2.2.3", "jsonref>=1.1"]  # what Ray's LLM modules import
 
 
 def doors() -> None:
     """Run the tests of the doors in environments with the tools; a line where those cannot be had."""
     known = pins()
     tools = [known[name] for name in DOOR_TOOLS]
+    beside = [*tools, *RAY_LLM]
     # vLLM and this package name other releases of transformers: the door runs with vLLM's
-    with_door(VLLM, [*NOT_NEEDED, *tools], lambda pip: with_vllm(pip, tools), "tests/doors/test_vllm.py")
+    with_door(
+        VLLM, [*NOT_NEEDED, *beside], lambda pip: with_vllm(pip, beside), "tests/doors/test_vllm.py",
+        "tests/doors/test_ray_vllm.py",
+    )  # fmt: skip
     core = [line for line in PROJECT["dependencies"] if not line.startswith("torch")]
     wanted = [*core, *PROJECT["optional-dependencies"]["serve"], *HARNESS, *tools]
     with_door(
