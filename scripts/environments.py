@@ -279,7 +279,12 @@ NOT_NEEDED = [
 ]
 DOOR_TOOLS = ["pytest", "pytest-timeout", "hypothesis", "typer", "rich", "prompt-toolkit"]
 HARNESS = ["lm-eval[hf]==0.4.13", "ray[serve]==2.60.0"]
-RAY_LLM = ["ray[serve]==2.60.0", "pyarrow>=17", "pandas>=2.2.3", "jsonref>=1.1"]  # what Ray's LLM modules import
+RAY_LLM = [
+    "ray[serve]==2.60.0",
+    "pyarrow>=17",
+    "pandas>=2.2.3",
+    "jsonref>=1.1",
+]  # what Ray's LLM modules import
 
 
 def doors() -> None:
