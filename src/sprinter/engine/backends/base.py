@@ -242,7 +242,8 @@ PassOutput = PromptRead | Drafted | TipLaws | Scored | Exception
 class StepResult(NamedTuple):
     """What follows a draft pass: tokens ``[rows]``, laws and raw laws ``[rows, V]``, numbers ``[rows, columns]``.
 
-    The columns of ``numbers``, float64, are named by ``DraftPlan.columns``. A captured step returns these fields.
+    The columns of ``numbers``, float64 where there are several, are named by ``DraftPlan.columns``. A captured step
+    returns these fields.
     """
 
     token: Tensor

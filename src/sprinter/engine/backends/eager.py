@@ -337,8 +337,7 @@ def follow(
         facts = DraftStep(hidden, raw, place, token, states_x, temperature)
         columns += [head.score(read_features(head.features, facts)) for head in plan.heads.values()]
         gate_s = time.perf_counter() - began
-    wides = [wide(one) for one in columns]
-    values = wides[0][:, None] if len(wides) == 1 else torch.stack(wides, 1)
+    values = columns[0][:, None] if len(columns) == 1 else torch.stack([wide(one) for one in columns], 1)
     return StepResult(token, law, raw, values), gate_s
 
 
@@ -382,7 +381,7 @@ _StepPart = tuple[list[int], StepResult]
 def alike(rows: Sequence[_Line], key: Callable[[_Line], Hashable]) -> list[list[int]]:
     """The indices of rows, grouped by key."""
     first = key(rows[0])
-    if all((one := key(row)) is first or one == first for row in rows):
+    if all((one := key(row)) is first or one == first for row in rows[1:]):
         return [list(range(len(rows)))]
     groups: dict[Hashable, list[int]] = {}
     for i, row in enumerate(rows):
