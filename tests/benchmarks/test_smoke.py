@@ -20,7 +20,7 @@ FILES = sorted(FOLDER.rglob("*.py"))
 SCRIPTS = [path for path in FILES if "__main__" in path.read_text(encoding="utf-8")]
 MORE = {"gpu/run": ("--device", "cpu", "--minutes", "4")}
 SLOW = {
-    *("bench/noise", "gpu/run"),
+    "gpu/run",
     *("papers/fsd", "papers/sprinter", "papers/svip"),
     "serve/latency",
     "serve/attacks",
@@ -43,7 +43,6 @@ SLOW = {
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/tokenizers"), "llama_cpp")
 NEEDS |= {"serve/evaluate": "lm_eval", "serve/schema": "schemathesis", "serve/vllm": "vllm"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
-    "bench/noise": {"runs", "pairs"},
     "engine/commits": {"measured", "other"},
     "gpu": {"stages"},
     "gpu/drafts": {"drafters", "trainings"},
@@ -51,7 +50,6 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "gpu/write": {"kept", "steps"},
     "llamacpp/agreement": {"rows"},
     "llamacpp/tokenizers": {"rows"},
-    "methods/blocks": {"enumerated"},
     "methods/crosscheck": {"rows", "greedy"},
     "methods/never_slower": {"measured", "runs"},
     "methods/tuner": {"rows", "time"},

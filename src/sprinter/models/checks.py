@@ -12,17 +12,14 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
     PreTrainedConfig,
-    PreTrainedModel,
 )
 
 from sprinter.errors import SprinterError, UserError
-from sprinter.models.runners.forward import head_sizes
 
-__all__ = ["check_causal", "check_config", "check_finite", "distance", "find_fault", "rounding_bound"]
+__all__ = ["check_config", "check_finite", "distance", "find_fault", "rounding_bound"]
 
 _CROPPABLE = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _INSTEAD = "give a decoder with attention in all layers"
-_SEES_LATER = "its tokens attend to later ones, as in an encoder"
 
 
 def check_finite(logits: Tensor, which: str, position: int) -> None:
@@ -88,30 +85,11 @@ def _why_unservable(kind: Any, config: PreTrainedConfig) -> str | None:
         return "it holds a recurrent state, which cannot be rewound"
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
     if masked and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_decoder", False):
-        return f"{_SEES_LATER} (is_decoder is not set in its config)"
+        return "its tokens attend to later ones, as in an encoder (is_decoder is not set in its config)"
     types = getattr(config.get_text_config(decoder=True), "layer_types", None)
     if others := sorted(set(types or ()) - _CROPPABLE):
         return f"it has layers of type {', '.join(others)}, whose state cannot be rewound"
     return None
-
-
-@torch.inference_mode()
-def check_causal(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model whose logits at a position depend on later tokens, as those of encoders do; tried on a few tokens.
-
-    Raises:
-        UserError: they do.
-    """
-    text = torch.tensor([[3, 10, 17, 24, 31, 38]], device=model.device) % head_sizes(model)[0]
-    try:
-        long, short = (
-            model(input_ids=ids, use_cache=False, return_dict=True).logits[0, :3]
-            for ids in (text, text[:, :3])
-        )
-    except Exception:  # the trial of a runner says what is wrong
-        return
-    if distance(long, short) > rounding_bound(long):
-        raise UserError(f"{name} cannot be served: {_SEES_LATER}; {_INSTEAD}")
 
 
 def rounding_bound(logits: Tensor) -> float:

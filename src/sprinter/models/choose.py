@@ -21,7 +21,7 @@ from sprinter.errors import UserError
 from sprinter.models import kernels
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner
-from sprinter.models.checks import check_causal, check_config, distance, rounding_bound
+from sprinter.models.checks import check_config, distance, rounding_bound
 from sprinter.models.fused_trial import forget_trial, fused
 from sprinter.models.interface import Runner, ServedModel
 from sprinter.models.runners.crop import CropRunner
@@ -276,7 +276,6 @@ def _decide(model: PreTrainedModel) -> _RunnerChoice:
     slides = any(window is not None for window in windows.values())
     reason = "attention over a sliding window" if slides else "attention over the whole past"
     if config.model_type not in _TESTED:
-        check_causal(model, _name(model))
         if why := _why_wrong(lambda: RowRunner(model, 2, 16, windows), model):
             choice = _tried_crop(model, f"tried on a few tokens, the row runner {why}", switch)
             _log.warning(
