@@ -27,7 +27,7 @@ SOURCES = sorted(SRC.rglob("*.py"))
 MODULES = sorted(
     m.name
     for m in pkgutil.walk_packages(sprinter.__path__, "sprinter.")
-    if not m.name.endswith(("__main__", "vllm.worker"))  # this one's classes derive from vLLM's
+    if not m.name.endswith(("__main__", "vllm.worker", "vllm.v2"))  # these ones' classes derive from vLLM's
 )
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")])
 MAX_TREE_BYTES = 40 * 2**20

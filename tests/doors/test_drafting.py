@@ -94,3 +94,18 @@ def test_what_a_method_lacks_is_said(draft: DraftModel) -> None:
         draft.request(HostedRequest((0,), parse_method("disco"), 2, (), AddressedDraws(), 2), GREEDY)
     with pytest.raises(UserError, match="holds texts of 1024 tokens, and the engine's have up to 4096"):
         DraftModel(str(PATHS["draft"]), vocab=3072, rows=1, context=4096)
+
+
+def test_a_copy_needs_no_model_and_ends_before_what_is_forbidden() -> None:
+    copier, adjust = DraftModel(None, vocab=8, rows=1, context=64), Adjustments(min_new_tokens=3, ends=(5,))
+    for adjustments, wanted in ((None, [5, 1, 2]), (adjust, [])):
+        hosted = HostedRequest(
+            (1, 2, 5, 1, 2, 5, 1), parse_method("lookup"), 12, (5,), AddressedDraws(), 3, 3
+        )
+        one = copier.request(hosted, GREEDY, adjustments)
+        copier.draft([("a", one)])
+        hosted.score(torch.eye(8)[[2]])  # the first token is the target's
+        copier.draft([("a", one)])
+        assert hosted.draft == wanted
+    with pytest.raises(UserError, match="drafts with a model: give one"):
+        copier.request(HostedRequest((0,), parse_method("svip"), 2, (), AddressedDraws(), 2), GREEDY)

@@ -135,3 +135,13 @@ def test_a_request_that_says_nothing_has_the_default() -> None:
 def test_a_request_that_cannot_run_is_refused(given: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         method_of(given, "speculative")
+
+
+def test_an_ending_before_the_least_length_does_not_end_a_text() -> None:
+    """As in vLLM with ``min_tokens``: a copied EOS may be accepted by a lossy rule, and the engine goes on."""
+    hosted = HostedRequest((0, 1), parse_method("autoregressive"), 6, (1,), AddressedDraws(), 4, least=3)
+    for token, over in ((1, False), (1, False), (1, True)):
+        law = torch.zeros(1, 3)
+        law[0, token] = 1.0
+        assert hosted.score(law) == [token] and hosted.over is over
+    assert hosted.record.finish == "eos"

@@ -33,6 +33,7 @@ from vllm import LLM, SamplingParams  # noqa: E402
 
 from sprinter.doors.vllm import engine_args, register  # noqa: E402
 from sprinter.doors.vllm.__main__ import serve_flags  # noqa: E402
+from sprinter.doors.vllm.requests import is_named  # noqa: E402
 
 PATHS = builtin_paths()
 BLOCK = 32
@@ -120,6 +121,18 @@ def test_log_probabilities_are_those_of_vllm(plain: LLM, door: LLM) -> None:
         for wanted, found in zip(own.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
             assert found.keys() == wanted.keys()
             assert all(abs(found[id].logprob - wanted[id].logprob) < 1e-3 for id in found)
+
+
+def test_a_copied_ending_before_min_tokens_is_not_drafted(plain: LLM, door: LLM) -> None:
+    """A rule that accepts everything would take it, and vLLM goes on where the request had ended."""
+    (text,) = _texts(plain, PROMPTS[:1], _params(max_tokens=60, ignore_eos=True))  # it repeats itself
+    ending = next(id for i, id in enumerate(text) if i >= 42 and id in text[:40] and id not in text[40:i])
+    prompt = {"prompt_token_ids": plain.get_tokenizer().encode(PROMPTS[0]) + text[:40]}
+    given = {"min_tokens": 20, "max_tokens": 30, "stop_token_ids": [ending], "ignore_eos": True}
+    (made,) = _texts(door, prompt, _params("drafter=lookup,trust=everyone,cap=4", **given))
+    assert ending not in made[:20] and len(made) > 20
+    assert list(_reports(door).values())[-1]["trusted"] > 0
+    assert _texts(door, prompt, _params("lookup", **given)) == _texts(plain, prompt, _params(**given))
 
 
 def test_several_texts_of_a_prompt_have_seeds_of_their_own(door: LLM) -> None:
@@ -213,8 +226,46 @@ def test_a_request_that_cannot_run_is_refused_at_admission(door: LLM, spec: str)
 
 
 def test_a_server_without_our_worker_says_so(plain: LLM) -> None:
-    with pytest.raises(Exception, match="runs without sprinter's worker"):
-        plain.generate(PROMPTS[:1], _params("svip"), use_tqdm=False)
+    own = plain.llm_engine.vllm_config.additional_config
+    for given in (
+        {},
+        {"sprinter": {"method": "lookup"}},
+    ):  # what is configured does not run without the worker
+        own |= given
+        with pytest.raises(Exception, match="runs without sprinter's worker"):
+            plain.generate(PROMPTS[:1], _params("svip"), use_tqdm=False)
+    own.clear()
+
+
+def test_a_vllm_that_is_not_known_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sprinter.doors.vllm.config.version", lambda name: "9.9.0")
+    register()
+    (said,) = caplog.messages
+    assert said.startswith("vllm 9.9.0 is not known here: install vllm 0.27 to 0.33")
+    assert said.endswith("what requests say of sprinter is not read")
+
+
+def test_lookup_needs_no_draft_model(plain: LLM) -> None:
+    llm = LLM(str(PATHS["target"]), **SHARED, **engine_args(method="lookup"))
+    prompts = [f"{one} {one} {one}" for one in PROMPTS[:4]]
+    assert _texts(llm, prompts, _params()) == _texts(plain, prompts, _params())
+    assert sum(one["accepted"] for one in _reports(llm).values()) > 0
+    with pytest.raises(Exception, match="needs a draft model"):
+        llm.generate(PROMPTS[:1], _params("svip"), use_tqdm=False)
+
+
+def test_a_report_is_of_the_request_that_was_named() -> None:
+    name = "cmpl-1-0-0123abcd"
+    assert (
+        is_named(name, "cmpl-1") and is_named("2_cmpl-1-0123abcd", "cmpl-1") and is_named("cmpl-1", "cmpl-1")
+    )
+    assert (
+        not is_named(name, "mpl-1")
+        and not is_named(name, "cmpl")
+        and not is_named("cmpl-12-0-0123abcd", "cmpl-1")
+    )
 
 
 # --- laws -------------------------------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ class DraftModel:
     """A draft model with rows.
 
     Args:
-        source: directory, hub id or GGUF file. tokenizer: of the target, which the draft's must agree with.
+        source: directory, hub id or GGUF file; None: there is no model, and only what copies from the text drafts.
+        tokenizer: of the target, which the draft's must agree with.
         gate: directory or hub id; None: no method reads one.
         vocab: last axis of the target's laws, which the draft's are widened or cut to.
         rows: requests at a time. context: tokens of the longest text.
@@ -67,7 +68,7 @@ class DraftModel:
 
     def __init__(
         self,
-        source: str,
+        source: str | None,
         *,
         vocab: int,
         rows: int,
@@ -77,20 +78,24 @@ class DraftModel:
         device: str = "auto",
         dtype: str = "auto",
     ) -> None:
+        self._size, self._vocab = vocab, vocab
+        self.heads: dict[str, Head] = {}
+        self._owners: dict[int, Hashable] = {}
+        self._like = torch.empty(0, device=None if device == "auto" else device)
+        self._backend: Any = None
+        if source is None:
+            return
         loaded = load_models(source, tokenizer=tokenizer, device=device, dtype=dtype).target
         if loaded.context < context:
             raise UserError(
                 f"the draft {source} holds texts of {loaded.context} tokens, and the engine's have up to {context}: "
                 f"give max_model_len={loaded.context}, or another draft"
             )
-        self._size, self._vocab = vocab, min(vocab, loaded.vocab_size)
+        self._vocab = min(vocab, loaded.vocab_size)
         runner = make_runner(loaded.model, batch=rows, max_len=context)
         self._backend = backend_of(runner, self._vocab, "draft", HeldRows(rows, DEFAULT, runs(loaded.model)))
-        self.heads: dict[str, Head] = {}
         if gate is not None:
-            head = load_gate(gate)
-            self.heads["gate"] = head.to(runner.device)
-        self._owners: dict[int, Hashable] = {}
+            self.heads["gate"] = load_gate(gate).to(runner.device)
         self._like = torch.empty(0, device=runner.device)
 
     @property
@@ -104,9 +109,11 @@ class DraftModel:
         """A request whose tokens this model drafts.
 
         Raises:
-            UserError: its method reads a head that there is not.
+            UserError: its method reads a head, or drafts with a model, and there is none.
         """
         method = hosted.method
+        if self._backend is None and method.drafter.uses_model:
+            raise UserError(f"method {method.name} drafts with a model: give one, or method lookup")
         if missing := sorted(method.heads - self.heads.keys()):
             raise UserError(f"method {method.name} reads a {missing[0]} head: give one, or another method")
         plan = DraftPlan(
@@ -150,6 +157,9 @@ class DraftModel:
         draft = one.proposals.draft(context, hosted.method.needs, one.plan.raw)
         if draft is None:
             return False
+        if one.adjuster is not None:
+            one.adjuster.follow(sequence.tokens)
+            draft = one.adjuster.allow(draft)
         hosted.answer(draft)
         return True
 

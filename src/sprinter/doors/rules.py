@@ -109,6 +109,7 @@ class HostedRequest:
         ends: ids of the tokens that end it.
         draws: its random numbers.
         longest: maximum number of tokens in a draft.
+        least: number of new tokens before which none of ``ends`` ends the text.
 
     Attributes:
         method: as it was given. record: tokens so far, with origins and drifts, and counts.
@@ -122,11 +123,16 @@ class HostedRequest:
         ends: Collection[int],
         draws: Draws,
         longest: int,
+        least: int = 0,
     ) -> None:
         self.method, self.draws, self.record = method, draws, Record()
         self.sequence = TokenSequence.begin(prompt)
-        endings = frozenset(ends)
-        limits = Limits(max_new_tokens, lambda text: "eos" if text[-1] in endings else None)
+        endings, first = frozenset(ends), len(prompt) + least
+
+        def ended(text: Sequence[int]) -> str | None:
+            return "eos" if text[-1] in endings and len(text) >= first else None
+
+        limits = Limits(max_new_tokens, ended)
         cap = longest if method.cap is None else min(method.cap, longest)
         held = method.replace(cap=cap)
         if not method.trust.never and method.tail_ratio is None:

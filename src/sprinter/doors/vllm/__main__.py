@@ -11,14 +11,17 @@ from sprinter.doors.vllm import engine_args
 
 def serve_flags(args: dict[str, object]) -> list[str]:
     """Arguments of the engine as flags, whose values hold no blanks."""
-    return [
-        word
-        for name, value in args.items()
-        for word in (
-            f"--{name.replace('_', '-')}",
-            value if isinstance(value, str) else json.dumps(value, separators=(",", ":")),
-        )
-    ]
+    words = []
+    for name, value in args.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [
+                f"--{flag}",
+                value if isinstance(value, str) else json.dumps(value, separators=(",", ":")),
+            ]
+    return words
 
 
 def main() -> None:
@@ -28,6 +31,7 @@ def main() -> None:
     parser.add_argument("--gate")
     parser.add_argument("--method", default="speculative")
     parser.add_argument("--longest", type=int, default=20)
+    parser.add_argument("--runner", type=int, default=1)
     sys.stdout.write(" ".join(serve_flags(engine_args(**vars(parser.parse_args())))) + "\n")
 
 

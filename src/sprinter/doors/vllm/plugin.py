@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from sprinter.doors.vllm.config import DoorConfig, check_version, method_for
+from sprinter.doors.vllm.config import READ, DoorConfig, check_version, method_for
 from sprinter.errors import UserError
 
 __all__ = ["Endpoints", "register"]
+
+_log = logging.getLogger("sprinter")
 
 
 def register() -> None:
     """Entry point of ``vllm.general_plugins``: a request whose method does not run is refused when it comes.
 
-    vLLM has no hook for this with speculation; the worker could only end the whole engine.
+    vLLM has no hook for this with speculation; the worker could only end the whole engine. In a vLLM that is not known
+    nothing is changed, and one line says that what requests say of sprinter is not read.
     """
     try:
-        check_version()
-    except UserError:
-        return  # the worker says it, if it is asked for
+        check_version(READ)
+    except UserError as error:
+        _log.warning("%s; what requests say of sprinter is not read", error)
+        return
     from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.input_processor import InputProcessor
@@ -32,7 +37,7 @@ def register() -> None:
         config = DoorConfig.of(self.vllm_config)
         if isinstance(params, SamplingParams):
             try:
-                if config is not None:
+                if config is not None and _has_worker(self.vllm_config):
                     method_for(params, config)
                 elif "sprinter" in (params.extra_args or {}):
                     raise UserError(
@@ -44,6 +49,11 @@ def register() -> None:
 
     validate.by_sprinter = True  # type: ignore[attr-defined]
     InputProcessor._validate_params = validate
+
+
+def _has_worker(vllm_config: Any) -> bool:
+    """Whether vLLM runs with a worker of ours: without one, no method of ours runs."""
+    return str(vllm_config.parallel_config.worker_cls).startswith(f"{__package__}.")
 
 
 class Endpoints:

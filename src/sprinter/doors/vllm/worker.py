@@ -7,28 +7,18 @@ draft (a step's token budget, preemption, the end of the context) the loop forge
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sprinter.doors.drafting import DraftedRequest, DraftModel
-from sprinter.doors.rules import HostedRequest, method_of
-from sprinter.doors.vllm.config import (
-    DoorConfig,
-    adjustments_of,
-    check_version,
-    endings_of,
-    method_for,
-    sampling_of,
-)  # fmt: skip
+from sprinter.doors.drafting import DraftModel
+from sprinter.doors.vllm.config import adjustments_of, check_version, sampling_of
+from sprinter.doors.vllm.requests import Reporting, Requests, Served
 from sprinter.errors import UserError
 from sprinter.laws import one_hot, raw_law
-from sprinter.random import AddressedDraws
 
 check_version()
 
@@ -48,45 +38,19 @@ else:
 
 __all__ = ["DraftProposer", "Worker"]
 
-_KEPT = 4096
-"""Number of ended requests whose reports are kept."""
-_COUNTS = ("new_tokens", "target_calls", "draft_steps", "trusted", "accepted")
-_log = logging.getLogger("sprinter")
 
-
-@dataclass(slots=True)
-class _Served:
-    """A request of vLLM's: its state in the model runner, our decoding of it, and what is wrong with it, or None."""
-
-    state: Any
-    hosted: HostedRequest
-    drafted: DraftedRequest | None
-    error: str | None = None
-
-
-class Door:
-    """Our decoding of a model runner's requests."""
+class Door(Requests):
+    """Our decoding of a V1 model runner's requests."""
 
     def __init__(self, runner: Any, vllm_config: Any) -> None:
-        config = DoorConfig.of(vllm_config)
-        if config is None:
-            raise UserError(
-                "additional_config names no sprinter: give LLM(**sprinter.doors.vllm.engine_args(...))"
-            )
-        self.runner, self.config = runner, config
-        self.longest = vllm_config.speculative_config.num_speculative_tokens
+        super().__init__(vllm_config)
+        self.runner = runner
         self.model: DraftModel | None = None
-        self._model_config, self._most = vllm_config.model_config, vllm_config.scheduler_config.max_num_seqs
-        self._served: dict[str, _Served] = {}
-        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._totals = {**dict.fromkeys(_COUNTS, 0), "requests": 0, "drift_sum": 0.0, "metered_tokens": 0}
-        self._begun = 0
+        self._most = vllm_config.scheduler_config.max_num_seqs
 
     def load(self) -> None:
-        """Load the draft model."""
+        """Load the draft model; without one, what copies from the text still drafts."""
         config, own = self.config, self._model_config
-        if config.draft is None:
-            return
         self.model = DraftModel(
             config.draft, vocab=own.get_vocab_size(), rows=self._most, context=self.runner.max_model_len,
             tokenizer=own.tokenizer, gate=config.gate, device=str(self.runner.device),
@@ -101,7 +65,7 @@ class Door:
             logits: the target's own, same shape.
         """
         batch, texts, at = self.runner.input_batch, [], 0
-        self._leave()
+        self.leave()
         passed_over = self.runner.discard_request_mask.np  # prefill goes on: nothing is sampled
         for i, name in enumerate(batch.req_ids):
             end = at + counts[i] + 1
@@ -121,76 +85,38 @@ class Door:
         """The drafts of the batch's requests; ``sampled``: the tokens of this step, none where prefill goes on."""
         names = self.runner.input_batch.req_ids
         going = {
-            name: self._served[name]
+            name: self.served[name]
             for name, own in zip(names, sampled, strict=True)
-            if own and name in self._served
+            if own and name in self.served
         }
         asking = [(name, one.drafted) for name, one in going.items() if one.drafted is not None]
-        if self.model is not None:
-            self.model.draft(asking)
+        assert self.model is not None
+        self.model.draft(asking)
         return [going[name].hosted.draft if name in going else [] for name in names]
 
     # --- requests ---
-    def _serve(self, name: str) -> _Served:
-        if (found := self._served.get(name)) is None:
-            found = self._served[name] = self._begin(self.runner.requests[name])
-        return found
+    def _serve(self, name: str) -> Served:
+        return self.served.get(name) or self._begin(name, self.runner.requests[name])
 
-    def _begin(self, state: Any) -> _Served:
-        params, prompt, error = state.sampling_params, state.prompt_token_ids, None
-        try:
-            method = method_for(params, self.config)
-        except (
-            UserError
-        ) as wrong:  # the frontend refuses it, see ``plugin``; here the engine would end with it
-            error, method = str(wrong), method_of("autoregressive", "")
-            _log.warning("%s; the request is decoded plainly", wrong)
-        if self.model is not None:
-            method = method.settle(self.model.taus)
-        draws = AddressedDraws(
-            self._model_config.seed or 0 if params.seed is None else params.seed,
-            0 if params.seed is not None else 1 + self._begun,
-        )
-        self._begun += 1
-        text = [0] * state.num_prompt_tokens if prompt is None else prompt
-        most = max(1, min(params.max_tokens, self.runner.max_model_len - len(text)))
-        hosted = HostedRequest(text, method, most, endings_of(params), draws, self.longest)
+    def _begin(self, name: str, state: Any) -> Served:
+        params, prompt, model = state.sampling_params, state.prompt_token_ids, self.model
+        assert model is not None
         # Where vLLM masks p by what only it knows, a draft would be of another law: nothing is drafted.
         masked = params.structured_outputs is not None or params.allowed_token_ids or prompt is None
-        drafted = None
-        if self.model is not None and method.drafter.proposes and not masked:
-            drafted = self.model.request(hosted, sampling_of(params), adjustments_of(params))
-        return _Served(state, hosted, drafted, error)
+        text = [0] * state.num_prompt_tokens if prompt is None else prompt
+        one = self.begin(name, params, text, model.taus, bool(masked))
+        one.state = state
+        if one.hosted.method.drafter.proposes:
+            one.drafted = model.request(one.hosted, sampling_of(params), adjustments_of(params))
+        return one
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """End the requests that vLLM has dropped."""
         held = self.runner.requests
-        for name in [name for name, one in self._served.items() if held.get(name) is not one.state]:
-            one = self._served.pop(name)
-            if self.model is not None:
-                self.model.end(name)
-            report = self._ended[name] = self._report(one)
-            self._totals["requests"] += 1
-            for key in _COUNTS:
-                self._totals[key] += report[key]
-            self._totals["drift_sum"] += report["drift_sum"] or 0.0
-            self._totals["metered_tokens"] += round(report["drift_coverage"] * report["new_tokens"])
-            while len(self._ended) > _KEPT:
-                self._ended.popitem(last=False)
-
-    def _report(self, one: _Served) -> dict[str, Any]:
-        return {**one.hosted.report(), **({} if one.error is None else {"error": one.error})}
-
-    def reports(self, request: str | None = None) -> dict[str, dict[str, Any]]:
-        """Reports of requests, running and ended, by vLLM's name; ``request``: of this one, as it was named outside."""
-        self._leave()
-        found = {**self._ended, **{name: self._report(one) for name, one in self._served.items()}}
-        return found if request is None else {name: of for name, of in found.items() if request in name}
-
-    def totals(self) -> dict[str, float]:
-        """Sums over the requests that have ended."""
-        self._leave()
-        return dict(self._totals)
+        for name in [name for name, one in self.served.items() if held.get(name) is not one.state]:
+            assert self.model is not None
+            self.model.end(name)
+            self.end(name)
 
 
 class _FirstSampler(Sampler):
@@ -285,10 +211,10 @@ class DraftProposer:
         return self.door.propose(sampled_token_ids)
 
 
-class Worker(_Worker):
+class Worker(Reporting, _Worker):
     """vLLM's worker of this platform, whose model runner judges by our rules."""
 
-    door: Door | None = None
+    door: Door | None
 
     def init_device(self) -> None:
         """Make the model runner, and put our samplers in place of its own."""
@@ -312,11 +238,3 @@ class Worker(_Worker):
         runner.sampler, runner.rejection_sampler = first, judging
         # Else, near the end of one text's context, every request of the batch would draft nothing but zeros.
         runner.effective_drafter_max_model_len += self.door.longest + 1
-
-    def sprinter_reports(self, request: str | None = None) -> dict[str, dict[str, Any]]:
-        """For ``collective_rpc``: see ``Door.reports``."""
-        return {} if self.door is None else self.door.reports(request)
-
-    def sprinter_totals(self) -> dict[str, float]:
-        """For ``collective_rpc``: see ``Door.totals``."""
-        return {} if self.door is None else self.door.totals()
