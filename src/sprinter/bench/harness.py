@@ -259,8 +259,15 @@ def row_of(arm: Arm, place: _Slot, talk: Talk, lossless: bool | None) -> dict[st
         "remote": dict(sum((Counter(answer.remote) for answer in answers), Counter[str]())),
         "drift_sum": sum(drifts) if any(a.drifts is not None for a in answers) else None,
         "drift_tokens": len(drifts),
+        "flops": _flops(answers),
         "token_ids": [list(a.ids) for a in answers],
     }  # fmt: skip
+
+
+def _flops(answers: Sequence[ArmAnswer]) -> dict[str, float] | None:
+    """Forward FLOPs by way of counting (``Stats``); None: another engine does not count them."""
+    counted = [answer.extra["stats"]["flops"] for answer in answers if "stats" in answer.extra]
+    return {kind: sum(one[kind] for one in counted) for kind in ("passes", "tokens")} if counted else None
 
 
 def _check(answer: ArmAnswer, limit: int) -> None:

@@ -17,7 +17,8 @@
                  "decoding_steps": [n], "new_tokens": [n], "wall_time": [s], "accept_lengths": [n, ...]}], "tstamp",
                  "load", "suite", "temperature", "repeat", "lossless", "prompt_tokens": [n], "ttft_s": [s],
                  "arrivals_ms": [[...]], "target_calls": [n], "draft_steps": [n], "origins": {origin: n},
-                 "drift_sum": x, "drift_tokens": n, "token_ids": [[...]], "quality": {...},
+                 "drift_sum": x, "drift_tokens": n, "flops": {"passes", "tokens"} or null, "token_ids": [[...]],
+                 "quality": {...},
                  "remote": {"round_trips", "paid_tokens", "sent_bytes", "received_bytes"} or {}}
     summary      one per arm, suite ("all": over all) and temperature; ``Interval``s are [value, low, high], with low
                  and high null for a single prompt:

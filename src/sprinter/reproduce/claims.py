@@ -1,0 +1,125 @@
+"""What a paper says, what was measured here, and whether it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sprinter.bench.statistics import BootstrapInterval
+
+__all__ = ["Check", "Claim", "Table", "cell"]
+
+
+def cell(of: BootstrapInterval, digits: int = 2) -> str:
+    """value [low, high]; the value alone where a single prompt shows no variance."""
+    value, low, high = of
+    if low is None or high is None:
+        return f"{value:.{digits}f} (n=1)"
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A measured number that ought to lie above (or below) a bound.
+
+    Attributes:
+        what: in a few words.
+        value: with its 95 % interval over prompts.
+        bound: what the claim needs.
+        above: whether the value ought to be larger.
+    """
+
+    what: str
+    value: BootstrapInterval
+    bound: float
+    above: bool = True
+
+    @property
+    def outcome(self) -> bool | None:
+        """True or False where the whole interval lies on one side of the bound, else None."""
+        _, low, high = self.value
+        if low is None or high is None:
+            return None
+        if not self.above:
+            return True if high < self.bound else False if low >= self.bound else None
+        return True if low > self.bound else False if high <= self.bound else None
+
+    def line(self) -> str:
+        """What was measured, what was asked, whether it is so."""
+        digits = 3 if abs(self.value[0]) < 1 else 2 if abs(self.value[0]) < 10 else 1
+        answer = {True: "yes", False: "no", None: "undecided"}[self.outcome]
+        sign = ">" if self.above else "<"
+        return f"{self.what}: {cell(self.value, digits)}, asked {sign} {self.bound:g}: {answer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a paper says, with its numbers, and the checks that it is broken into.
+
+    Attributes:
+        says: the claim, with what is asked of the measured numbers.
+        checks: all of them must be shown.
+        missing: why it cannot be tested here; "": it can.
+    """
+
+    says: str
+    checks: tuple[Check, ...] = ()
+    missing: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Held (all checks), not held (none shown, some refuted), held in part, undecided, or not testable here."""
+        outcomes = [check.outcome for check in self.checks]
+        if self.missing or not outcomes:
+            return "not testable here"
+        if all(outcome is True for outcome in outcomes):
+            return "held"
+        if True in outcomes:
+            return "held in part"
+        return "not held" if False in outcomes else "undecided"
+
+    def line(self) -> str:
+        """Markdown: verdict, claim, and what the numbers say."""
+        told = self.missing or "; ".join(check.line() for check in self.checks)
+        return f"- **{self.verdict[0].upper()}{self.verdict[1:]}.** {self.says} {told}."
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"verdict": self.verdict, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of a paper, measured again.
+
+    Attributes:
+        title: paper and table.
+        measured: what was run: texts, settings, and what stands for a number that cannot be had here.
+        head, rows: its cells; the paper's own numbers stand in columns and rows of their own.
+        claims: what the paper says of it.
+    """
+
+    title: str
+    measured: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    claims: Sequence[Claim] = ()
+
+    def markdown(self) -> str:
+        """Heading, what was run, table, verdicts."""
+        lines = [f"| {' | '.join(self.head)} |", "| --- " * len(self.head) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in self.rows]
+        parts = [f"## {self.title}", self.measured, "\n".join(lines)]
+        parts += ["\n".join(claim.line() for claim in self.claims)] if self.claims else []
+        return "\n\n".join(parts)
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "title": self.title,
+            "measured": self.measured,
+            "head": [*self.head],
+            "rows": [[*row] for row in self.rows],
+            "claims": [claim.facts() for claim in self.claims],
+        }

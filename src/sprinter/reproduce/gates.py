@@ -1,0 +1,57 @@
+"""The SPRINTER paper's gate, trained on texts of a suite that are measured nowhere, and its evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from sprinter.heads.head import Head
+from sprinter.reproduce.study import Study
+from sprinter.training.dataset import read_positions
+from sprinter.training.label_run import LabelSettings, label
+from sprinter.training.roc import Report, judge_directory
+from sprinter.training.settings import TrainSettings
+from sprinter.training.train import train
+
+__all__ = ["LABELS", "judged", "trained"]
+
+LABELS = (1.0, 1.2, 1.5)
+"""λ: a drawn token is acceptable where q(x)/p(x) is at most this."""
+
+
+def labelled(study: Study, suite: str) -> Path:
+    """Labels of a suite's texts after those that are measured and tuned on; resumed if interrupted."""
+
+    def make() -> Path:
+        whole = study.suite(suite, study.settings.gate_texts, study.prompts + study.tuning)
+        texts = [" ".join((*one.turns, *one.references)) for one in whole.samples]
+        folder = study.out / f"{suite} labels"
+        file = folder.with_suffix(".txt")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(" ".join(text.split()) for text in texts) + "\n", encoding="utf-8")
+        label(study.pair, [file], folder, LabelSettings(new_tokens=study.new_tokens))
+        return folder
+
+    return study.once(("labels", suite), make)
+
+
+def trained(study: Study, suite: str, lam: float = 1.2, head: str = "linear") -> Head:
+    """A head of these texts: the paper's gate for a λ, or a preset with its own label."""
+
+    def make() -> Head:
+        own = head == "linear"
+        settings = TrainSettings(
+            head=head, label=f"ratio(lambda={lam:g})" if own else None, tau=0.5 if own else None
+        )
+        with torch.inference_mode(False):
+            return train(read_positions([labelled(study, suite)], settings.inputs), settings).head
+
+    return study.once(("head", suite, lam, head), make)
+
+
+def judged(study: Study, suite: str, lam: float) -> Report:
+    """Evaluation of the gate of a λ on prompts that it was not trained on."""
+    return study.once(
+        ("judged", suite, lam), lambda: judge_directory(trained(study, suite, lam), [labelled(study, suite)])
+    )

@@ -1,0 +1,75 @@
+"""The four papers, and how one is run and written."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sprinter.bench.environment import environment, pair_facts
+from sprinter.decode.checks import one_of
+from sprinter.files import write_atomic, writing
+from sprinter.reproduce.claims import Table
+from sprinter.reproduce.fsd import FSD
+from sprinter.reproduce.sprinter import SPRINTER
+from sprinter.reproduce.study import Paper, Study
+from sprinter.reproduce.svip import SVIP
+from sprinter.reproduce.yin import YIN
+
+__all__ = ["PAPERS", "reproduce"]
+
+PAPERS: Mapping[str, Paper] = {"sprinter": SPRINTER, "svip": SVIP, "fsd": FSD, "yin": YIN}
+
+
+def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str = "") -> dict[str, Any]:
+    """Run parts of a paper's protocol and write ``NAME.json`` and ``NAME.md`` into the study's directory, after each.
+
+    Args:
+        name: key of ``PAPERS``.
+        parts: some of the paper's parts; (): all.
+        command: command line, stored with the results.
+
+    Returns:
+        The content of the JSON: {"paper", "command", "environment", "pair", "settings", "verdicts", "parts",
+        "seconds"}.
+
+    Raises:
+        UserError: no such part, and whatever a run of the bench refuses.
+    """
+    paper, began = PAPERS[name], time.time()
+    for part in parts:
+        one_of("part", part, paper.parts)
+    before, results = environment(), dict[str, Any]()
+    done: dict[str, list[Table]] = {}
+    for part in parts or paper.parts:
+        done[part] = paper.parts[part](study)
+        tables = [table for part in done.values() for table in part]
+        results = {
+            "paper": name, "command": command, "environment": {**before, "load_at_end": environment()["load"]},
+            "pair": pair_facts(study.pair),
+            "settings": {
+                "prompts": study.prompts, "tuning_prompts": study.tuning, "new_tokens": study.new_tokens,
+                "repeats": study.repeats, "gate_texts": study.settings.gate_texts,
+            },
+            "verdicts": {f"{table.title}: {claim.says}": claim.verdict for table in tables for claim in table.claims},
+            "parts": {part: [table.facts() for table in made] for part, made in done.items()},
+            "seconds": round(time.time() - began, 1),
+        }  # fmt: skip
+        with writing(study.out / f"{name}.json"):
+            write_atomic(study.out / f"{name}.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+            write_atomic(study.out / f"{name}.md", page(paper, results, tables) + "\n")
+    return results
+
+
+def page(paper: Paper, results: Mapping[str, Any], tables: Sequence[Table]) -> str:
+    """The page of a run: the paper, how it was run, each table with its claims."""
+    where = results["environment"]
+    names = ", ".join(
+        f"{role} {Path(facts['name']).name}" for role, facts in results["pair"].items() if "name" in facts
+    )
+    run = f"`{results['command']}` on {where['cpu']}, {where['threads']} threads, commit {where['commit']}: {names}."
+    return "\n\n".join(
+        [f"# {paper.title}, measured again", paper.about, run, *(table.markdown() for table in tables)]
+    )
