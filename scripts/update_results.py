@@ -1,4 +1,4 @@
-"""Write the tables of README.md, docs/results.md and docs/results/ from the records in benchmarks/results/.
+"""Write the tables of README.md, docs/results.md, docs/results/ and docs/papers/ from benchmarks/results/.
 
     python scripts/update_results.py           write
     python scripts/update_results.py --check   exit 1 if a record may not be published or a file is not what it says
@@ -195,6 +195,25 @@ def between_marks(path: Path, text: str) -> str:
     return f"{head}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
 
 
+def paper_pages() -> dict[Path, str]:
+    """docs/papers/: a page a paper, from the runs of ``sprinter reproduce`` in papers/PAPER-PAIR.json and .md.
+
+    Raises:
+        ValueError: a run may not be published.
+    """
+    pages: dict[Path, list[str]] = {}
+    for path in sorted(RESULTS.glob("papers/*.json")):
+        results = json.loads(path.read_text(encoding="utf-8"))
+        single_run(results)
+        title, about, *rest = path.with_suffix(".md").read_text(encoding="utf-8").strip().split("\n\n")
+        lines = pages.setdefault(ROOT / "docs" / "papers" / f"{results['paper']}.md", [title, "", about])
+        pair = path.stem.removeprefix(f"{results['paper']}-")
+        lines += ["", f"## Pair: {pair}"]
+        for part in rest:
+            lines += ["", f"#{part}" if part.startswith("##") else part]
+    return {path: wrapped(lines) + "\n" for path, lines in pages.items()}
+
+
 def documents() -> dict[Path, str]:
     """What every document must hold.
 
@@ -212,7 +231,7 @@ def documents() -> dict[Path, str]:
             wanted[page(topic).with_name(f"{name}.csv")] = run_csv(run)
         if (count := len(wanted[page(topic)].splitlines())) > LONGEST_PAGE:
             raise ValueError(f"docs/results/{topic}.md has {count} lines: leave tables to their CSV files")
-    return wanted
+    return wanted | paper_pages()
 
 
 def main() -> int:

@@ -50,7 +50,7 @@ class Check:
         digits = 3 if abs(self.value[0]) < 1 else 2 if abs(self.value[0]) < 10 else 1
         answer = {True: "yes", False: "no", None: "undecided"}[self.outcome]
         sign = ">" if self.above else "<"
-        return f"{self.what}: {cell(self.value, digits)}, asked {sign} {self.bound:g}: {answer}"
+        return f"{self.what}: {cell(self.value, digits)}, asked {sign} {self.bound:.3g}: {answer}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -397,9 +397,9 @@ def spread(study: Study) -> list[Table]:
         Check(f"{a} less {b}", _apart(means[a], means[b]), 0.0, above=False)
         for a in ("GSM8K", "HumanEval") for b in ("CSQA", "MMLU")
     ]  # fmt: skip
-    claims = [Claim("Figure 3: GSM8K and HumanEval have lower divergences than CSQA and MMLU.", (*easier,))]
+    claims = [Claim("GSM8K and HumanEval have lower divergences than CSQA and MMLU.", (*easier,))]
     more = [
-        Claim("Appendix C: JS keeps quality best; asked: it loses least at 70 % kept.", (*better,)),
+        Claim("JS keeps quality best; asked: it loses least at 70 % kept.", (*better,)),
         Claim("Any tokens kept by chance lose more.", (*chance,)),
     ]
     told = (
@@ -436,6 +436,6 @@ FSD = Paper(
     "target and draft is lost. L and thresholds are chosen on other prompts, thresholds from both models' laws along "
     "the target's own texts, from 0.01 to 1. The divergence is the published code's JS.",
     {"lengths": lengths, "levels": levels_table, "one-threshold": common, "divergences": spread},
-    {"prompts": 30, "new_tokens": 48, "repeats": 1},
+    {"prompts": 30, "tuning_prompts": 20, "new_tokens": 48, "repeats": 1},
 )
 """The paper's protocol."""

@@ -20,6 +20,8 @@ from sprinter.reproduce.yin import YIN
 
 __all__ = ["PAPERS", "reproduce"]
 
+ENOUGH = 20
+"""Prompts that a table needs."""
 PAPERS: Mapping[str, Paper] = {"sprinter": SPRINTER, "svip": SVIP, "fsd": FSD, "yin": YIN}
 
 
@@ -55,6 +57,7 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
             },
             "verdicts": {f"{table.title}: {claim.says}": claim.verdict for table in tables for claim in table.claims},
             "parts": {part: [table.facts() for table in made] for part, made in done.items()},
+            "fewest_prompts": study.fewest,
             "seconds": round(time.time() - began, 1),
         }  # fmt: skip
         with writing(study.out / f"{name}.json"):
@@ -69,7 +72,10 @@ def page(paper: Paper, results: Mapping[str, Any], tables: Sequence[Table]) -> s
     names = ", ".join(
         f"{role} {Path(facts['name']).name}" for role, facts in results["pair"].items() if "name" in facts
     )
-    run = f"`{results['command']}` on {where['cpu']}, {where['threads']} threads, commit {where['commit']}: {names}."
+    few = results["fewest_prompts"] or ENOUGH
+    trial = f" Some tables rest on {few} prompts: fewer than {ENOUGH} are a trial." if few < ENOUGH else ""
+    machine = f"{where['cpu']}, {where['threads']} threads, load {where['load']} to {where['load_at_end']}"
+    run = f"`{results['command']}` on {machine}, commit {where['commit']}: {names}.{trial}"
     return "\n\n".join(
         [f"# {paper.title}, measured again", paper.about, run, *(table.markdown() for table in tables)]
     )

@@ -319,6 +319,6 @@ SPRINTER = Paper(
         "transfer": transfer,
         "samples": samples,
     },
-    {"prompts": 100, "new_tokens": 20, "repeats": 2},
+    {"prompts": 100, "tuning_prompts": 10, "new_tokens": 20, "repeats": 2},
 )
 """The paper's protocol."""

@@ -81,10 +81,11 @@ class Study:
         self.prompts = settings.prompts or usual["prompts"]
         self.new_tokens = settings.new_tokens or usual["new_tokens"]
         self.repeats = settings.repeats or usual["repeats"]
-        self.tuning = settings.tuning_prompts
+        self.tuning = settings.tuning_prompts or usual["tuning_prompts"]
         self._command, self._restart, self.progress = command, restart, progress
-        self._samples: dict[tuple[str, int], Suite] = {}
         self._kept: dict[object, object] = {}
+        self.fewest: int | None = None
+        """Prompts of the smallest suite that ``answers`` has measured."""
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """What ``make`` returns, made once for a key."""
@@ -152,6 +153,7 @@ class Study:
         Raises:
             UserError: an arm failed, or the directory holds another run.
         """
+        self.fewest = min(len(suite.samples), self.fewest or len(suite.samples))
         made = [EngineArm(parse_method(arm)) if isinstance(arm, str) else arm for arm in arms.values()]
         for name, arm in zip(arms, made, strict=True):
             arm.name = name
@@ -171,7 +173,9 @@ class Study:
 
     def fastest(self, part: str, suite: Suite, specs: Sequence[str], temperature: float) -> str:
         """The method with the most tokens/s on prompts that are measured nowhere else."""
+        fewest = self.fewest
         found = self.answers(part, suite, {spec: spec for spec in specs}, temperature)
+        self.fewest = fewest  # what is chosen by is not what tables rest on
         return max(specs, key=lambda spec: found[spec].tokens.sum() / found[spec].seconds.sum())
 
 

@@ -91,9 +91,9 @@ def by_group(study: Study, found: Mapping[str, Answers], groups: Sequence[str], 
         Check(f"over {rival}", found[WIDE].speed_over(found[rival]), 1.0) for rival in (BEST, HEURISTIC)
     ]
     spoken = {
-        0.0: "Table 1: SVIP is 14.8 to 20.9 % faster than Const. and 2.5 to 21 % faster than Heuristics; asked: the "
+        0.0: "SVIP is 14.8 to 20.9 % faster than Const. and 2.5 to 21 % faster than Heuristics; asked: the "
         "lowest of each.",
-        1.0: "Table 5: SVIP is 56.9 and 25.0 % faster than Const. for two pairs, 1.3 % slower for one; asked: faster.",
+        1.0: "SVIP is 56.9 and 25.0 % faster than Const. for two pairs, 1.3 % slower for one; asked: faster.",
     }[temperature]
     claims = [
         Claim(spoken, (*gains,)),
@@ -294,6 +294,6 @@ SVIP = Paper(
         "long-greedy": partial(long_form, temperature=0.0),
         "signals": signals,
     },
-    {"prompts": 10, "new_tokens": 64, "repeats": 1},
+    {"prompts": 10, "tuning_prompts": 8, "new_tokens": 64, "repeats": 1},
 )
 """The paper's protocol."""

@@ -92,6 +92,6 @@ YIN = Paper(
     "replacement from the target, as the text says; the listing in the paper's appendix draws it from the draft. The "
     "theorems and figures are those of `sprinter theory`.",
     {"table-2": table_2, "table-1": table_1},
-    {"prompts": 40, "new_tokens": 32, "repeats": 4},
+    {"prompts": 40, "tuning_prompts": 8, "new_tokens": 32, "repeats": 4},
 )
 """The paper's protocol."""
