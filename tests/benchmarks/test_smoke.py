@@ -6,7 +6,6 @@ import ast
 import hashlib
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,0 +1,145 @@
+"""Verdicts on claims, win shares, thresholds: what turns measured numbers into a paper's table."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sprinter.reproduce.answers import Answers, difference, duel, win_shares
+from sprinter.reproduce.claims import Check, Claim, Table
+from sprinter.reproduce.fsd import Laws, levels, of_gap, one_threshold, over_allocation
+
+
+def check(low: float, high: float, bound: float, above: bool = True) -> Check:
+    return Check("x", ((low + high) / 2, low, high), bound, above)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "above", "outcome"),
+    [
+        (1.1, 1.3, True, True),
+        (0.9, 1.1, True, None),
+        (0.7, 0.9, True, False),
+        (1.0, 1.0, True, False),  # as large is not larger
+        (0.7, 0.9, False, True),
+        (0.9, 1.1, False, None),
+        (1.1, 1.3, False, False),
+        (1.0, 1.0, False, False),
+    ],
+)
+def test_a_check_is_decided_by_its_whole_interval(
+    low: float, high: float, above: bool, outcome: bool | None
+) -> None:
+    assert check(low, high, 1.0, above).outcome is outcome
+    assert Check("x", (1.2, None, None), 1.0, above).outcome is None  # a single prompt decides nothing
+
+
+def test_a_claim_is_as_good_as_its_checks() -> None:
+    yes, no, open_ = check(2, 3, 1), check(0, 0.5, 1), check(0, 3, 1)
+    verdicts = {
+        (yes, yes): "held", (yes, no): "held in part", (yes, open_): "held in part", (no, open_): "not held",
+        (open_,): "undecided", (): "not testable here",
+    }  # fmt: skip
+    for checks, verdict in verdicts.items():
+        assert Claim("", checks).verdict == verdict
+    assert Claim("", (yes,), "no heads").verdict == "not testable here"
+    told = Claim("It is faster.", (yes, no, open_)).line()
+    assert told.startswith("- **Held in part.** It is faster. x: 2.50 [2.00, 3.00], asked > 1: yes; ")
+
+
+def test_a_table_tells_its_numbers_and_verdicts() -> None:
+    table = Table("T", "How.", ("a", "b"), [["1", "2"]], [Claim("So.", (check(2, 3, 1),))])
+    assert table.markdown().startswith(
+        "## T\n\nHow.\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n- **Held.** So. x: "
+    )
+    assert json.loads(json.dumps(table.facts()))["claims"][0]["verdict"] == "held"
+
+
+def answer(question: str, repeat: int = 0, **values: Any) -> dict[str, Any]:
+    """A row of the bench with a few values."""
+    tokens, seconds = values.pop("tokens", 1), values.pop("seconds", 1.0)
+    choice = {"new_tokens": [tokens], "wall_time": [seconds], "accept_lengths": [1] * values.pop("rounds", 1)}
+    usual = {
+        "suite": "s",
+        "category": "qa",
+        "origins": {},
+        "quality": {},
+        "drift_sum": 0.0,
+        "drift_tokens": tokens,
+    }
+    return {**usual, "question_id": question, "repeat": repeat, "choices": [choice], **values}
+
+
+def scored(*scores: list[float]) -> Answers:
+    rows = [
+        answer(str(prompt), repeat, quality={"log_likelihood_per_token": score})
+        for prompt, each in enumerate(scores) for repeat, score in enumerate(each)
+    ]  # fmt: skip
+    return Answers("x", rows)
+
+
+def test_every_answer_meets_every_answer_and_near_ones_tie() -> None:
+    ours, theirs = scored([1.0, 3.0], [1.0, 1.0]), scored([2.0, 2.0], [1.01, 0.0])
+    assert win_shares(ours, theirs).tolist() == [0.5, 1.0]
+    assert win_shares(ours, theirs, ties=0.5).tolist() == [0.5, 0.75]
+    won, compared = duel(ours, theirs)  # a draw of the first prompt counts half
+    assert won[0] == 75.0 and compared[0] == 62.5
+
+
+def test_answers_are_paired_by_prompt_and_repeats_are_added_up() -> None:
+    rows = [
+        answer("b", tokens=2, rounds=2),
+        answer("a", 1, tokens=10),
+        answer("a", 0, tokens=1, category="rag"),
+    ]
+    answers = Answers("x", rows)
+    assert answers.tokens.tolist() == [11, 2] and answers.rounds.tolist() == [2, 2]
+    assert answers.group("rag").tokens.tolist() == [1]
+    shuffled = Answers("x", rows[::-1])
+    assert difference((answers.tokens, answers.rounds), (shuffled.tokens, shuffled.rounds)) == (0.0, 0.0, 0.0)
+
+
+def test_a_measure_that_no_answer_has_is_none_and_empty_references_are_left_out() -> None:
+    answers = Answers("x", [answer("a", quality={"rouge1": 0.5}), answer("b")])
+    top, bottom = answers.quality("rouge1") or (np.zeros(1), np.zeros(1))
+    assert (top.tolist(), bottom.tolist()) == ([0.5], [1.0]) and answers.quality("exact_match") is None
+
+
+def laws(loss: Any, divergence: Any) -> Laws:
+    """Laws of one text."""
+    values, ones = np.array(divergence), np.ones(len(divergence))
+    return Laws(np.zeros(len(values), np.int64), np.array(loss), ones, 0.5 * ones, {"js_reference": values})
+
+
+def test_thresholds_rise_from_what_exact_decoding_accepts_to_a_fifth_of_the_gap() -> None:
+    even = np.linspace(0.005, 0.995, 100)
+    flat = laws(np.ones(100), even)  # each kept position costs the same: T keeps T and loses T
+    low, middle, high = levels(flat).values()
+    assert low == 0.5 and low < middle < high  # SD's acceptance costs more than a fifth: the next two
+    late = laws(
+        even**8, even
+    )  # what is close costs nearly nothing: 0.8 of the positions lose 0.13 of the gap
+    assert list(levels(late).values()) == [0.5, 0.6, 0.8]
+    assert one_threshold([flat]) == 0.1 and one_threshold([late, late]) == 0.7
+
+
+def test_what_is_kept_of_the_least_divergence() -> None:
+    one = laws([1.0, 2.0, 3.0, 4.0], [0.4, 0.3, 0.2, 0.1])
+    assert one.keeping("js_reference", 0.5).tolist() == [0, 0, 1, 1]
+    assert one.keeping("chance", 0.5).tolist() == [0.5] * 4
+    assert [part.tolist() for part in one.lost(one.keeping("js_reference", 0.5))] == [[7.0], [10.0]]
+
+
+def test_the_mixture_of_whole_texts_that_is_as_fast() -> None:
+    ones = np.ones(4)
+
+    def arm(score: float, seconds: float) -> Any:
+        return (score * ones, ones), (seconds * ones, ones)
+
+    target, draft = arm(-3.0, 4.0), arm(-5.0, 2.0)
+    assert over_allocation(arm(-3.5, 3.0), target, draft)[0] == pytest.approx(0.5)
+    assert over_allocation(arm(-3.5, 9.0), target, draft)[0] == pytest.approx(-0.5)
+    assert of_gap(arm(-3.5, 3.0)[0], target[0], target[0], draft[0])[0] == pytest.approx(0.25)

@@ -1,0 +1,94 @@
+"""``sprinter reproduce``: every paper runs on the built-in pair, goes on where it stopped, and refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.smoke import made_up_data
+from tests.cli.conftest import run
+from tests.cli.tiny import Run
+
+import sprinter
+from sprinter.errors import UserError
+from sprinter.reproduce.papers import PAPERS
+from sprinter.reproduce.settings import ReproduceSettings
+from sprinter.reproduce.study import Study
+
+__all__ = ["run"]  # the fixture
+
+TINY = (
+    "--prompts",
+    "2",
+    "--tuning-prompts",
+    "1",
+    "--gate-texts",
+    "120",
+    "--max-new-tokens",
+    "6",
+    "--repeats",
+    "1",
+)
+
+
+def read(folder: Path, paper: str) -> dict[str, Any]:
+    return dict(json.loads((folder / f"{paper}.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "paper", [pytest.param(name, marks=[pytest.mark.slow] * (name != "yin")) for name in PAPERS]
+)
+def test_a_paper_on_the_built_in_pair(paper: str, run: Run, tmp_path: Path) -> None:
+    command = ("reproduce", paper, "--data", str(made_up_data()), "--out", str(tmp_path), *TINY, "--json")
+    status, out, err = run(*command)
+    assert status == 0, err
+    results = json.loads(out)
+    assert list(results["parts"]) == list(PAPERS[paper].parts) and results["fewest_prompts"] < 20
+    tables = [table for part in results["parts"].values() for table in part]
+    assert len({table["title"] for table in tables}) == len(tables)
+    for table in tables:
+        assert table["rows"] and all(len(row) == len(table["head"]) for row in table["rows"]), table["title"]
+    claims = [claim for table in tables for claim in table["claims"]]
+    assert len(results["verdicts"]) == len(claims) > 1
+    page = (tmp_path / f"{paper}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {PAPERS[paper].title}, measured again\n") and "are a trial" in page
+    assert all(claim["says"] in page for claim in claims)
+    again = run(
+        *command
+    )  # every answer is there: the same rows give the same tables, measured times included
+    assert again[0] == 0 and read(tmp_path, paper)["parts"] == results["parts"]
+
+
+def test_one_part_and_its_pair(run: Run, tmp_path: Path) -> None:
+    part = ("--part", "table-2", "--data", str(made_up_data()), "--out", str(tmp_path))
+    status, _, err = run("reproduce", "yin", *part, *TINY)
+    assert status == 0, err
+    results = read(tmp_path, "yin")
+    assert list(results["parts"]) == ["table-2"] and results["settings"]["repeats"] == 1
+    assert {"target", "draft"} <= results["pair"].keys()
+    status, _, err = run("reproduce", "yin", *part, *TINY, "--prompts", "3")
+    assert status == 2 and "--restart" in err  # another run lies there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("spinter",), "sprinter"),
+        (("svip", "--part", "long-gredy"), "long-greedy"),
+        (("yin", "--prompts", "0"), "prompts"),
+        (("yin", "--data", "nowhere"), "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: tuple[str, ...], told: str, run: Run, tmp_path: Path) -> None:
+    status, out, err = run("reproduce", *arguments, "--out", str(tmp_path))
+    assert (status, out) == (2, "") and told in err and err.strip().count("\n") <= 1
+
+
+def test_a_suite_without_enough_prompts_is_refused(tmp_path: Path) -> None:
+    pair = sprinter.load_pair(prefix_cache_bytes=0)
+    study = Study(pair, made_up_data(), tmp_path, ReproduceSettings(), PAPERS["svip"].usual)
+    assert len(study.suite("mt-bench", 2, 1).samples) == 2
+    with pytest.raises(UserError, match="no prompt that fits after the first 999"):
+        study.suite("mt-bench", 2, 999)
