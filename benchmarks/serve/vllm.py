@@ -5,6 +5,15 @@
 By a Python that has vLLM (docs/vllm.md), in float32: greedy texts of exact methods against vLLM's, 8 at a time; sampled
 texts of a narrow vocabulary against the declared laws; tokens a target pass and time, an engine for each arm, all arms
 on each batch in turn; drift here and in our own engine, on the same requests. ``--head``: EAGLE-3's, for vLLM itself.
+
+SmolLM2: ``benchmarks.real.arms.dequantised`` writes the target's folder from its GGUF file; draft and gate are made of
+2,224 paragraphs of Wikipedia and Wikinews (at most 100 words) that are not among the held-out ones, by
+
+    sprinter draft distill --target FILE --dtype gguf --data prompts.jsonl -n 64 --prompt-tokens 64 --out DRAFT
+      --width 256 --layers 2 --tokens 1024 --minutes 18 --precision bfloat16
+    sprinter gate label --target FILE --dtype gguf --draft DRAFT --draft-dtype float32 --data prompts.jsonl
+      --limit 1000 --prompt-tokens 64 -n 32 --out LABELS
+    sprinter gate train --labels LABELS --head mlp --out GATE
 """
 
 from __future__ import annotations
