@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sprinter.reproduce.answers import Answers, difference, duel, win_shares
-from sprinter.reproduce.claims import Check, Claim, Table
+from sprinter.reproduce.claims import Check, Claim, PaperTable
 from sprinter.reproduce.fsd import Laws, levels, of_gap, one_threshold, over_allocation
 
 
@@ -51,7 +51,7 @@ def test_a_claim_is_as_good_as_its_checks() -> None:
 
 
 def test_a_table_tells_its_numbers_and_verdicts() -> None:
-    table = Table("T", "How.", ("a", "b"), [["1", "2"]], [Claim("So.", (check(2, 3, 1),))])
+    table = PaperTable("T", "How.", ("a", "b"), [["1", "2"]], [Claim("So.", (check(2, 3, 1),))])
     assert table.markdown().startswith(
         "## T\n\nHow.\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n- **Held.** So. x: "
     )

@@ -27,7 +27,7 @@ _ABOUT = {
     "draft": "Make a draft for your target: distil a model, find the size that pays, train heads, cut the vocabulary.",
     "theory": "The papers' theorems: simulate, draw, count, and predict your pair with them.",
     "bench": "Measure methods and other engines on suites of prompts: speed, drift, quality; one report.",
-    "reproduce": "Run a paper's protocol on a pair: each table beside the paper's, each claim with a verdict.",
+    "reproduce": "Run a paper's protocol on a pair: its tables beside the paper's, a verdict on each claim.",
     "convert": "Write a model in another format.",
 }
 """The commands, each in the module of its name: a function of this name, or a group, whose functions are in GROUP."""

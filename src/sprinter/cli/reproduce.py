@@ -40,7 +40,7 @@ def reproduce(
     restart: RestartOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Run a paper's protocol on a pair: each table beside the paper's, each claim held, not held or not testable."""
+    """Run a paper's protocol on a pair: its tables beside the paper's, a verdict on each claim."""
     from sprinter.bench.quality.rouge import check_rouge
     from sprinter.reproduce.papers import PAPERS
     from sprinter.reproduce.papers import reproduce as run

@@ -34,6 +34,7 @@ FIRST = {
     "chat": "method target draft max_new_tokens temperature seed budget system template json",
     "serve": "method target draft budget host port model_name rows max_len api_keys",
     "bench": "suite arm target draft chat new_tokens temperatures out config json",
+    "reproduce": "target draft gate data part out prompts new_tokens restart json",
     "eval": "tasks method target draft data limit num_fewshot chat out json",
     "tune": "data target draft budgets budget_unit quality time_s new_tokens out json",
     "doctor": "target draft gate device dtype runner probe max_drift probe_tokens json",

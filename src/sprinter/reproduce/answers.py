@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sprinter.bench.quality.judges import LikelihoodJudge
-from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
+from sprinter.bench.statistics import Array, BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 from sprinter.bench.suites import group_of_spec_bench
 
 __all__ = ["Answers", "Quotient", "difference", "duel", "mean", "percent", "win_shares"]
 
 Row = Mapping[str, Any]
 """An answer, as ``sprinter.bench.results`` describes it."""
-Array = NDArray[np.float64]
 Quotient = tuple[Array, Array]
 """Numerator and denominator of a ratio of sums over prompts, ``[prompts]`` each."""
 T = TypeVar("T")

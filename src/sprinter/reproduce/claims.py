@@ -8,7 +8,7 @@ from typing import Any
 
 from sprinter.bench.statistics import BootstrapInterval
 
-__all__ = ["Check", "Claim", "Table", "cell"]
+__all__ = ["Check", "Claim", "PaperTable", "cell"]
 
 
 def cell(of: BootstrapInterval, digits: int = 2) -> str:
@@ -90,7 +90,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PaperTable:
     """One table of a paper, measured again.
 
     Attributes:

@@ -14,7 +14,7 @@ from sprinter.bench.suites import turn_ids
 from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.laws import entropy, kl_divergence, overlap, tv_distance
 from sprinter.reproduce.answers import Answers, Quotient, difference, percent
-from sprinter.reproduce.claims import Check, Claim, Table, cell
+from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
 from sprinter.reproduce.study import Paper, Study
 from sprinter.theory.recording import probe
 
@@ -172,7 +172,7 @@ def sd_runs(study: Study, name: str) -> dict[int, Answers]:
     return study.once(("sd", name), run)
 
 
-def lengths(study: Study) -> list[Table]:
+def lengths(study: Study) -> list[PaperTable]:
     """Table 1: SD at each L, speed and the draft's share."""
     rows, rising, slower = [], [], []
     for name in SUITES:
@@ -198,7 +198,9 @@ def lengths(study: Study) -> list[Table]:
         ),
     ]
     told = f"Exact decoding, {study.tuning} prompts a data set, {study.new_tokens} new tokens. Paper: from L = 5 to 15."
-    return [Table("Table 1", told, ("data set", "", *(f"L={n}" for n in LENGTHS), "paper"), rows, claims)]
+    return [
+        PaperTable("Table 1", told, ("data set", "", *(f"L={n}" for n in LENGTHS), "paper"), rows, claims)
+    ]
 
 
 def runs(study: Study, name: str) -> dict[str, Answers]:
@@ -262,7 +264,7 @@ def over_allocation(
     return bootstrap(statistic, len(one[0][0]))
 
 
-def levels_table(study: Study) -> list[Table]:
+def levels_table(study: Study) -> list[PaperTable]:
     """Table 2 and Figure 2: quality and speed at three levels; Appendix E: random acceptance."""
     found = {name: runs(study, name) for name in SUITES}
     rows = []
@@ -336,10 +338,10 @@ def levels_table(study: Study) -> list[Table]:
            "log-likelihood a token stands for accuracy, and drafts are drawn, as greedy ones would be a gain by it. ")
         + "Paper: three pairs."
     )  # fmt: skip
-    return [Table("Table 2, Figure 2 and Appendix E", told, head, rows, claims)]
+    return [PaperTable("Table 2, Figure 2 and Appendix E", told, head, rows, claims)]
 
 
-def common(study: Study) -> list[Table]:
+def common(study: Study) -> list[PaperTable]:
     """Table 3: one threshold for all data sets."""
     paper = {"GSM8K": "−0.4; −0.4; −1.2", "CSQA": "−0.4; −0.4; −0.8", "MMLU": "−0.2; −0.7; −2.0",
              "HumanEval": "−0.2; 0.2; 1.6"}  # fmt: skip
@@ -363,10 +365,10 @@ def common(study: Study) -> list[Table]:
         "The paper's T are 0.4, 0.3 and 0.7, one a pair; here the last that loses at most a tenth of the gap in "
         "expected log-likelihood on the tuning prompts of all data sets. Paper: Qwen2.5, Llama3.1, Gemma2."
     )
-    return [Table("Table 3", told, ("data set", "method", what, "paper", "speed over SD"), rows, claims)]
+    return [PaperTable("Table 3", told, ("data set", "method", what, "paper", "speed over SD"), rows, claims)]
 
 
-def spread(study: Study) -> list[Table]:
+def spread(study: Study) -> list[PaperTable]:
     """Figure 3: how divergences are spread; Appendix C: which divergence keeps quality best."""
     found = {name: laws(study, name) for name in SUITES}
     rows, means, losses = [], dict[str, Quotient](), []
@@ -412,8 +414,8 @@ def spread(study: Study) -> list[Table]:
         "tokens are kept at the positions of least divergence. js_reference is the published code's JS."
     )
     return [
-        Table("Figure 3", told, ("data set", *bins, "mean JS", "SD accepts"), rows, claims),
-        Table(
+        PaperTable("Figure 3", told, ("data set", *bins, "mean JS", "SD accepts"), rows, claims),
+        PaperTable(
             "Appendix C",
             cells,
             ("data set", "divergence", *(f"{share:.0%} kept" for share in KEPT)),

@@ -11,7 +11,7 @@ from typing import Any
 from sprinter.bench.environment import environment, pair_facts
 from sprinter.decode.checks import one_of
 from sprinter.files import write_atomic, writing
-from sprinter.reproduce.claims import Table
+from sprinter.reproduce.claims import PaperTable
 from sprinter.reproduce.fsd import FSD
 from sprinter.reproduce.sprinter import SPRINTER
 from sprinter.reproduce.study import Paper, Study
@@ -44,7 +44,7 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
     for part in parts:
         one_of("part", part, paper.parts)
     before, results = environment(), dict[str, Any]()
-    done: dict[str, list[Table]] = {}
+    done: dict[str, list[PaperTable]] = {}
     for part in parts or paper.parts:
         done[part] = paper.parts[part](study)
         tables = [table for part in done.values() for table in part]
@@ -66,7 +66,7 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
     return results
 
 
-def page(paper: Paper, results: Mapping[str, Any], tables: Sequence[Table]) -> str:
+def page(paper: Paper, results: Mapping[str, Any], tables: Sequence[PaperTable]) -> str:
     """The page of a run: the paper, how it was run, each table with its claims."""
     where = results["environment"]
     names = ", ".join(

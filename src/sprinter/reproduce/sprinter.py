@@ -10,7 +10,7 @@ from sprinter.bench.arm import Arm
 from sprinter.bench.quality.rouge import ROUGE
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_of_sums
 from sprinter.reproduce.answers import Answers, difference, mean, win_shares
-from sprinter.reproduce.claims import Check, Claim, Table, cell
+from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
 from sprinter.reproduce.gates import LABELS, judged, trained
 from sprinter.reproduce.study import HeadArm, Paper, Study
 from sprinter.training.objectives import Ratio
@@ -72,7 +72,7 @@ def rate(ours: Answers, theirs: Answers) -> BootstrapInterval:
     return mean(100 * win_shares(ours, theirs))
 
 
-def quality(study: Study, temperature: float) -> list[Table]:
+def quality(study: Study, temperature: float) -> list[PaperTable]:
     """Table 1: win-tie rates; Figure 7: ROUGE against the rest of the text."""
     rows, wins, kept = [], [], []
     for name in SUITES:
@@ -99,10 +99,10 @@ def quality(study: Study, temperature: float) -> list[Table]:
     ]
     head = ("data set", "arm", "win-tie rate, %", "paper", "log-likelihood a token", "drift", *ROUGE)
     title = f"Table 1 and Figure 7, temperature {temperature:g}"
-    return [Table(title, JUDGE, head, rows, claims)]
+    return [PaperTable(title, JUDGE, head, rows, claims)]
 
 
-def speed(study: Study, temperature: float) -> list[Table]:
+def speed(study: Study, temperature: float) -> list[PaperTable]:
     """Table 2: average tokens and speed over SD."""
     rows, faster, enough, ahead, longer = [], [], [], [], []
     for name in SUITES:
@@ -137,10 +137,10 @@ def speed(study: Study, temperature: float) -> list[Table]:
         "length is the fastest on other prompts. Average tokens: draft tokens kept, trusted or accepted, a run. Time "
         "includes the prompt's own pass."
     )
-    return [Table(f"Table 2, temperature {temperature:g}", told, head, rows, claims)]
+    return [PaperTable(f"Table 2, temperature {temperature:g}", told, head, rows, claims)]
 
 
-def trade_offs(study: Study) -> list[Table]:
+def trade_offs(study: Study) -> list[PaperTable]:
     """Table 3: Spec-Bench against SD and trees of heads, Wiki-Summary against Mentored Decoding; FLOPs."""
     tune = study.suite("spec-bench", 1, study.prompts // 4 + 1, groups=True)
     sd = study.fastest("spec-bench gamma", tune, [f"speculative(gamma={g})" for g in GAMMAS], 1.0)
@@ -196,10 +196,10 @@ def trade_offs(study: Study) -> list[Table]:
         "FLOPs, by tokens",
     )  # fmt: skip
     told = f"Gate trained on LM1B; first turns of Spec-Bench, temperature 1. {JUDGE}"
-    return [Table("Table 3", told, head, rows, claims)]
+    return [PaperTable("Table 3", told, head, rows, claims)]
 
 
-def transfer(study: Study) -> list[Table]:
+def transfer(study: Study) -> list[PaperTable]:
     """Table 4: a gate of one data set on the other."""
     paper = {"Wiki-Summary": ("0.56; 0.57", "45.2; 47.6"), "LM1B": ("0.46; 0.51", "39.6; 38.2")}
     rows, slower, worse = [], [], []
@@ -237,10 +237,10 @@ def transfer(study: Study) -> list[Table]:
         "drift",
         "trusted",
     )
-    return [Table("Table 4", f"Temperature 1, τ = 0.5. {JUDGE}", head, rows, claims)]
+    return [PaperTable("Table 4", f"Temperature 1, τ = 0.5. {JUDGE}", head, rows, claims)]
 
 
-def gate(study: Study) -> list[Table]:
+def gate(study: Study) -> list[PaperTable]:
     """Figures 3, 12 and 13 and Table 5: ROC by λ; Section 3.1: the drift that false positives predict."""
     rows, areas, best, theorem = [], [], [], []
     for name in SUITES:
@@ -275,10 +275,10 @@ def gate(study: Study) -> list[Table]:
         f"One linear layer on the draft's last hidden state, {study.settings.gate_texts} texts a data set in four "
         "prefix classes, split by prompt, Adam, early stopping. Judged on prompts that it was not trained on."
     )
-    return [Table("Figures 3, 12 and 13, Section 3.1", told, head, rows, claims)]
+    return [PaperTable("Figures 3, 12 and 13, Section 3.1", told, head, rows, claims)]
 
 
-def samples(study: Study) -> list[Table]:
+def samples(study: Study) -> list[PaperTable]:
     """Figure 8: completions of the same prefixes."""
     rows = []
     for name in SUITES:
@@ -289,7 +289,7 @@ def samples(study: Study) -> list[Table]:
         firsts = zip(prefixes[:3], texts[SD], texts[OWN], strict=False)
         rows += [[name, *map(_short, (prefix, sd[0], own[0]))] for prefix, sd, own in firsts]
     return [
-        Table(
+        PaperTable(
             "Figure 8",
             "The first prompts by their ids, temperature 1.",
             ("data set", "prefix", SD, OWN),

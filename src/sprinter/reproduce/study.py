@@ -21,10 +21,10 @@ from sprinter.engine.prefix import OFF
 from sprinter.errors import UserError
 from sprinter.heads.head import Head
 from sprinter.reproduce.answers import Answers
-from sprinter.reproduce.claims import Table
+from sprinter.reproduce.claims import PaperTable
 from sprinter.reproduce.settings import ReproduceSettings
 
-__all__ = ["HeadArm", "Paper", "Part", "Study"]
+__all__ = ["HeadArm", "Paper", "PaperPart", "Study"]
 
 T = TypeVar("T")
 QUALITY = QualitySettings()
@@ -179,7 +179,7 @@ class Study:
         return max(specs, key=lambda spec: found[spec].tokens.sum() / found[spec].seconds.sum())
 
 
-Part = Callable[[Study], list[Table]]
+PaperPart = Callable[[Study], list[PaperTable]]
 """A piece of a paper's protocol: measures, and returns its tables."""
 
 
@@ -196,5 +196,5 @@ class Paper:
 
     title: str
     about: str
-    parts: Mapping[str, Part]
+    parts: Mapping[str, PaperPart]
     usual: Mapping[str, int]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 from sprinter.laws import entropy, kl_divergence, overlap
 from sprinter.reproduce.answers import Answers, Quotient
-from sprinter.reproduce.claims import Check, Claim, Table, cell
+from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
 from sprinter.reproduce.study import Paper, Study
 from sprinter.theory.recording import probe
 
@@ -58,7 +58,7 @@ def distinct(named: Mapping[str, str]) -> dict[str, str]:
     return {spec: spec for spec in dict.fromkeys(named.values())}
 
 
-def spec_bench(study: Study, temperature: float) -> list[Table]:
+def spec_bench(study: Study, temperature: float) -> list[PaperTable]:
     """Tables 1 and 5: speed by group; Figures 5 and 7: draft lengths and acceptance."""
     named = specs(study, temperature)
     suite = study.suite("spec-bench", study.prompts, study.tuning, groups=True)
@@ -75,7 +75,9 @@ def _groups(answers: Answers) -> set[str]:
     return {group for group in GROUPS if len(answers.group(group).tokens)}
 
 
-def by_group(study: Study, found: Mapping[str, Answers], groups: Sequence[str], temperature: float) -> Table:
+def by_group(
+    study: Study, found: Mapping[str, Answers], groups: Sequence[str], temperature: float
+) -> PaperTable:
     """Tokens/s over plain decoding."""
     rows = []
     for name in (CONST, HEURISTIC, OURS, BEST, WIDE):
@@ -104,7 +106,7 @@ def by_group(study: Study, found: Mapping[str, Answers], groups: Sequence[str], 
         f"prompts a group that fit the context, {study.new_tokens} new tokens. Paper: mean of its groups, 3 pairs."
     )
     head = ("arm", "method", *(GROUPS[g] for g in groups), "all", "paper")
-    return Table(
+    return PaperTable(
         f"Table {1 if temperature == 0 else 5}, temperature {temperature:g}", told, head, rows, claims
     )
 
@@ -117,7 +119,7 @@ def _rate(answers: Answers, top: str, bottom: str) -> Quotient:
     return counts[top], counts[bottom]
 
 
-def lengths(found: Mapping[str, Answers], groups: Sequence[str], temperature: float) -> Table:
+def lengths(found: Mapping[str, Answers], groups: Sequence[str], temperature: float) -> PaperTable:
     """Draft length, accepted length and acceptance, by group."""
     rows = []
     for name in (CONST, HEURISTIC, OURS, BEST, WIDE):
@@ -147,10 +149,10 @@ def lengths(found: Mapping[str, Answers], groups: Sequence[str], temperature: fl
         "The same answers. Acceptance: draft tokens accepted of all drafted, those after a refusal included."
     )
     title = f"Figure {5 if temperature == 0 else 7}, temperature {temperature:g}"
-    return Table(title, told, ("arm", "", *(GROUPS[g] for g in groups), "all"), rows, claims)
+    return PaperTable(title, told, ("arm", "", *(GROUPS[g] for g in groups), "all"), rows, claims)
 
 
-def long_form(study: Study, temperature: float) -> list[Table]:
+def long_form(study: Study, temperature: float) -> list[PaperTable]:
     """Tables 2 and 6: speed at growing lengths of one text."""
     named = {name: spec for name, spec in specs(study, temperature).items() if name != BEST}
     reach = [n for n in LENGTHS if n <= study.pair.models.context // 2] or [study.pair.models.context // 4]
@@ -210,10 +212,10 @@ def long_form(study: Study, temperature: float) -> list[Table]:
         "tokens. A text counts as long as it is. Paper: three pairs, at 128 and at 8K tokens."
     )
     title = f"Table {6 if temperature == 0 else 2}, temperature {temperature:g}"
-    return [Table(title, told, ("arm", "method", *map(str, reach), "paper"), rows, claims)]
+    return [PaperTable(title, told, ("arm", "method", *map(str, reach), "paper"), rows, claims)]
 
 
-def signals(study: Study) -> list[Table]:
+def signals(study: Study) -> list[PaperTable]:
     """Figures 2 to 4: what the draft's entropy says of acceptance, along the target's own texts."""
     suite = study.suite("mt-bench", max(2, study.prompts), study.tuning)
     from sprinter.bench.suites import turn_ids
@@ -278,7 +280,7 @@ def signals(study: Study) -> list[Table]:
         "Pinsker's bound, at least 0",
         "H(q, p) / H(q)",
     )
-    return [Table("Figures 2 to 4", told, head, rows, claims)]
+    return [PaperTable("Figures 2 to 4", told, head, rows, claims)]
 
 
 SVIP = Paper(

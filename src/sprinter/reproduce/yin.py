@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sprinter.bench.statistics import ratio_of_ratios, ratio_of_sums
 from sprinter.reproduce.answers import Answers, difference, duel
-from sprinter.reproduce.claims import Check, Claim, Table, cell
+from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
 from sprinter.reproduce.study import Paper, Study
 
 __all__ = ["YIN"]
@@ -42,7 +42,7 @@ def told(study: Study) -> str:
     )
 
 
-def table_1(study: Study) -> list[Table]:
+def table_1(study: Study) -> list[PaperTable]:
     """Decoding-OPT against Decoding-UNO."""
     epsilons = (*SMALLER, *EPSILONS)
     specs = {
@@ -66,10 +66,10 @@ def table_1(study: Study) -> list[Table]:
         Claim("What stands behind it (Theorem 4): OPT is nearer to the target's law.", (*closer,)),
         Claim("At no more target calls; asked: within 5 %.", (*calls,)),
     ]
-    return [Table("Table 1", told(study), HEAD, rows, claims)]
+    return [PaperTable("Table 1", told(study), HEAD, rows, claims)]
 
 
-def table_2(study: Study) -> list[Table]:
+def table_2(study: Study) -> list[PaperTable]:
     """The target alone against the draft alone: whether the judge can tell them apart."""
     found = answers(study, "target and draft", {"target": "autoregressive", "draft": "draft-only"})
     target, draft = found["target"], found["draft"]
@@ -82,7 +82,7 @@ def table_2(study: Study) -> list[Table]:
     claim = Claim(
         "The target alone wins 64.5 % (reward model) and 69 % (GPT-4): the judge sees the gap.", checks
     )
-    return [Table("Table 2", told(study), HEAD, rows, [claim])]
+    return [PaperTable("Table 2", told(study), HEAD, rows, [claim])]
 
 
 YIN = Paper(
