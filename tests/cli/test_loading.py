@@ -44,9 +44,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "theory flops": ("theory", "flops", "-m", "speculative"),
     "theory fleet": ("theory", "fleet"),
     "eval": ("eval", "--tasks", "gsm8k"),
+    "reproduce": ("reproduce", "yin", "--out", "{file}.d"),
     "tune": ("tune", "--data", "{file}", "--no-figures", "--out", "{file}.json"),
 }
-OWN = {"chat": {"prefix_reuse": "all"}}  # what a command asks for beside the options of loading
+OWN = {"chat": {"prefix_reuse": "all"}, "reproduce": {"prefix_cache_bytes": 0}}  # what a command asks for beside the options of loading
 _HEADS, _PROFILE = {"--gate", "--head", "--compile", "--profile"}, {"--profile"}
 _LABELS = {*_HEADS, "--draft-vocabulary"}
 _DRAFTS = {*_HEADS, "--draft", "--draft-revision", "--draft-vocabulary"}
@@ -54,7 +55,7 @@ UNUSED = {  # what a command has no use for
     "gate label": _LABELS, "gate mine": _LABELS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
     "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "eval": _PROFILE, "draft distill": _DRAFTS,
     "draft sizes": _DRAFTS, "draft train": _DRAFTS, "draft vocabulary": _DRAFTS,
-    "theory fleet": _PROFILE,
+    "theory fleet": _PROFILE, "reproduce": _PROFILE,
 }  # fmt: skip
 
 
