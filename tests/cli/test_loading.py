@@ -47,7 +47,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "reproduce": ("reproduce", "yin", "--out", "{file}.d"),
     "tune": ("tune", "--data", "{file}", "--no-figures", "--out", "{file}.json"),
 }
-OWN = {"chat": {"prefix_reuse": "all"}, "reproduce": {"prefix_cache_bytes": 0}}  # beside the options of loading
+OWN = {
+    "chat": {"prefix_reuse": "all"},
+    "reproduce": {"prefix_cache_bytes": 0},
+}  # beside the options of loading
 _HEADS, _PROFILE = {"--gate", "--head", "--compile", "--profile"}, {"--profile"}
 _LABELS = {*_HEADS, "--draft-vocabulary"}
 _DRAFTS = {*_HEADS, "--draft", "--draft-revision", "--draft-vocabulary"}
