@@ -23,7 +23,6 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
-from sprinter_kernels.layers import QuantisedLinear
 
 import sprinter
 from benchmarks.common import grid, note_run, option_parser, write_results
@@ -152,6 +151,8 @@ def passes(pairs: dict[str, sprinter.Pair], repeats: int) -> list[dict[str, Any]
 
 def read_bytes(model: torch.nn.Module) -> int:
     """Bytes of weights that a pass over one token reads: of an input embedding that is not the output's, a row."""
+    from sprinter_kernels.layers import QuantisedLinear  # others take this file's prompts without the kernels
+
     matrices = {part._matrix for part in model.modules() if isinstance(part, QuantisedLinear)}
     if matrices:
         return sum(matrix.packed.numel() for matrix in matrices)
