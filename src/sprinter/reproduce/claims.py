@@ -49,7 +49,7 @@ class Check:
         """What was measured, what was asked, whether it is so."""
         digits = 3 if abs(self.value[0]) < 1 else 2 if abs(self.value[0]) < 10 else 1
         answer = {True: "yes", False: "no", None: "undecided"}[self.outcome]
-        sign = ">" if self.above else "<"
+        sign = "above" if self.above else "below"  # ">" at the start of a wrapped line is a quotation
         return f"{self.what}: {cell(self.value, digits)}, asked {sign} {self.bound:.3g}: {answer}"
 
 
