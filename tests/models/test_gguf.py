@@ -1,7 +1,6 @@
 """GGUF files: what is read off them, how they pair, and each refusal with its one line."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -81,13 +80,13 @@ def test_a_pair_of_files_is_described_as_its_checkpoint(files: Path, dtype: str)
 
 
 def test_each_header_is_read_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, seen = header._read_metadata, list[str]()
+    read, seen = header._GgufReader.head, []
 
-    def counted(data: Any, path: str, *given: Any) -> Any:
-        seen.append(path)
-        return read(data, path, *given)
+    def counted(self: header._GgufReader, *given: object) -> header.GgufHead:
+        seen.append(self)
+        return read(self, *given)
 
-    monkeypatch.setattr(header, "_read_metadata", counted)
+    monkeypatch.setattr(header._GgufReader, "head", counted)
     for _ in range(2):  # and again with the next pair: nothing is kept once a pair is loaded
         load_models(files / "target-f32.gguf", files / "draft-f16.gguf")
     assert len(seen) == 4
