@@ -27,46 +27,61 @@ def no_package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, "gguf_package", lambda: fake)
 
 
-def text(value: str) -> bytes:
+def text(value: str, order: str = "<") -> bytes:
     data = value.encode()
-    return struct.pack("<Q", len(data)) + data
+    return struct.pack(f"{order}Q", len(data)) + data
 
 
-ARCHITECTURE = text("general.architecture") + struct.pack("<I", 8) + text("llama")
-
-
-def whole(version: int = 3) -> bytes:
-    """Values and arrays, a matrix, a vector, a matrix of an unknown type, and their data."""
+def whole(order: str = "<", version: int = 3, beyond: int = 0) -> bytes:
+    """Two values, an array of each kind, a matrix, a vector, a matrix of an unknown type, and their data."""
     keys = [
-        ARCHITECTURE,
-        text("name") + struct.pack("<I", 8) + text("Zoë"),
-        text("general.alignment") + struct.pack("<II", 4, 64),
-        text("flag") + struct.pack("<I?", 7, True),
-        text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text(""),
-        text("numbers") + struct.pack("<IIQ2h", 9, 3, 2, -1, 5),
-        text("words") + struct.pack("<IIQ", 9, 8, 1) + text("b"),
+        text("name", order) + struct.pack(f"{order}I", 8) + text("Zoë", order),
+        text("general.alignment", order) + struct.pack(f"{order}II", 4, 64),
+        text("flag", order) + struct.pack(f"{order}I?", 7, True),
+        text("words", order) + struct.pack(f"{order}IIQ", 9, 8, 2) + text("a", order) + text("", order),
+        text("deep", order) + struct.pack(f"{order}IIQ", 9, 9, 1) + struct.pack(f"{order}IQ2h", 3, 2, -1, 5),
     ]
     tensors = [
-        text("matrix") + struct.pack("<I2QIQ", 2, 3, 2, 0, 0),
-        text("vector") + struct.pack("<IQIQ", 1, 4, 1, 64),
-        text("strange") + struct.pack("<I2QIQ", 2, 9, 9, 77, 128),
+        text("matrix", order) + struct.pack(f"{order}I2QIQ", 2, 3, 2, 0, 0),
+        text("vector", order) + struct.pack(f"{order}IQIQ", 1, 4, 1, 64),
+        text("strange", order) + struct.pack(f"{order}I2QIQ", 2, 9, 9, 77, 128 + beyond),
     ]
-    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys)) + b"".join(keys + tensors)
+    head = b"GGUF" + struct.pack(f"{order}IQQ", version, len(tensors), len(keys)) + b"".join(keys + tensors)
     return head.ljust(-(-len(head) // 64) * 64, b"\0") + bytes(24)
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("version", [2, 3])
-def test_all_kinds_of_values(tmp_path: Path, version: int) -> None:
-    (tmp_path / "a.gguf").write_bytes(whole(version))
+def test_all_kinds_of_values(tmp_path: Path, order: str, version: int) -> None:
+    (tmp_path / "a.gguf").write_bytes(whole(order, version))
     head = gguf_head(tmp_path / "a.gguf")
     assert head.metadata == {
-        "general.architecture": "llama", "name": "Zoë", "general.alignment": 64, "flag": True,
-        "tokenizer.ggml.tokens": ["a", ""], "numbers": [-1, 5], "words": 1,
+        "name": "Zoë", "general.alignment": 64, "flag": True, "words": ["a", ""], "deep": [[-1, 5]],
     }  # fmt: skip
     assert head.types == {"F32", "77"}  # a vector's does not count
-    assert gguf_head(tmp_path / "a.gguf") is head
+
+
+def test_long_arrays_are_shared_if_they_are_equal(tmp_path: Path) -> None:
+    def file(name: str, words: list[str]) -> Path:
+        array = text("words") + struct.pack("<IIQ", 9, 8, len(words)) + b"".join(map(text, words))
+        (tmp_path / name).write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array)
+        return tmp_path / name
+
+    words = [f"wörd {i}" for i in range(1200)]
+    heads = [
+        gguf_head(file("a", words)),
+        gguf_head(file("b", words)),
+        gguf_head(file("c", [*words[:-1], "another"])),
+        gguf_head(file("d", words[:-1])),
+    ]
+    a, b, c, d = (head.metadata["words"] for head in heads)
+    assert a == words and b is a
+    assert c == [*words[:-1], "another"] and d == words[:-1]
+    assert gguf_head(tmp_path / "d") is heads[3]
     module.forget_heads()
-    assert gguf_head(tmp_path / "a.gguf") is not head
+    again = gguf_head(tmp_path / "a").metadata["words"]
+    assert again == a and again is not a
+    module.forget_heads()
 
 
 def test_every_cut_is_refused(tmp_path: Path) -> None:
@@ -111,7 +126,6 @@ STRING, SHORT = 8, 2  # types of values
     ],
 )
 def test_files_that_hold_no_model_are_refused(tmp_path: Path, key: str, value: bytes, line: str) -> None:
-    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + ARCHITECTURE
-    (tmp_path / "a.gguf").write_bytes(head + text(key) + value)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text(key) + value)
     with pytest.raises(UserError, match=line):
         gguf_head(tmp_path / "a.gguf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,7 @@ _PART, _WIDTH = 1 << 20, 1 << 12
 """Numbers that a thread dequantises at a time, and in a row: the package gguf works on 16 rows at a time, which may be
 short in a model."""
 _INPUT, HEAD = "token_embd.weight", "lm_head"
+_ENDIAN = {"little": b"\x03\x00\x00\x00", "big": b"\x00\x00\x00\x03"}
 
 
 class Tensors:
@@ -51,6 +53,7 @@ class Tensors:
             raise UserError(f"{path} changed while it was read: load it again")
         self.source.check()
         self.seen: set[str] = set()
+        self._swapped = bytes(self._data[4:8]) == _ENDIAN["big" if sys.byteorder == "little" else "little"]
 
     def fingerprint(self) -> str:
         """``content_fingerprint`` of the file that is open."""
@@ -113,6 +116,8 @@ class Tensors:
         """
         if name not in self._head.tensors:
             raise ValueError(f"it lacks the tensor {name}")
+        if self._swapped:
+            raise ValueError("it is for machines with another byte order")
         self.seen.add(name)
         tensor = self._head.tensors[name]
         kind = self._gguf.GGMLQuantizationType(tensor.kind)  # raises ValueError: unknown
