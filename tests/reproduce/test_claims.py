@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sprinter.errors import SprinterError
 from sprinter.reproduce.answers import Answers, difference, duel, win_shares
 from sprinter.reproduce.claims import Check, Claim, PaperTable
-from sprinter.reproduce.fsd import Laws, levels, of_gap, one_threshold, over_allocation
+from sprinter.reproduce.fsd import Laws, levels, of_gap, one_threshold, over_allocation, score, scored
+from sprinter.reproduce.settings import ReproduceSettings
 
 
 def check(low: float, high: float, bound: float, above: bool = True) -> Check:
@@ -143,3 +146,18 @@ def test_the_mixture_of_whole_texts_that_is_as_fast() -> None:
     assert over_allocation(arm(-3.5, 3.0), target, draft)[0] == pytest.approx(0.5)
     assert over_allocation(arm(-3.5, 9.0), target, draft)[0] == pytest.approx(-0.5)
     assert of_gap(arm(-3.5, 3.0)[0], target[0], target[0], draft[0])[0] == pytest.approx(0.25)
+
+
+def study(template: str | None, **settings: Any) -> Any:
+    tokenizer = SimpleNamespace(chat_template=template)
+    return SimpleNamespace(pair=SimpleNamespace(tokenizer=tokenizer), settings=ReproduceSettings(**settings))
+
+
+def test_accuracies_and_log_likelihoods_are_not_mixed() -> None:
+    answers = Answers("x", [answer("a", tokens=4, quality={"log_likelihood": -6.0, "exact_match": 0.0})])
+    assert [part.tolist() for part in score(study("{}"), answers)] == [[0.0], [1.0]]
+    assert [part.tolist() for part in score(study(None), answers)] == [[-6.0], [4.0]]
+    assert "HumanEval" not in scored(study("{}")) and "HumanEval" in scored(study(None))
+    assert "HumanEval" in scored(study("{}", run_code=True))
+    with pytest.raises(SprinterError, match="no answer by x has an accuracy"):
+        score(study("{}"), Answers("x", [answer("a", quality={"log_likelihood": -6.0})]))

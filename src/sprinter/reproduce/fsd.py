@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sprinter.bench.sample import Suite
-from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_sums
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 from sprinter.bench.suites import turn_ids
 from sprinter.decode.accept.fuzzy import DIVERGENCES
+from sprinter.errors import SprinterError
 from sprinter.laws import entropy, kl_divergence, overlap, tv_distance
 from sprinter.reproduce.answers import Answers, Quotient, difference, percent
 from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
@@ -221,11 +222,21 @@ def runs(study: Study, name: str) -> dict[str, Answers]:
     return study.once(("runs", name), run)
 
 
+def scored(study: Study) -> list[str]:
+    """Data sets whose answers have a score; HumanEval's accuracy needs its programs to be run."""
+    return [name for name in SUITES if name != "HumanEval" or not chats(study) or study.settings.run_code]
+
+
 def score(study: Study, one: Answers) -> Quotient:
-    """Accuracy where the pair answers questions, else the target's log-likelihood a token."""
-    if not chats(study):
-        return one.log_likelihood
-    return one.quality("exact_match") or one.quality("pass_at_1") or one.log_likelihood
+    """Accuracy where the pair answers questions, else the target's log-likelihood a token.
+
+    Raises:
+        SprinterError: no answer has it.
+    """
+    found = one.quality("exact_match") or one.quality("pass_at_1") if chats(study) else one.log_likelihood
+    if found is None:
+        raise SprinterError(f"no answer by {one.spec} has an accuracy")
+    return found
 
 
 def joined(parts: Sequence[Quotient]) -> Quotient:
@@ -270,31 +281,24 @@ def levels_table(study: Study) -> list[PaperTable]:
     rows = []
     for name, arms in found.items():
         for arm, one in arms.items():
-            digits = (
-                (percent(ratio_of_sums(*score(study, one))), 1)
-                if chats(study)
-                else (ratio_of_sums(*one.log_likelihood), 2)
-            )
+            shown = "–"
+            if name in scored(study):
+                value = ratio_of_sums(*score(study, one))
+                shown = cell(percent(value), 1) if chats(study) else cell(value)
             share = "–" if arm in (DRAFT, TARGET) else cell(ratio_of_sums(one.drafted, one.rounds))
             rows.append([
-                name, arm, f"`{one.spec}`", cell(*digits), ACCURACY[name].get(arm, "–"),
+                name, arm, f"`{one.spec}`", shown, ACCURACY[name].get(arm, "–"),
                 cell(ratio_of_sums(*one.drift), 3), cell(one.speed_over(arms[SD])), OVER_SD[name].get(arm, "–"), share,
             ])  # fmt: skip
 
     def whole(arm: str) -> Quotient:
-        return joined([score(study, arms[arm]) for arms in found.values()])
+        return joined([score(study, found[name][arm]) for name in scored(study)])
 
     def seconds(arm: str) -> Quotient:
-        return joined([(arms[arm].seconds, arms[arm].tokens) for arms in found.values()])
+        return joined([(found[name][arm].seconds, found[name][arm].tokens) for name in scored(study)])
 
     def faster(arm: str) -> BootstrapInterval:
-        (ours, tokens), (base, others) = seconds(arm), seconds(SD)
-        return bootstrap(
-            lambda rows: (
-                (tokens[rows].sum(-1) / ours[rows].sum(-1)) / (others[rows].sum(-1) / base[rows].sum(-1))
-            ),
-            len(ours),
-        )
+        return ratio_of_ratios(seconds(SD), seconds(arm))
 
     target, draft, sd = whole(TARGET), whole(DRAFT), whole(SD)
     gap = Check("score of the target less the draft's", difference(target, draft), 0.0)
@@ -312,7 +316,7 @@ def levels_table(study: Study) -> list[PaperTable]:
     better = [
         Check(f"{arm}, score", over_allocation((whole(arm), seconds(arm)), *both), 0.0) for arm in LEVELS
     ]
-    drifts = [joined([arms[arm].drift for arms in found.values()]) for arm in (MIDDLE, RANDOM)]
+    drifts = [joined([found[name][arm].drift for name in scored(study)]) for arm in (MIDDLE, RANDOM)]
     chance = (
         Check("FSD (Med.) less random, score", difference(whole(MIDDLE), whole(RANDOM)), 0.0),
         Check("FSD (Med.) less random, drift", difference(*drifts), 0.0, above=False),
@@ -332,12 +336,12 @@ def levels_table(study: Study) -> list[PaperTable]:
     ]  # fmt: skip
     what = "accuracy, %" if chats(study) else "log-likelihood a token"
     head = ("data set", "arm", "method", what, "paper", "drift", "speed over SD", "paper", "kept a round")
-    told = (
-        f"{study.prompts} prompts a data set, {study.new_tokens} new tokens, temperature 1. "
-        + ("Drafts are greedy, replacements drawn. " if chats(study) else "The pair answers no questions: the target's "
-           "log-likelihood a token stands for accuracy, and drafts are drawn, as greedy ones would be a gain by it. ")
-        + "Paper: three pairs."
-    )  # fmt: skip
+    asked = (
+        "answers as long as the suite's, greedy drafts, drawn replacements; HumanEval is scored with --run-code"
+        if chats(study)
+        else f"{study.new_tokens} new tokens, drawn drafts (greedy ones would be a gain by the log-likelihood)"
+    )
+    told = f"{study.prompts} prompts a data set, temperature 1, {asked}. Paper: three pairs."
     return [PaperTable("Table 2, Figure 2 and Appendix E", told, head, rows, claims)]
 
 
@@ -349,10 +353,13 @@ def common(study: Study) -> list[PaperTable]:
     for name in SUITES:
         arms = runs(study, name)
         one, sd = arms[COMMON], arms[SD]
-        apart = difference(score(study, one), score(study, sd))
-        shown, least = (percent(apart), -2.0) if chats(study) else (apart, -0.05)
-        rows.append([name, f"`{one.spec}`", cell(shown), paper[name], cell(one.speed_over(sd))])
-        quality.append(Check(f"{name}, score less SD's", shown, least))
+        told = "–"
+        if name in scored(study):
+            apart = difference(score(study, one), score(study, sd))
+            shown, least = (percent(apart), -2.0) if chats(study) else (apart, -0.05)
+            quality.append(Check(f"{name}, score less SD's", shown, least))
+            told = cell(shown)
+        rows.append([name, f"`{one.spec}`", told, paper[name], cell(one.speed_over(sd))])
         speed.append(Check(f"{name}, speed", one.speed_over(sd), 1.0))
     claims = [
         Claim(

@@ -30,7 +30,7 @@ def labelled(study: Study, suite: str) -> Path:
         file = folder.with_suffix(".txt")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("\n".join(" ".join(text.split()) for text in texts) + "\n", encoding="utf-8")
-        label(study.pair, [file], folder, LabelSettings(new_tokens=study.new_tokens))
+        label(study.pair, [file], folder, LabelSettings(new_tokens=study.new_tokens), restart=study.restart)
         return folder
 
     return study.once(("labels", suite), make)

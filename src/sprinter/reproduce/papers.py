@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from sprinter.bench.environment import environment, pair_facts
 from sprinter.decode.checks import one_of
 from sprinter.files import write_atomic, writing
+from sprinter.models.pair import builtin_paths
 from sprinter.reproduce.claims import PaperTable
 from sprinter.reproduce.fsd import FSD
 from sprinter.reproduce.sprinter import SPRINTER
@@ -44,6 +45,9 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
     for part in parts:
         one_of("part", part, paper.parts)
     before, results = environment(), dict[str, Any]()
+    own = study.pair.models.target.id == str(builtin_paths()["target"])
+    named = {role: one["name"] for role, one in pair_facts(study.pair).items() if "name" in one}
+    names = "the built-in pair" if own else ", ".join(f"{role} {name}" for role, name in named.items())
     done: dict[str, list[PaperTable]] = {}
     for part in parts or paper.parts:
         done[part] = paper.parts[part](study)
@@ -62,20 +66,25 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
         }  # fmt: skip
         with writing(study.out / f"{name}.json"):
             write_atomic(study.out / f"{name}.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-            write_atomic(study.out / f"{name}.md", page(paper, results, tables) + "\n")
+            write_atomic(study.out / f"{name}.md", page(paper, results, tables, names) + "\n")
     return results
 
 
-def page(paper: Paper, results: Mapping[str, Any], tables: Sequence[PaperTable]) -> str:
-    """The page of a run: the paper, how it was run, each table with its claims."""
+def page(paper: Paper, results: Mapping[str, Any], tables: Sequence[PaperTable], names: str) -> str:
+    """The page of a run of the models ``names``: the paper, how it was run, each table with its claims."""
     where = results["environment"]
-    names = ", ".join(
-        f"{role} {Path(facts['name']).name}" for role, facts in results["pair"].items() if "name" in facts
-    )
     few = results["fewest_prompts"] or ENOUGH
     trial = f" Some tables rest on {few} prompts: fewer than {ENOUGH} are a trial." if few < ENOUGH else ""
-    machine = f"{where['cpu']}, {where['threads']} threads, load {where['load']} to {where['load_at_end']}"
-    run = f"`{results['command']}` on {machine}, commit {where['commit']}: {names}.{trial}"
-    return "\n\n".join(
-        [f"# {paper.title}, measured again", paper.about, run, *(table.markdown() for table in tables)]
-    )
+    machine = f"{where['cpu']}, {where['threads']} of {where['cores']} cores"
+    when = f"load {where['load']} to {where['load_at_end']}, commit {where['commit']}"
+    run = f"`{results['command']}` on {machine}, {when}: {names}.{trial}"
+    parts = [f"# {paper.title}, measured again", paper.about, run, *(table.markdown() for table in tables)]
+    return "\n".join(line for text in "\n\n".join(parts).split("\n") for line in _wrapped(text))
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line of prose in lines of at most 120 characters; rows of tables stay."""
+    if line.startswith("|") or len(line) <= 120:
+        return [line]
+    more = "  " if line.startswith("- ") else ""
+    return wrap(line, 120, subsequent_indent=more, break_long_words=False, break_on_hyphens=False)

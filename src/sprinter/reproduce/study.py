@@ -40,15 +40,11 @@ class HeadArm(EngineArm):
         self._head = head
 
     def fit(self, pair: Pair) -> None:
-        """Fill in the head's threshold."""
-        super().fit(self._with_head(pair))
+        """The spec has its threshold; what the pair's own head records is of no use here."""
 
     def start(self, pair: Pair) -> None:
         """Prepare the pair with this head; each text reads its own prompt."""
-        super().start(self._with_head(pair))
-
-    def _with_head(self, pair: Pair) -> Pair:
-        return Pair(pair.models, None, [self._head], OFF)
+        super().start(Pair(pair.models, None, [self._head], OFF))
 
 
 class Study:
@@ -82,7 +78,7 @@ class Study:
         self.new_tokens = settings.new_tokens or usual["new_tokens"]
         self.repeats = settings.repeats or usual["repeats"]
         self.tuning = settings.tuning_prompts or usual["tuning_prompts"]
-        self._command, self._restart, self.progress = command, restart, progress
+        self._command, self.restart, self.progress = command, restart, progress
         self._kept: dict[object, object] = {}
         self.fewest: int | None = None
         """Prompts of the smallest suite that ``answers`` has measured."""
@@ -161,7 +157,7 @@ class Study:
         results = run_bench(
             self.pair, made, [suite],
             BenchSettings(temperatures=(temperature,), new_tokens=new_tokens or self.new_tokens, repeats=repeats),
-            self.out / part, Extras(measures, analysis=False, command=self._command), restart=self._restart,
+            self.out / part, Extras(measures, analysis=False, command=self._command), restart=self.restart,
             progress=lambda done, wanted, note: self.progress(done, wanted, f"{part}: {note}"),
         )  # fmt: skip
         for arm in results["arms"]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
+from sprinter.bench.suites import turn_ids
 from sprinter.laws import entropy, kl_divergence, overlap
 from sprinter.reproduce.answers import Answers, Quotient
 from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
@@ -21,7 +22,7 @@ __all__ = ["SVIP"]
 PLAIN, CONST, HEURISTIC, OURS = "plain", "Const.", "Heuristics", "SVIP"
 BEST, WIDE = "Const., tuned", "SVIP, h up to 1.1"
 H_PAPER, H_WIDE, GAMMAS = (0.2, 0.3, 0.4, 0.5), (0.65, 0.8, 0.95, 1.1), (1, 2, 3, 4, 5, 7, 10)
-GROUPS = {"conversation": "MT-Bench", "translation": "Trans.", "summarization": "Sum.", "qa": "QA",
+GROUPS = {"mt_bench": "MT-Bench", "translation": "Trans.", "summarization": "Sum.", "qa": "QA",
           "math_reasoning": "Math", "rag": "RAG"}  # fmt: skip
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 6144, 8192)
 PAPER = {  # Pythia 6.9B, 160M; Qwen2.5 14B, 0.5B; LLaMA-3 70B, 8B: mean over the groups, greedy and sampled
@@ -67,12 +68,8 @@ def spec_bench(study: Study, temperature: float) -> list[PaperTable]:
         repeats=study.repeats if temperature else 1,
     )  # fmt: skip
     found = {name: out[spec] for name, spec in named.items()}
-    groups = [name for name in GROUPS if any(name == group for group in _groups(found[PLAIN]))]
+    groups = [name for name in GROUPS if len(found[PLAIN].group(name).tokens)]
     return [by_group(study, found, groups, temperature), lengths(found, groups, temperature)]
-
-
-def _groups(answers: Answers) -> set[str]:
-    return {group for group in GROUPS if len(answers.group(group).tokens)}
 
 
 def by_group(
@@ -218,8 +215,6 @@ def long_form(study: Study, temperature: float) -> list[PaperTable]:
 def signals(study: Study) -> list[PaperTable]:
     """Figures 2 to 4: what the draft's entropy says of acceptance, along the target's own texts."""
     suite = study.suite("mt-bench", max(2, study.prompts), study.tuning)
-    from sprinter.bench.suites import turn_ids
-
     prompts = [turn_ids(study.pair, one, 0, [], chat=suite.chat) for one in suite.samples]
     found = probe(
         study.pair, prompts, new_tokens=study.new_tokens,
