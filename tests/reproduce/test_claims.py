@@ -12,7 +12,7 @@ import pytest
 from sprinter.errors import SprinterError
 from sprinter.reproduce.answers import Answers, difference, duel, win_shares
 from sprinter.reproduce.claims import Check, Claim, PaperTable
-from sprinter.reproduce.fsd import Laws, levels, of_gap, one_threshold, over_allocation, score, scored
+from sprinter.reproduce.fsd import Laws, levels, of_gap, one_threshold, over_allocation, score, with_scores
 from sprinter.reproduce.settings import ReproduceSettings
 
 
@@ -157,7 +157,7 @@ def test_accuracies_and_log_likelihoods_are_not_mixed() -> None:
     answers = Answers("x", [answer("a", tokens=4, quality={"log_likelihood": -6.0, "exact_match": 0.0})])
     assert [part.tolist() for part in score(study("{}"), answers)] == [[0.0], [1.0]]
     assert [part.tolist() for part in score(study(None), answers)] == [[-6.0], [4.0]]
-    assert "HumanEval" not in scored(study("{}")) and "HumanEval" in scored(study(None))
-    assert "HumanEval" in scored(study("{}", run_code=True))
+    assert "HumanEval" not in with_scores(study("{}")) and "HumanEval" in with_scores(study(None))
+    assert "HumanEval" in with_scores(study("{}", run_code=True))
     with pytest.raises(SprinterError, match="no answer by x has an accuracy"):
         score(study("{}"), Answers("x", [answer("a", quality={"log_likelihood": -6.0})]))

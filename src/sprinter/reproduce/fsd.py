@@ -222,7 +222,7 @@ def runs(study: Study, name: str) -> dict[str, Answers]:
     return study.once(("runs", name), run)
 
 
-def scored(study: Study) -> list[str]:
+def with_scores(study: Study) -> list[str]:
     """Data sets whose answers have a score; HumanEval's accuracy needs its programs to be run."""
     return [name for name in SUITES if name != "HumanEval" or not chats(study) or study.settings.run_code]
 
@@ -282,7 +282,7 @@ def levels_table(study: Study) -> list[PaperTable]:
     for name, arms in found.items():
         for arm, one in arms.items():
             shown = "–"
-            if name in scored(study):
+            if name in with_scores(study):
                 value = ratio_of_sums(*score(study, one))
                 shown = cell(percent(value), 1) if chats(study) else cell(value)
             share = "–" if arm in (DRAFT, TARGET) else cell(ratio_of_sums(one.drafted, one.rounds))
@@ -292,10 +292,10 @@ def levels_table(study: Study) -> list[PaperTable]:
             ])  # fmt: skip
 
     def whole(arm: str) -> Quotient:
-        return joined([score(study, found[name][arm]) for name in scored(study)])
+        return joined([score(study, found[name][arm]) for name in with_scores(study)])
 
     def seconds(arm: str) -> Quotient:
-        return joined([(found[name][arm].seconds, found[name][arm].tokens) for name in scored(study)])
+        return joined([(found[name][arm].seconds, found[name][arm].tokens) for name in with_scores(study)])
 
     def faster(arm: str) -> BootstrapInterval:
         return ratio_of_ratios(seconds(SD), seconds(arm))
@@ -316,7 +316,7 @@ def levels_table(study: Study) -> list[PaperTable]:
     better = [
         Check(f"{arm}, score", over_allocation((whole(arm), seconds(arm)), *both), 0.0) for arm in LEVELS
     ]
-    drifts = [joined([found[name][arm].drift for name in scored(study)]) for arm in (MIDDLE, RANDOM)]
+    drifts = [joined([found[name][arm].drift for name in with_scores(study)]) for arm in (MIDDLE, RANDOM)]
     chance = (
         Check("FSD (Med.) less random, score", difference(whole(MIDDLE), whole(RANDOM)), 0.0),
         Check("FSD (Med.) less random, drift", difference(*drifts), 0.0, above=False),
@@ -354,7 +354,7 @@ def common(study: Study) -> list[PaperTable]:
         arms = runs(study, name)
         one, sd = arms[COMMON], arms[SD]
         told = "–"
-        if name in scored(study):
+        if name in with_scores(study):
             apart = difference(score(study, one), score(study, sd))
             shown, least = (percent(apart), -2.0) if chats(study) else (apart, -0.05)
             quality.append(Check(f"{name}, score less SD's", shown, least))
