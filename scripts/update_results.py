@@ -205,6 +205,10 @@ def paper_pages() -> dict[Path, str]:
     for path in sorted(RESULTS.glob("papers/*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
         single_run(results)
+        if (calls := results.get("calls", 1)) > 1:
+            raise ValueError(
+                f"the run in '{path.name}' has {calls} calls: run it again in one, with --restart"
+            )
         title, about, *rest = path.with_suffix(".md").read_text(encoding="utf-8").strip().split("\n\n")
         lines = pages.setdefault(ROOT / "docs" / "papers" / f"{results['paper']}.md", [title, "", about])
         pair = path.stem.removeprefix(f"{results['paper']}-")

@@ -8,12 +8,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sprinter.errors import SprinterError
 from sprinter.reproduce.answers import Answers, difference, duel, win_shares
 from sprinter.reproduce.claims import Check, Claim, PaperTable
-from sprinter.reproduce.fsd import Laws, levels, of_gap, one_threshold, over_allocation, score, with_scores
+from sprinter.reproduce.fsd import (
+    Laws,
+    _apart,
+    amount,
+    levels,
+    longer,
+    of_gap,
+    one_threshold,
+    over_allocation,
+    score,
+    with_scores,
+)
+from sprinter.reproduce.fsd import laws as fsd_laws
 from sprinter.reproduce.settings import ReproduceSettings
+from sprinter.reproduce.sprinter import apart
+from sprinter.reproduce.svip import accepted_run
+from sprinter.training.metrics import Interval
 
 
 def check(low: float, high: float, bound: float, above: bool = True) -> Check:
@@ -149,8 +165,7 @@ def test_the_mixture_of_whole_texts_that_is_as_fast() -> None:
 
 
 def study(template: str | None, **settings: Any) -> Any:
-    tokenizer = SimpleNamespace(chat_template=template)
-    return SimpleNamespace(pair=SimpleNamespace(tokenizer=tokenizer), settings=ReproduceSettings(**settings))
+    return SimpleNamespace(chats=template is not None, settings=ReproduceSettings(**settings), new_tokens=48)
 
 
 def test_accuracies_and_log_likelihoods_are_not_mixed() -> None:
@@ -161,3 +176,61 @@ def test_accuracies_and_log_likelihoods_are_not_mixed() -> None:
     assert "HumanEval" in with_scores(study("{}", run_code=True))
     with pytest.raises(SprinterError, match="no answer by x has an accuracy"):
         score(study("{}"), Answers("x", [answer("a", quality={"log_likelihood": -6.0})]))
+
+
+def test_a_division_by_zero_is_undecided_and_its_facts_are_json() -> None:
+    ones, zeros = np.ones(3), np.zeros(3)
+    nothing = of_gap(
+        (ones, ones), (ones, ones), (ones, ones), (ones, ones)
+    )  # no gap between target and draft
+    for value in (nothing, (float("nan"), 0.0, 0.1)):
+        claim = Claim("So.", (Check("loss", value, 0.2, above=False),))
+        assert claim.verdict == "undecided" and "loss: –, asked below 0.2" in claim.line()
+        facts = json.loads(json.dumps(claim.facts(), allow_nan=False))
+        assert facts["checks"][0]["value"][0] is None and facts["says"] == "So."
+    assert difference((zeros, ones), (zeros, ones)) == (0.0, 0.0, 0.0)
+
+
+def test_sds_acceptance_is_that_of_the_drafts_that_it_judges() -> None:
+    p, q = torch.tensor([[0.5, 0.4, 0.1]] * 4), torch.tensor([[0.4, 0.6, 0.0]] * 4)
+    recording = SimpleNamespace(raw_p=p, raw_q=q, lengths=(3, 1), outcomes=None)
+    suite = SimpleNamespace(samples=[1, 2])
+
+    def found(chats: bool) -> Laws:
+        fewest = list[int]()
+        one = SimpleNamespace(
+            chats=chats, prompts=2, tuning=1, suite=lambda *_: suite, laws=lambda *_: recording,
+            once=lambda _, make: make(), rests_on=fewest.append,
+        )  # fmt: skip
+        made = fsd_laws(one, "CSQA")  # type: ignore[arg-type]
+        assert fewest == [2]
+        return made
+
+    drawn, greedy = found(False), found(True)
+    assert drawn.overlap == pytest.approx([0.8] * 4) and drawn.tv == pytest.approx([0.2] * 4)
+    assert greedy.overlap == pytest.approx([0.4] * 4) and greedy.tv == pytest.approx([0.6] * 4)
+    assert greedy.loss.tolist() == drawn.loss.tolist()  # a likeliest token would be a gain
+
+
+def test_drafts_are_longer_where_nearly_all_is_kept() -> None:
+    assert [longer(5, 0.94), longer(5, 0.96), longer(15, 0.96), longer(20, 1.0)] == [5, 10, 20, 20]
+
+
+def test_the_length_of_answers_is_told_as_it_was() -> None:
+    assert amount(study("{}")) == "answers as long as the suite's"
+    assert amount(study("{}", new_tokens=48)) == amount(study(None)) == "48 new tokens"
+
+
+def test_data_sets_of_other_sizes_are_compared_whole() -> None:
+    value, low, high = _apart((np.array([1.0, 3.0]), np.ones(2)), (np.array([1.0, 1.0, 4.0]), np.ones(3)))
+    assert value == 0.0 and low is not None and high is not None and low < -1 < 1 < high
+
+
+def test_areas_on_other_labels_differ_by_the_ends_of_their_intervals() -> None:
+    found = apart(Interval(0.8, 0.7, 0.9), Interval(0.75, 0.7, 0.8))
+    assert found == pytest.approx((0.05, -0.1, 0.2)) and Check("x", found, 0.0).outcome is None
+
+
+def test_a_run_of_accepted_tokens_ends_with_its_text() -> None:
+    run = accepted_run(np.array([0.5, 1.0, 0.5, 1.0]), (3, 1))
+    assert run.tolist() == [0.5 * (1 + 1.5), 1.5, 0.5, 1.0]

@@ -94,3 +94,14 @@ def test_a_suite_without_enough_prompts_is_refused(tmp_path: Path) -> None:
     assert len(study.suite("mt-bench", 2, 1).samples) == 2
     with pytest.raises(UserError, match="no prompt that fits after the first 999"):
         study.suite("mt-bench", 2, 999)
+
+
+def test_tables_of_laws_alone_are_a_trial_too_and_a_second_call_is_told(run: Run, tmp_path: Path) -> None:
+    command = ("reproduce", "svip", "--data", str(made_up_data()), "--out", str(tmp_path), *TINY)
+    assert run(*command, "--part", "signals")[0] == 0
+    results = read(tmp_path, "svip")
+    assert (results["fewest_prompts"], results["calls"]) == (2, 1)
+    for calls in (1, 2):  # the first is whole, the second one resumes it
+        assert run(*command, "--part", "spec-bench")[0] == 0
+        assert read(tmp_path, "svip")["calls"] == calls
+    assert "in the last of 2 calls" in " ".join((tmp_path / "svip.md").read_text(encoding="utf-8").split())

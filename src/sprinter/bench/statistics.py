@@ -30,11 +30,11 @@ def bootstrap(statistic: Callable[[NDArray[np.int64]], Array], prompts: int) -> 
         prompts: number of prompts, which are the units that are drawn; repeats of a prompt stay together. With one
             prompt there is no interval.
     """
-    value = float(statistic(np.arange(prompts)))
-    if prompts < 2:
-        return value, None, None
-    picks = np.random.default_rng(0).integers(prompts, size=(REPEATS, prompts))
-    found = statistic(picks)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(statistic(np.arange(prompts)))
+        if prompts < 2:
+            return value, None, None
+        found = statistic(np.random.default_rng(0).integers(prompts, size=(REPEATS, prompts)))
     values = np.sort(found[np.isfinite(found)])
     count, tail = len(values), (1 - LEVEL) / 2
     if not count:

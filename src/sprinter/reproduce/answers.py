@@ -52,6 +52,11 @@ class Answers:
         return np.array([sum(map(of, same)) for same in self._rows.values()], dtype=float)
 
     @property
+    def prompts(self) -> int:
+        """Number of prompts."""
+        return len(self._rows)
+
+    @property
     def tokens(self) -> Array:
         """New tokens."""
         return self.sum(lambda row: sum(row["choices"][0]["new_tokens"]))

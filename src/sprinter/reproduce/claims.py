@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +13,10 @@ __all__ = ["Check", "Claim", "PaperTable", "cell"]
 
 
 def cell(of: BootstrapInterval, digits: int = 2) -> str:
-    """value [low, high]; the value alone where a single prompt shows no variance."""
+    """value [low, high]; the value alone where a single prompt shows no variance; a dash for a division by zero."""
     value, low, high = of
+    if not math.isfinite(value):
+        return "–"
     if low is None or high is None:
         return f"{value:.{digits}f} (n=1)"
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
@@ -38,8 +41,8 @@ class Check:
     @property
     def outcome(self) -> bool | None:
         """True or False where the whole interval lies on one side of the bound, else None."""
-        _, low, high = self.value
-        if low is None or high is None:
+        value, low, high = self.value
+        if low is None or high is None or not math.isfinite(value):
             return None
         if not self.above:
             return True if high < self.bound else False if low >= self.bound else None
@@ -85,8 +88,15 @@ class Claim:
         return f"- **{self.verdict[0].upper()}{self.verdict[1:]}.** {self.says} {told}."
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {"verdict": self.verdict, **asdict(self)}
+        """As JSON values, which know no NaN."""
+        checks = [
+            {
+                **asdict(one),
+                "value": [part if part is None or math.isfinite(part) else None for part in one.value],
+            }
+            for one in self.checks
+        ]
+        return {"verdict": self.verdict, **asdict(self), "checks": checks}
 
 
 @dataclass(frozen=True, slots=True)

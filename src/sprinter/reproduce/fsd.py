@@ -10,40 +10,21 @@ from numpy.typing import NDArray
 
 from sprinter.bench.sample import Suite
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
-from sprinter.bench.suites import turn_ids
 from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.errors import SprinterError
-from sprinter.laws import entropy, kl_divergence, overlap, tv_distance
+from sprinter.laws import entropy, kl_divergence, one_hot, overlap, tv_distance
 from sprinter.reproduce.answers import Answers, Quotient, difference, percent
 from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
 from sprinter.reproduce.study import Paper, Study
-from sprinter.theory.recording import probe
 
 __all__ = ["FSD"]
 
 SUITES = {"GSM8K": "gsm8k", "CSQA": "commonsenseqa", "MMLU": "mmlu", "HumanEval": "humaneval"}
-LENGTHS = (5, 10, 15)
+LENGTHS = (5, 10, 15, 20)
+CLOSE_TO_ALL = 0.95  # kept tokens, from which on drafts are of the next length (Appendix D)
 THRESHOLDS = (
-    0.01,
-    0.02,
-    0.03,
-    0.04,
-    0.05,
-    0.06,
-    0.08,
-    0.1,
-    0.13,
-    0.16,
-    0.2,
-    0.25,
-    0.3,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    1.0,
-)
+    0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0,
+)  # fmt: skip
 JS = "js_reference"  # what the published code computes under the name of JS
 LOW, MIDDLE, HIGH = LEVELS = ("FSD (Low)", "FSD (Med.)", "FSD (High)")
 DRAFT, TARGET, SD, COMMON, RANDOM = "draft alone", "target alone", "SD", "FSD, one T", "random"
@@ -56,6 +37,12 @@ OVER_SD = {  # tokens/s over SD's: Llama3.1 8B/70B; Gemma2 2B/27B; Qwen2.5 7B/32
     "CSQA": {LOW: "1.07; 1.21; 1.15", MIDDLE: "1.30; 1.37; 1.39", HIGH: "1.44; 1.52; 1.49"},
     "MMLU": {LOW: "1.08; 1.09; 1.13", MIDDLE: "1.15; 1.27; 1.22", HIGH: "1.19; 1.32; 1.29"},
     "HumanEval": {LOW: "1.09; 1.10; 1.13", MIDDLE: "1.13; 1.14; 1.13", HIGH: "1.15; 1.15; 1.16"},
+}
+ALEN = {  # accepted tokens a round, the same pairs
+    "GSM8K": {SD: "9.7; 5.7; 6.6", LOW: "11.8; 6.8; 8.2", MIDDLE: "12.4; 7.1; 9.2", HIGH: "13.5; 11.1; 9.3"},
+    "CSQA": {SD: "1.96; 2.07; 2.7", LOW: "3.32; 2.5; 3.3", MIDDLE: "4.3; 3.2; 6.6", HIGH: "8.14; 3.9; 6.9"},
+    "MMLU": {SD: "3.37; 2.7; 3.2", LOW: "3.9; 2.9; 3.7", MIDDLE: "4.1; 3.5; 4.0", HIGH: "4.2; 3.7; 4.46"},
+    "HumanEval": {SD: "7.6; 3.7; 3.7", LOW: "8.5; 4.02; 4.3", MIDDLE: "8.6; 4.2; 4.4", HIGH: "8.9; 4.3; 4.6"},
 }
 ACCURACY = {  # per cent, the same pairs
     "GSM8K": {DRAFT: "84.6; 57.5; 89.9", TARGET: "94.9; 90.7; 94.9", SD: "95.1; 90.8; 95.1",
@@ -74,7 +61,9 @@ class Laws:
     """What both laws say at the positions of the target's own texts, ``[N]`` each; ``texts``: which text.
 
     Attributes:
-        loss: what a token drawn from the draft costs in expected log-likelihood, E_p ln p − E_q ln p.
+        loss: what a token drawn from the draft costs in expected log-likelihood, E_p ln p − E_q ln p; also where drafts
+            are greedy, since a likeliest token would be a gain by it.
+        tv, overlap: between p and what the draft's token is drawn from: one-hot where drafts are greedy.
     """
 
     texts: NDArray[np.int64]
@@ -109,16 +98,17 @@ def laws(study: Study, name: str, *, tuning: bool = False) -> Laws:
     def read() -> Laws:
         count, skip = (study.tuning, 0) if tuning else (study.prompts, study.tuning)
         suite = study.suite(SUITES[name], count, skip)
-        prompts = [turn_ids(study.pair, one, 0, [], chat=suite.chat) for one in suite.samples]
-        found = probe(
-            study.pair, prompts, new_tokens=study.new_tokens,
-            progress=lambda done, wanted: study.progress(done, wanted, f"{name}: laws along texts"),
-        )  # fmt: skip
+        if not tuning:
+            study.rests_on(len(suite.samples))
+        found = study.laws(suite, f"{name}: ")
         p, q = found.raw_p.double(), found.raw_q.double()
+        drawn = q
+        if study.chats:  # greedy drafts; a group of tokens is none
+            drawn = one_hot(q if found.outcomes is None else q.masked_fill(found.outcomes < 0, 0.0))
         loss = kl_divergence(q, p) + entropy(q) - entropy(p)  # −E_q ln p + E_p ln p
         texts = np.repeat(np.arange(len(found.lengths)), found.lengths)
         named = {name: of(p, q).numpy() for name, of in DIVERGENCES.items()}
-        return Laws(texts, loss.numpy(), tv_distance(p, q).numpy(), overlap(p, q).numpy(), named)
+        return Laws(texts, loss.numpy(), tv_distance(p, drawn).numpy(), overlap(p, drawn).numpy(), named)
 
     return study.once(("laws", name, tuning), read)
 
@@ -146,17 +136,18 @@ def one_threshold(found: Sequence[Laws]) -> float:
 
 def longest(study: Study, suite: Suite) -> int:
     """Longest answer: the suite's own where the pair answers questions, else the paper's usual one here."""
-    return study.settings.new_tokens or (suite.new_tokens if chats(study) else study.new_tokens)
+    return study.settings.new_tokens or (suite.new_tokens if study.chats else study.new_tokens)
 
 
-def chats(study: Study) -> bool:
-    """Whether the pair answers questions, so that accuracy is measured and drafts are greedy, as in the paper."""
-    return getattr(study.pair.tokenizer, "chat_template", None) is not None
+def amount(study: Study) -> str:
+    """How long answers are."""
+    whole = study.chats and study.settings.new_tokens is None
+    return "answers as long as the suite's" if whole else f"{study.new_tokens} new tokens"
 
 
 def drafted(study: Study, gamma: int, accept: str) -> str:
     """A method by the paper's drafts (greedy, Appendix D) where the pair answers questions, else by drawn ones."""
-    if not chats(study):
+    if not study.chats:
         return f"stop=fixed(gamma={gamma}),accept={accept}"
     return f"drafter=model(greedy=true),stop=fixed(gamma={gamma}),accept={accept}"
 
@@ -198,7 +189,7 @@ def lengths(study: Study) -> list[PaperTable]:
             (*slower,),
         ),
     ]
-    told = f"Exact decoding, {study.tuning} prompts a data set, {study.new_tokens} new tokens. Paper: from L = 5 to 15."
+    told = f"Exact decoding, {study.tuning} prompts a data set, {amount(study)}. Paper: from L = 5 to 15."
     return [
         PaperTable("Table 1", told, ("data set", "", *(f"L={n}" for n in LENGTHS), "paper"), rows, claims)
     ]
@@ -211,10 +202,14 @@ def runs(study: Study, name: str) -> dict[str, Answers]:
         found, tried = laws(study, name, tuning=True), sd_runs(study, name)
         gamma = max(LENGTHS, key=lambda n: tried[n].tokens.sum() / tried[n].seconds.sum())
         chosen = levels(found) | {COMMON: one_threshold([laws(study, one, tuning=True) for one in SUITES])}
-        kept = float((found.divergences[JS] < chosen[MIDDLE]).mean())
+        kept = {arm: float((found.divergences[JS] < t).mean()) for arm, t in chosen.items()}
         specs = {DRAFT: "draft-only", TARGET: "autoregressive", SD: drafted(study, gamma, "exact")}
-        specs |= {arm: drafted(study, gamma, f"fuzzy(threshold={t})") for arm, t in chosen.items()}
-        specs[RANDOM] = drafted(study, gamma, f"random(rate={kept:.3f})")
+        specs |= {
+            arm: drafted(study, longer(gamma, kept[arm]), f"fuzzy(threshold={t})")
+            for arm, t in chosen.items()
+        }
+        rate = kept[MIDDLE]
+        specs[RANDOM] = drafted(study, longer(gamma, rate), f"random(rate={rate:.3f})")
         suite = study.suite(SUITES[name], study.prompts, study.tuning)
         most = longest(study, suite)
         return study.answers(name, suite, specs, 1.0, new_tokens=most, repeats=study.repeats, quality=True)
@@ -222,9 +217,15 @@ def runs(study: Study, name: str) -> dict[str, Answers]:
     return study.once(("runs", name), run)
 
 
+def longer(gamma: int, kept: float) -> int:
+    """L for a method that keeps this share of its drafts: the next length where it keeps close to all."""
+    further = [n for n in LENGTHS if n > gamma]
+    return further[0] if further and kept >= CLOSE_TO_ALL else gamma
+
+
 def with_scores(study: Study) -> list[str]:
     """Data sets whose answers have a score; HumanEval's accuracy needs its programs to be run."""
-    return [name for name in SUITES if name != "HumanEval" or not chats(study) or study.settings.run_code]
+    return [name for name in SUITES if name != "HumanEval" or not study.chats or study.settings.run_code]
 
 
 def score(study: Study, one: Answers) -> Quotient:
@@ -233,7 +234,7 @@ def score(study: Study, one: Answers) -> Quotient:
     Raises:
         SprinterError: no answer has it.
     """
-    found = one.quality("exact_match") or one.quality("pass_at_1") if chats(study) else one.log_likelihood
+    found = one.quality("exact_match") or one.quality("pass_at_1") if study.chats else one.log_likelihood
     if found is None:
         raise SprinterError(f"no answer by {one.spec} has an accuracy")
     return found
@@ -284,11 +285,12 @@ def levels_table(study: Study) -> list[PaperTable]:
             shown = "–"
             if name in with_scores(study):
                 value = ratio_of_sums(*score(study, one))
-                shown = cell(percent(value), 1) if chats(study) else cell(value)
+                shown = cell(percent(value), 1) if study.chats else cell(value)
             share = "–" if arm in (DRAFT, TARGET) else cell(ratio_of_sums(one.drafted, one.rounds))
             rows.append([
                 name, arm, f"`{one.spec}`", shown, ACCURACY[name].get(arm, "–"),
                 cell(ratio_of_sums(*one.drift), 3), cell(one.speed_over(arms[SD])), OVER_SD[name].get(arm, "–"), share,
+                ALEN[name].get(arm, "–"),
             ])  # fmt: skip
 
     def whole(arm: str) -> Quotient:
@@ -334,14 +336,26 @@ def levels_table(study: Study) -> list[PaperTable]:
         Claim("Figure 2: at the same speed better than whole texts by target or draft.", (*better,), missing),
         Claim("Appendix E: accepting at random as often does significantly worse.", chance),
     ]  # fmt: skip
-    what = "accuracy, %" if chats(study) else "log-likelihood a token"
-    head = ("data set", "arm", "method", what, "paper", "drift", "speed over SD", "paper", "kept a round")
-    asked = (
-        "answers as long as the suite's, greedy drafts, drawn replacements; HumanEval is scored with --run-code"
-        if chats(study)
-        else f"{study.new_tokens} new tokens, drawn drafts (greedy ones would be a gain by the log-likelihood)"
+    what = "accuracy, %" if study.chats else "log-likelihood a token"
+    head = (
+        "data set",
+        "arm",
+        "method",
+        what,
+        "paper",
+        "drift",
+        "speed over SD",
+        "paper",
+        "kept a round",
+        "paper",
     )
-    told = f"{study.prompts} prompts a data set, temperature 1, {asked}. Paper: three pairs."
+    asked = (
+        "greedy drafts, drawn replacements; HumanEval is scored with --run-code"
+        if study.chats
+        else "drawn drafts (greedy ones would be a gain by the log-likelihood)"
+    )
+    counts = ", ".join(f"{name} {arms[SD].prompts}" for name, arms in found.items())
+    told = f"Prompts: {counts}. Temperature 1, {amount(study)}, {asked}. Paper: three pairs."
     return [PaperTable("Table 2, Figure 2 and Appendix E", told, head, rows, claims)]
 
 
@@ -356,7 +370,7 @@ def common(study: Study) -> list[PaperTable]:
         told = "–"
         if name in with_scores(study):
             apart = difference(score(study, one), score(study, sd))
-            shown, least = (percent(apart), -2.0) if chats(study) else (apart, -0.05)
+            shown, least = (percent(apart), -2.0) if study.chats else (apart, -0.05)
             quality.append(Check(f"{name}, score less SD's", shown, least))
             told = cell(shown)
         rows.append([name, f"`{one.spec}`", told, paper[name], cell(one.speed_over(sd))])
@@ -367,7 +381,7 @@ def common(study: Study) -> list[PaperTable]:
         ),
         Claim("It is faster than SD (1.08 to 1.26 times) on every data set.", (*speed,)),
     ]
-    what = "accuracy less SD's, points" if chats(study) else "log-likelihood less SD's"
+    what = "accuracy less SD's, points" if study.chats else "log-likelihood less SD's"
     told = (
         "The paper's T are 0.4, 0.3 and 0.7, one a pair; here the last that loses at most a tenth of the gap in "
         "expected log-likelihood on the tuning prompts of all data sets. Paper: Qwen2.5, Llama3.1, Gemma2."
@@ -433,17 +447,18 @@ def spread(study: Study) -> list[PaperTable]:
 
 
 def _apart(a: Quotient, b: Quotient) -> BootstrapInterval:
-    """Mean of one data set less that of another, whose prompts are others."""
-    n = min(len(a[0]), len(b[0]))
-    return difference((a[0][:n], a[1][:n]), (b[0][:n], b[1][:n]))
+    """Mean of one data set less that of another, whose prompts are others: drawn from all of them, unpaired."""
+    left = [np.concatenate([part, np.zeros(len(b[0]))]) for part in a]
+    right = [np.concatenate([np.zeros(len(a[0])), part]) for part in b]
+    return difference((left[0], left[1]), (right[0], right[1]))
 
 
 FSD = Paper(
     "Fuzzy Speculative Decoding (Holsman et al. 2025)",
-    "Appendix D's protocol: L, the fastest of 5, 10 and 15 for exact "
-    "decoding (SD); T_SD, the threshold that accepts as much as SD; then T upwards until a fifth of the gap between "
-    "target and draft is lost. L and thresholds are chosen on other prompts, thresholds from both models' laws along "
-    "the target's own texts, from 0.01 to 1. The divergence is the published code's JS.",
+    "Appendix D's protocol: L, the fastest of 5, 10, 15 and 20 for exact decoding (SD), the next one for a method that "
+    "keeps close to all; T_SD, the threshold that accepts as much as SD; then T upwards until a fifth of the gap "
+    "between target and draft is lost. L and thresholds are chosen on other prompts, thresholds from both models' laws "
+    "along the target's own texts, from 0.01 to 1. The divergence is the published code's JS.",
     {"lengths": lengths, "levels": levels_table, "one-threshold": common, "divergences": spread},
     {"prompts": 30, "tuning_prompts": 20, "new_tokens": 48, "repeats": 1},
 )

@@ -9,29 +9,38 @@ import torch
 from sprinter.heads.head import Head
 from sprinter.reproduce.study import Study
 from sprinter.training.dataset import read_positions
-from sprinter.training.label_run import LabelSettings, label
-from sprinter.training.roc import Report, judge_directory
+from sprinter.training.label_run import LabelProgress, LabelSettings, label, usual_batch
+from sprinter.training.records import TEMPERATURES
+from sprinter.training.roc import Report, judge_directory, unseen
 from sprinter.training.settings import TrainSettings
 from sprinter.training.train import train
 
-__all__ = ["LABELS", "judged", "trained"]
+__all__ = ["LABELS", "distance", "judged", "labelled", "trained"]
 
 LABELS = (1.0, 1.2, 1.5)
 """λ: a drawn token is acceptable where q(x)/p(x) is at most this."""
 
 
-def labelled(study: Study, suite: str) -> Path:
-    """Labels of a suite's texts after those that are measured and tuned on; resumed if interrupted."""
+def labelled(study: Study, suite: str) -> tuple[Path, int]:
+    """Labels of a suite's texts after those that are measured and tuned on, and their number; resumed if interrupted.
 
-    def make() -> Path:
+    A small suite has fewer than the settings ask for.
+    """
+
+    def told(now: LabelProgress) -> None:
+        study.progress(now.prompts, study.settings.gate_texts, f"{suite}: labels")
+
+    def make() -> tuple[Path, int]:
         whole = study.suite(suite, study.settings.gate_texts, study.prompts + study.tuning)
         texts = [" ".join((*one.turns, *one.references)) for one in whole.samples]
         folder = study.out / f"{suite} labels"
         file = folder.with_suffix(".txt")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("\n".join(" ".join(text.split()) for text in texts) + "\n", encoding="utf-8")
-        label(study.pair, [file], folder, LabelSettings(new_tokens=study.new_tokens), restart=study.restart)
-        return folder
+        batch = usual_batch(study.pair.models, folder, study.restart)
+        settings = LabelSettings(new_tokens=study.new_tokens, batch_size=batch)
+        report = label(study.pair, [file], folder, settings, restart=study.restart, progress=told)
+        return folder, report.info.prompts
 
     return study.once(("labels", suite), make)
 
@@ -45,13 +54,25 @@ def trained(study: Study, suite: str, lam: float = 1.2, head: str = "linear") ->
             head=head, label=f"ratio(lambda={lam:g})" if own else None, tau=0.5 if own else None
         )
         with torch.inference_mode(False):
-            return train(read_positions([labelled(study, suite)], settings.inputs), settings).head
+            return train(read_positions([labelled(study, suite)[0]], settings.inputs), settings).head
 
     return study.once(("head", suite, lam, head), make)
 
 
 def judged(study: Study, suite: str, lam: float) -> Report:
     """Evaluation of the gate of a λ on prompts that it was not trained on."""
-    return study.once(
-        ("judged", suite, lam), lambda: judge_directory(trained(study, suite, lam), [labelled(study, suite)])
-    )
+
+    def judge() -> Report:
+        report = judge_directory(trained(study, suite, lam), [labelled(study, suite)[0]])
+        study.rests_on(report.prompts)
+        return report
+
+    return study.once(("judged", suite, lam), judge)
+
+
+def distance(study: Study, suite: str, lam: float) -> float:
+    """Mean TV(p, q) at the positions that the gate of a λ is judged on, temperature 1."""
+    head = trained(study, suite, lam)
+    positions = read_positions([labelled(study, suite)[0]], head.features)
+    held = positions.select(unseen(head, positions))
+    return 1 - float(held.columns["overlap"][:, TEMPERATURES.index(1.0)].double().mean())

@@ -62,10 +62,14 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
             "verdicts": {f"{table.title}: {claim.says}": claim.verdict for table in tables for claim in table.claims},
             "parts": {part: [table.facts() for table in made] for part, made in done.items()},
             "fewest_prompts": study.fewest,
+            "calls": study.calls,
             "seconds": round(time.time() - began, 1),
         }  # fmt: skip
         with writing(study.out / f"{name}.json"):
-            write_atomic(study.out / f"{name}.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+            write_atomic(
+                study.out / f"{name}.json",
+                json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+            )
             write_atomic(study.out / f"{name}.md", page(paper, results, tables, names) + "\n")
     return results
 
@@ -76,8 +80,9 @@ def page(paper: Paper, results: Mapping[str, Any], tables: Sequence[PaperTable],
     few = results["fewest_prompts"] or ENOUGH
     trial = f" Some tables rest on {few} prompts: fewer than {ENOUGH} are a trial." if few < ENOUGH else ""
     machine = f"{where['cpu']}, {where['threads']} of {where['cores']} cores"
-    when = f"load {where['load']} to {where['load_at_end']}, commit {where['commit']}"
-    run = f"`{results['command']}` on {machine}, {when}: {names}.{trial}"
+    load = f"load {where['load']} to {where['load_at_end']}"
+    load += f" in the last of {results['calls']} calls" if results["calls"] > 1 else ""
+    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}: {names}.{trial}"
     parts = [f"# {paper.title}, measured again", paper.about, run, *(table.markdown() for table in tables)]
     return "\n".join(line for text in "\n\n".join(parts).split("\n") for line in _wrapped(text))
 

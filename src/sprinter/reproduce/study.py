@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from sprinter.heads.head import Head
 from sprinter.reproduce.answers import Answers
 from sprinter.reproduce.claims import PaperTable
 from sprinter.reproduce.settings import ReproduceSettings
+from sprinter.theory.recording import Recording, probe
 
 __all__ = ["HeadArm", "Paper", "PaperPart", "Study"]
 
@@ -81,7 +83,9 @@ class Study:
         self._command, self.restart, self.progress = command, restart, progress
         self._kept: dict[object, object] = {}
         self.fewest: int | None = None
-        """Prompts of the smallest suite that ``answers`` has measured."""
+        """Prompts of the smallest sample that a table rests on."""
+        self.calls = 1
+        """Calls that the answers come from: more than one after an interruption."""
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """What ``make`` returns, made once for a key."""
@@ -100,33 +104,54 @@ class Study:
         Raises:
             UserError: no prompt is left.
         """
-        whole = self._fitting(name, new_tokens or self.new_tokens)
+        whole, fits = self._first_turns(name, new_tokens or self.new_tokens)
         kept: dict[str, list[Sample]] = {}
         for sample in whole.samples:
             kept.setdefault(group_of_spec_bench(sample.category) if groups else "", []).append(sample)
-        chosen = [sample for group in kept.values() for sample in group[skip : skip + count]]
+        chosen = [one for group in kept.values() for one in islice(filter(fits, group), skip, skip + count)]
         if not chosen:
             raise UserError(
                 f"the suite '{name}' has no prompt that fits after the first {skip}: ask for fewer"
             )
         return replace(whole, samples=tuple(chosen))
 
-    def _fitting(self, name: str, new_tokens: int) -> Suite:
-        def read() -> Suite:
-            template = getattr(self.pair.tokenizer, "chat_template", None) is not None
+    def _first_turns(self, name: str, new_tokens: int) -> tuple[Suite, Callable[[Sample], bool]]:
+        """The suite's first turns, and whether one of them fits."""
+
+        def read() -> tuple[Suite, Callable[[Sample], bool]]:
             loaded = load_suite(
-                name, self.data, tokenizer=self.pair.tokenizer, chat=template and name not in RUNNING
+                name, self.data, tokenizer=self.pair.tokenizer, chat=self.chats and name not in RUNNING
             )
             firsts = (
                 replace(one, turns=one.turns[:1], references=one.references[:1]) for one in loaded.samples
             )
-            room = self.pair.models.context - new_tokens
-            fits = [
-                one for one in firsts if 1 <= len(turn_ids(self.pair, one, 0, [], chat=loaded.chat)) <= room
-            ]
-            return replace(loaded, samples=tuple(fits))
+            room, known = self.pair.models.context - new_tokens, dict[str, bool]()
 
-        return self.once(("fitting", name, new_tokens), read)
+            def fits(one: Sample) -> bool:
+                if one.id not in known:
+                    known[one.id] = 1 <= len(turn_ids(self.pair, one, 0, [], chat=loaded.chat)) <= room
+                return known[one.id]
+
+            return replace(loaded, samples=tuple(firsts)), fits
+
+        return self.once(("first turns", name, new_tokens), read)
+
+    @property
+    def chats(self) -> bool:
+        """Whether the pair has a chat template and so answers questions."""
+        return getattr(self.pair.tokenizer, "chat_template", None) is not None
+
+    def rests_on(self, prompts: int) -> None:
+        """Note that a table rests on so many prompts."""
+        self.fewest = min(prompts, self.fewest or prompts)
+
+    def laws(self, suite: Suite, note: str = "") -> Recording:
+        """Both models' laws along one text of the target a prompt, temperature 1; written anew in each call."""
+        prompts = [turn_ids(self.pair, one, 0, [], chat=suite.chat) for one in suite.samples]
+        return probe(
+            self.pair, prompts, new_tokens=self.new_tokens,
+            progress=lambda done, wanted: self.progress(done, wanted, f"{note}laws along texts"),
+        )  # fmt: skip
 
     def answers(
         self,
@@ -149,7 +174,7 @@ class Study:
         Raises:
             UserError: an arm failed, or the directory holds another run.
         """
-        self.fewest = min(len(suite.samples), self.fewest or len(suite.samples))
+        self.rests_on(len(suite.samples))
         made = [EngineArm(parse_method(arm)) if isinstance(arm, str) else arm for arm in arms.values()]
         for name, arm in zip(arms, made, strict=True):
             arm.name = name
@@ -160,6 +185,7 @@ class Study:
             self.out / part, Extras(measures, analysis=False, command=self._command), restart=self.restart,
             progress=lambda done, wanted, note: self.progress(done, wanted, f"{part}: {note}"),
         )  # fmt: skip
+        self.calls = max(self.calls, len(results["sessions"]))
         for arm in results["arms"]:
             if arm["status"] != "ok":
                 raise UserError(f"{arm['name']} failed in {part}: {arm['error']}")
