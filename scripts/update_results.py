@@ -46,6 +46,8 @@ def single_run(results: dict[str, Any]) -> dict[str, Any]:
     first, environment = made[0], made[0]["environment"]
     told = [{"run": one["command"], "commit": one["environment"]["commit"],
              "machine": records.machine(one["environment"])} for one in made]  # fmt: skip
+    if (calls := results.get("calls", 1)) > 1:
+        raise ValueError(f"its answers come from {calls} calls: run it again in one, with --restart")
     parts = results.get("parts")
     named = [part["commit"] for part in parts.values() if "commit" in part] if isinstance(parts, dict) else []
     records.one_run([*told, *({**told[0], "commit": commit} for commit in named)])
@@ -205,10 +207,6 @@ def paper_pages() -> dict[Path, str]:
     for path in sorted(RESULTS.glob("papers/*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
         single_run(results)
-        if (calls := results.get("calls", 1)) > 1:
-            raise ValueError(
-                f"the run in '{path.name}' has {calls} calls: run it again in one, with --restart"
-            )
         title, about, *rest = path.with_suffix(".md").read_text(encoding="utf-8").strip().split("\n\n")
         lines = pages.setdefault(ROOT / "docs" / "papers" / f"{results['paper']}.md", [title, "", about])
         pair = path.stem.removeprefix(f"{results['paper']}-")

@@ -87,6 +87,7 @@ def made(command: str = "python x.py", commit: str = HEAD, cpu: str = "EPYC") ->
         ({"runs": {"a": made(), "b": made("python x.py --again")}}, "2 values of run"),
         ({"runs": {"a": made(), "b": made(cpu="Xeon")}}, "2 values of machine"),
         ({**made(), "again": [made(commit="0123456")]}, "2 values of commit"),
+        ({**made(), "calls": 2}, "come from 2 calls"),
         ({**made(), "parts": {"a": {"commit": "0123456"}}}, "2 values of commit"),
         (made(commit=f"{HEAD}+"), "uncommitted changes"),
         ({**made(), "environment": {**made()["environment"], "dirty": True}}, "uncommitted changes"),
