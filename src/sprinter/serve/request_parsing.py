@@ -14,13 +14,16 @@ from sprinter.engine.prompt import PromptInput
 from sprinter.errors import UserError
 from sprinter.random import ANY_SEED, drawn_seed
 from sprinter.serve.api_errors import Refusal
-from sprinter.serve.schema import ChatRequest, CompletionRequest, GenerateRequest, SprinterOptions
+from sprinter.serve.schema import ChatRequest, CompletionRequest, GenerateRequest, ScoreRequest, SprinterOptions
 from sprinter.serve.settings import ServeSettings
 
-__all__ = ["TextRequest", "asked_of"]
+__all__ = ["TextRequest", "asked_of", "check_laws"]
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default of ``max_tokens`` for completions; chat completions end with the answer or the row."""
+
+_LAWS_BYTES = 1 << 26
+"""Largest answer of laws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +175,19 @@ def _chat_limit(body: ChatRequest) -> int | None:
             param="max_tokens",
         )
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def check_laws(asked: ScoreRequest, fingerprint: str, vocab_size: int) -> None:
+    """Refuse laws of a target other than the one that the client began with, and more than an answer may hold.
+
+    Raises:
+        Refusal: says which.
+    """
+    if asked.fingerprint not in (None, fingerprint):
+        raise Refusal(409, "this server has another model now: load the pair again", "model_changed")
+    places = sum(max(len(one.ids) - one.start, 0) for one in asked.texts)
+    size = places * vocab_size * (4 if asked.dtype == "float32" else 2)
+    if size > _LAWS_BYTES:
+        raise Refusal(
+            400, f"{places} laws are {size / 2**20:.0f} MiB, at most {_LAWS_BYTES >> 20} fit into an answer"
+        )

@@ -25,15 +25,13 @@ from sprinter.random import following_seed
 from sprinter.serve.api_errors import Refusal
 from sprinter.serve.keys import ApiKeys, RateLimit
 from sprinter.serve.prometheus import ServeMetrics, ServeState
-from sprinter.serve.request_parsing import TextRequest
+from sprinter.serve.request_parsing import TextRequest, check_laws
 from sprinter.serve.schema import ScoreRequest, TokenizeRequest
 from sprinter.serve.settings import ServeSettings
 from sprinter.serve.turns import Turns
 
 __all__ = ["Service", "shown_id"]
 
-_LAWS_BYTES = 1 << 26
-"""Largest answer of laws."""
 _REPORTED = 4
 """Log-probabilities that a reported token counts as."""
 _log = logging.getLogger("sprinter.serve")
@@ -227,15 +225,7 @@ class Service:
             Refusal: another model than the client began with; more laws than an answer may hold.
         """
         known = self._weights or await self.turns.run(owner, self._fingerprint)  # reads all weights once
-        if asked.fingerprint not in (None, known):
-            raise Refusal(409, "this server has another model now: load the pair again", "model_changed")
-        places = sum(max(len(one.ids) - one.start, 0) for one in asked.texts)
-        size = places * self.pair.models.vocab_size * (4 if asked.dtype == "float32" else 2)
-        if size > _LAWS_BYTES:
-            raise Refusal(
-                400,
-                f"{places} laws are {size / 2**20:.0f} MiB, at most {_LAWS_BYTES >> 20} fit into an answer",
-            )
+        check_laws(asked, known, self.pair.models.vocab_size)
         self._charge_tokens(owner, sum(self.engine.unread(one.ids, one.start, owner) for one in asked.texts))
         found = [await self.engine.laws(one.ids, one.start, owner=owner) for one in asked.texts]
         dtype = getattr(torch, asked.dtype)

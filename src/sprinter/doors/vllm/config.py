@@ -14,12 +14,24 @@ from sprinter.doors.rules import method_of
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 
-__all__ = ["READ", "DoorConfig", "adjustments_of", "check_version", "endings_of", "method_for", "sampling_of"]
+__all__ = [
+    "READ",
+    "START",
+    "DoorConfig",
+    "adjustments_of",
+    "check_version",
+    "endings_of",
+    "method_for",
+    "sampling_of",
+    "start_of",
+]
 
 TESTED = ("0.32",)
 """Releases of vLLM whose V1 model runner the door is for."""
 READ = tuple(f"0.{minor}" for minor in range(27, 34))
 """Releases whose V2 model runner it is for: tested with 0.32, the others have the names and the order of calls."""
+START = "sprinter_laws"
+"""Name in a request's ``extra_args`` of the place from which on the laws of its prompt are wanted."""
 _GREEDY = 1e-5  # vLLM's own bound of temperature 0
 
 
@@ -111,6 +123,11 @@ def method_for(params: Any, config: DoorConfig) -> Method:
     method = method_of(given, config.method, params.temperature < _GREEDY)
     config.check(method)
     return method
+
+
+def start_of(params: Any) -> int | None:
+    """From where on the laws of a request's prompt are wanted, or None."""
+    return None if params is None else (params.extra_args or {}).get(START)
 
 
 def sampling_of(params: Any) -> Sampling:

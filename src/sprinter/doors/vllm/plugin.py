@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from sprinter.doors.vllm.config import READ, DoorConfig, check_version, method_for
+from sprinter.doors.vllm.scoring import Scores, add_routes, open_scores, read_from_start
 from sprinter.errors import UserError
 
 __all__ = ["Endpoints", "register"]
@@ -26,7 +27,9 @@ def register() -> None:
         return
     from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.worker.worker_base import WorkerBase
 
     checked = InputProcessor._validate_params
     if getattr(checked, "by_sprinter", False):
@@ -49,6 +52,8 @@ def register() -> None:
 
     validate.by_sprinter = True  # type: ignore[attr-defined]
     InputProcessor._validate_params = validate
+    WorkerBase.sprinter_open_scores = open_scores
+    read_from_start(KVCacheManager)
 
 
 def _has_worker(vllm_config: Any) -> bool:
@@ -57,13 +62,14 @@ def _has_worker(vllm_config: Any) -> bool:
 
 
 class Endpoints:
-    """Entry point of ``vllm.endpoint_plugins``: ``GET /sprinter/requests?id=`` and ``GET /sprinter/metrics``."""
+    """Entry point of ``vllm.endpoint_plugins``: ``GET /sprinter/requests?id=``, ``GET /sprinter/metrics``, ``/v1/score``."""
 
     name = "sprinter"
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
         self._engine: Any = None
+        self._scores: Any = None
 
     def attach_router(self, app: Any) -> None:
         """Add the routes."""
@@ -82,7 +88,9 @@ class Endpoints:
 
         app.get("/sprinter/requests")(requests)
         app.get("/sprinter/metrics")(metrics)
+        add_routes(app, lambda: self._scores)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Keep the engine, which the routes ask."""
         self._engine = engine_client
+        self._scores = Scores(engine_client, args.served_model_name or [args.model])

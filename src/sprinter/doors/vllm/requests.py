@@ -11,7 +11,7 @@ from typing import Any
 
 from sprinter.doors.drafting import DraftedRequest
 from sprinter.doors.rules import HostedRequest, method_of
-from sprinter.doors.vllm.config import DoorConfig, endings_of, method_for
+from sprinter.doors.vllm.config import DoorConfig, endings_of, method_for, start_of
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -29,12 +29,14 @@ class Served:
 
     Attributes:
         hosted: our decoding of it. seed: of its random numbers. error: what is wrong with it, or None.
+        told: whether it is reported: not if it asks for laws alone.
         state: in the V1 model runner. drafted: of the requests that we draft for.
     """
 
     hosted: HostedRequest
     seed: int
     error: str | None = None
+    told: bool = True
     state: Any = None
     drafted: DraftedRequest | None = None
 
@@ -81,7 +83,8 @@ class Requests:
         except UserError as wrong:  # the frontend refuses it; here the engine would end with it
             error, method = str(wrong), method_of("autoregressive", "")
             _log.warning("%s; the request is decoded plainly", wrong)
-        if plainly or (exactly and not method.lossless()):
+        told = start_of(params) is None
+        if plainly or not told or (exactly and not method.lossless()):
             method = method_of("autoregressive", "")
         given, base = params.seed, self._model_config.seed or 0
         draws = AddressedDraws(*((base, 1 + self._begun) if given is None else (given, 0)))
@@ -90,12 +93,15 @@ class Requests:
         ends = endings_of(params)
         hosted = HostedRequest(text, method, most, ends, draws, self.longest, params.min_tokens)
         seed = base + self._begun if given is None else given
-        self.served[name] = Served(hosted, seed, error)
+        self.served[name] = Served(hosted, seed, error, told)
         return self.served[name]
 
     def end(self, name: str) -> None:
         """vLLM has dropped a request."""
-        report = self._ended[name] = self.served.pop(name).report()
+        one = self.served.pop(name)
+        if not one.told:
+            return
+        report = self._ended[name] = one.report()
         self._totals["requests"] += 1
         for key in _COUNTS:
             self._totals[key] += report[key]
@@ -110,7 +116,7 @@ class Requests:
     def reports(self, request: str | None = None) -> dict[str, dict[str, Any]]:
         """Reports of requests, running and ended, by vLLM's name; ``request``: of this one, as it was named outside."""
         self.leave()
-        found = {**self._ended, **{name: one.report() for name, one in self.served.items()}}
+        found = {**self._ended, **{name: one.report() for name, one in self.served.items() if one.told}}
         return {name: of for name, of in found.items() if request is None or is_named(name, request)}
 
     def totals(self) -> dict[str, float]:
