@@ -298,6 +298,7 @@ def doors() -> None:
     with_door(
         VLLM, [*NOT_NEEDED, *more], lambda pip: with_vllm(pip, more),
         "tests/doors/test_vllm.py", "tests/doors/test_ray_vllm.py", "tests/doors/test_vllm_v2.py",
+        "tests/doors/test_vllm_score.py",
     )  # fmt: skip
     core = [line for line in PROJECT["dependencies"] if not line.startswith("torch")]
     wanted = [*core, *PROJECT["optional-dependencies"]["serve"], *HARNESS, *tools]

@@ -306,7 +306,7 @@ def test_an_eagle3_head_drafts_in_vllm_as_in_our_engine(tmp_path: Path) -> None:
 
 # --- the server -------------------------------------------------------------------------------------------------------
 def test_a_server_takes_methods_and_reports(tmp_path: Path) -> None:
-    """A server with the flags that the page names for ``vllm serve``: methods in ``vllm_xargs``, reports and metrics."""
+    """A server with the flags that the page names: methods in ``vllm_xargs``, reports and metrics."""
     flags = serve_flags(engine_args(str(PATHS["draft"]), gate=str(PATHS["gate"]), method="svip"))
     log = tmp_path / "log"
     with serving(log, flags, VLLM_PLUGINS="sprinter") as url:

@@ -96,7 +96,10 @@ def test_only_what_is_new_is_read(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
 def test_requests_for_laws_are_not_reported(llm: LLM) -> None:
     """Beside requests for text."""
     before = len(llm.collective_rpc("sprinter_reports")[0])
-    params = [SamplingParams(max_tokens=1, extra_args={START: 3}), SamplingParams(max_tokens=6, temperature=0)]
+    params = [
+        SamplingParams(max_tokens=1, extra_args={START: 3}),
+        SamplingParams(max_tokens=6, temperature=0),
+    ]
     outs = llm.generate([{"prompt_token_ids": IDS[:20]}] * 2, params, use_tqdm=False)
     assert len(outs[0].prompt_token_id_logprobs) == 17 and outs[1].prompt_token_id_logprobs is None
     assert len(llm.collective_rpc("sprinter_reports")[0]) == before + 1
@@ -148,7 +151,9 @@ def test_many_clients_at_a_time(url: str, remote: sprinter.Pair) -> None:
     prompts = [f"{text} {i}" for text in TEXTS for i in range(3)]
 
     def write(prompt: str) -> list[int]:
-        return [token.id for token in remote.generate(prompt, method="svip", max_new_tokens=16, seed=1).tokens]
+        return [
+            token.id for token in remote.generate(prompt, method="svip", max_new_tokens=16, seed=1).tokens
+        ]
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         together = list(pool.map(write, prompts))
@@ -157,7 +162,8 @@ def test_many_clients_at_a_time(url: str, remote: sprinter.Pair) -> None:
 
 @pytest.mark.parametrize(("body", "status"), [
     ({"texts": [{"ids": [1, 2], "start": 2}]}, 400), ({"texts": [{"ids": [1, 99999], "start": 0}]}, 400),
-    ({"texts": []}, 400), ({"texts": [{"ids": [1], "start": -1}]}, 400), ({"texts": [{"ids": [1] * 256, "start": 9}]}, 400),
+    ({"texts": []}, 400), ({"texts": [{"ids": [1], "start": -1}]}, 400),
+    ({"texts": [{"ids": [1] * 256, "start": 9}]}, 400),
     ({"texts": [{"ids": [1], "start": 0}], "model": "x"}, 404),
     ({"texts": [{"ids": [1], "start": 0}], "fingerprint": "x"}, 409), ({"texts": [{"ids": [1], "start": 0}]}, 200),
     ({"texts": [{"ids": [1] * 200, "start": 0}] * 64}, 400),
@@ -178,6 +184,6 @@ def test_a_server_without_the_plug_in_is_one_line(tmp_path: Path) -> None:
     with serving(tmp_path / "log", [], VLLM_PLUGINS="") as url, pytest.raises(UserError) as said:
         sprinter.load_pair(f"{url}/v1#m", PATHS["draft"])
     assert str(said.value) == (
-        f"{url}/v1 answered 404, Not Found: give the address of `sprinter serve`, or of vLLM with VLLM_PLUGINS=sprinter, "
-        "up to /v1, and the name of its model"
+        f"{url}/v1 answered 404, Not Found: give the address of `sprinter serve`, or of vLLM with "
+        "VLLM_PLUGINS=sprinter, up to /v1, and the name of its model"
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("vllm", exc_type=ImportError)
 import tests.doors.interpreted  # noqa: F401
@@ -13,7 +14,9 @@ import vllm.v1.sample.ops.topk_topp_sampler as ops
 from tests.doors.laws import engine, law_row, random_model
 from vllm import LLM, SamplingParams
 
+from sprinter import load_pair
 from sprinter.doors.vllm import engine_args, register
+from sprinter.doors.vllm.config import START
 from sprinter.errors import UserError
 from sprinter.models.pair import builtin_paths
 
@@ -23,6 +26,7 @@ PATHS = builtin_paths()
 SHARED: dict[str, Any] = {
     "dtype": "float32", "enforce_eager": True, "max_model_len": 128, "max_num_seqs": 4, "block_size": 32,
     "num_gpu_blocks_override": 9, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False,
+    "max_num_batched_tokens": 64,
 }  # fmt: skip
 PROMPTS = ["The river", "In 1914 the", "A man", "Most people"]
 EXACT = ["speculative(gamma=3)", "svip", "block(gamma=4)", "adaedl"]
@@ -112,6 +116,26 @@ def test_preempted_requests_go_on(plain: LLM, door: LLM) -> None:
     assert _texts(door, prompts, _params("block(gamma=4)", **given)) == wanted
     assert _counted(door, "vllm:num_preemptions") > set_aside >= before
     assert all(one["new_tokens"] == 44 for one in _reports(door, 4))
+
+
+@pytest.mark.parametrize("which", ["plain", "door"])
+def test_laws_of_a_prompt(request: pytest.FixtureRequest, which: str) -> None:
+    """``/v1/score``: several texts in one batch, one of them read in chunks, one that the prefix cache holds."""
+    llm, target = request.getfixturevalue(which), load_pair().models.target.model
+    assert llm.collective_rpc("sprinter_open_scores")[0]["parameters"] == load_pair().models.target.size
+    ids = [(37 * i) % 2900 + 5 for i in range(100)]
+    texts = [(ids, 0), (ids[:90], 89), (ids, 60)]
+    for wanted in ([0, 1], [2]):
+        params = [
+            SamplingParams(max_tokens=1, temperature=0, extra_args={START: texts[i][1]}) for i in wanted
+        ]
+        prompts = [{"prompt_token_ids": texts[i][0]} for i in wanted]
+        for i, out in zip(wanted, llm.generate(prompts, params, use_tqdm=False), strict=True):
+            own, start = texts[i]
+            with torch.no_grad():
+                law = torch.log_softmax(target(torch.tensor([own])).logits[0, start:].float(), -1)
+            made = torch.from_numpy(out.prompt_token_id_logprobs)
+            assert made.shape == law.shape and float((made.exp() - law.exp()).abs().max()) < 1e-5
 
 
 def test_what_does_not_run_here_is_refused(door: LLM) -> None:

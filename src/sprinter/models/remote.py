@@ -288,7 +288,7 @@ def _refusal(url: str, answer: httpx2.Response) -> str:
     fix = {
         401: f"set {KEY} to a key of this server", 403: f"set {KEY} to a key that may ask this",
         404: f"give the address of {_SERVERS}, up to /v1, and the name of its model",
-        409: "load the pair again", 429: "wait, or ask for a higher limit",
+        409: "load the pair again", 429: "wait, or ask for a higher limit", 501: "ask its operator",
     }.get(answer.status_code, "try again later")  # fmt: skip
     return f"{url} answered {answer.status_code}, {said}: {fix}"
 

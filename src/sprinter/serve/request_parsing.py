@@ -14,7 +14,13 @@ from sprinter.engine.prompt import PromptInput
 from sprinter.errors import UserError
 from sprinter.random import ANY_SEED, drawn_seed
 from sprinter.serve.api_errors import Refusal
-from sprinter.serve.schema import ChatRequest, CompletionRequest, GenerateRequest, ScoreRequest, SprinterOptions
+from sprinter.serve.schema import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    ScoreRequest,
+    SprinterOptions,
+)
 from sprinter.serve.settings import ServeSettings
 
 __all__ = ["TextRequest", "asked_of", "check_laws"]

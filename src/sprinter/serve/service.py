@@ -224,7 +224,8 @@ class Service:
         Raises:
             Refusal: another model than the client began with; more laws than an answer may hold.
         """
-        known = self._weights or await self.turns.run(owner, self._fingerprint)  # reads all weights once
+        # reads all weights once
+        known = self._weights or str(await self.turns.run(owner, self._fingerprint))
         check_laws(asked, known, self.pair.models.vocab_size)
         self._charge_tokens(owner, sum(self.engine.unread(one.ids, one.start, owner) for one in asked.texts))
         found = [await self.engine.laws(one.ids, one.start, owner=owner) for one in asked.texts]

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from sprinter.doors.vllm.config import READ, DoorConfig, check_version, method_for
-from sprinter.doors.vllm.scoring import Scores, add_routes, open_scores, read_from_start
+from sprinter.doors.vllm.scoring import ScoreAnswers, add_routes, open_scores, read_from_start
 from sprinter.errors import UserError
 
 __all__ = ["Endpoints", "register"]
@@ -62,7 +62,7 @@ def _has_worker(vllm_config: Any) -> bool:
 
 
 class Endpoints:
-    """Entry point of ``vllm.endpoint_plugins``: ``GET /sprinter/requests?id=``, ``GET /sprinter/metrics``, ``/v1/score``."""
+    """Entry point of ``vllm.endpoint_plugins``: ``/sprinter/requests?id=``, ``/sprinter/metrics`` and ``/v1/score``."""
 
     name = "sprinter"
     required_tasks = ("generate",)
@@ -93,4 +93,4 @@ class Endpoints:
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Keep the engine, which the routes ask."""
         self._engine = engine_client
-        self._scores = Scores(engine_client, args.served_model_name or [args.model])
+        self._scores = ScoreAnswers(engine_client, args.served_model_name or [args.model])

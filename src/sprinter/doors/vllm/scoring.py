@@ -1,8 +1,8 @@
 """``/v1/score`` in vLLM, for pairs whose target it serves (``sprinter.models.remote``).
 
 A text is a request of one token that says from which place on its laws are wanted (``extra_args``). Its prompt is read
-from there on at the latest, whatever vLLM's prefix cache holds; the laws come back in the request's output, in the field
-that vLLM has for scores of prompt tokens.
+from there on at the latest, whatever vLLM's prefix cache holds. The laws come back in the request's output, in the
+field that vLLM has for scores of prompt tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sprinter.serve.api_errors import Refusal
 from sprinter.serve.request_parsing import check_laws
 from sprinter.serve.schema import ScoreRequest
 
-__all__ = ["Scores", "add_routes", "open_scores", "read_from_start"]
+__all__ = ["ScoreAnswers", "add_routes", "open_scores", "read_from_start"]
 
 
 # --- the scheduler ----------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def _until_start(cached: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------
-class _Laws:
+class _LawReader:
     """Laws of texts that are being read.
 
     Args:
@@ -98,7 +98,7 @@ def open_scores(worker: Any) -> dict[str, Any]:
 
 def _open_first(runner: Any) -> None:
     """In the V1 model runner: laws are read beside log-probabilities of prompts."""
-    laws, made = _Laws(runner.requests), dict[str, Tensor]()
+    laws, made = _LawReader(runner.requests), dict[str, Tensor]()
     own, sample = runner._get_prompt_logprobs_dict, runner.sample_tokens
 
     def read(states: Tensor, counts: dict[str, int]) -> Any:
@@ -129,7 +129,7 @@ def _open_first(runner: Any) -> None:
 def _open_second(runner: Any) -> None:
     """In the V2 model runner: it has an object for log-probabilities of prompts, in the last stage."""
     worker, starts = runner.prompt_logprobs_worker, dict[str, int]()
-    laws = runner.sprinter_laws = _Laws(starts)
+    laws = runner.sprinter_laws = _LawReader(starts)
     if worker is None:
         return
     add, remove, own = worker.add_request, worker.remove_request, worker.compute_prompt_token_id_logprobs
@@ -159,7 +159,7 @@ def _open_second(runner: Any) -> None:
 
 
 # --- the frontend -----------------------------------------------------------------------------------------------------
-class Scores:
+class ScoreAnswers:
     """What ``GET`` and ``POST /v1/score`` answer."""
 
     def __init__(self, engine: Any, models: list[str]) -> None:
@@ -196,7 +196,9 @@ class Scores:
         """
         about = await self.about()
         if asked.model not in (None, *self._models):
-            raise Refusal(404, f"there is no model {asked.model!r} here: give {self._models[0]!r}", param="model")
+            raise Refusal(
+                404, f"there is no model {asked.model!r} here: give {self._models[0]!r}", param="model"
+            )
         check_laws(asked, about["fingerprint"], about["vocab_size"])
         for one in asked.texts:
             if not one.start < len(one.ids) <= about["context"] or max(one.ids) >= about["vocab_size"]:
@@ -220,11 +222,13 @@ class Scores:
         async for out in self._engine.generate(tokens_input(ids), params, f"score-{uuid.uuid4().hex}"):
             made = out.prompt_token_id_logprobs
         if made is None:
-            raise Refusal(500, "vLLM took places from a cache whose laws were asked for: serve without a KV connector")
+            raise Refusal(
+                500, "vLLM took places from a cache whose laws were asked for: serve without a KV connector"
+            )
         return torch.from_numpy(made)
 
 
-def add_routes(app: Any, scores: Callable[[], Scores]) -> None:
+def add_routes(app: Any, scores: Callable[[], ScoreAnswers]) -> None:
     """Add ``GET`` and ``POST /v1/score``."""
     from fastapi import Response
     from fastapi.responses import JSONResponse
