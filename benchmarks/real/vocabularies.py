@@ -20,7 +20,6 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 import sprinter
 from benchmarks.common import cells, grid, option_parser, save
@@ -28,7 +27,7 @@ from benchmarks.real.arms import SMOLLM2, TARGET
 from benchmarks.real.weights import prompts_of
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.statistics import ratio_of_ratios
-from sprinter.models.choose import make_runner
+from sprinter.engine.strings import StringDrafter
 from sprinter.models.common_tokens import CommonTokens, words_of
 from sprinter.models.pair import builtin_paths
 
@@ -36,8 +35,6 @@ NAME = "real/vocabularies"
 SUITES = sized(("humaneval", "gsm8k", "vicuna"), ("gsm8k",))
 KIND = sized({"runner": "torch", "dtype": "gguf"}, {"dtype": "float32"})
 NEW_TOKENS = sized(128, 8)
-TAIL = 12
-"""Tokens before a draft whose text is encoded with it, as a tokenizer may join them."""
 WAYS = {
     "token by token": (False, False), "token by token, re-encoded": (False, True),
     "strings": (True, False), "strings, re-encoded": (True, True),
@@ -45,71 +42,34 @@ WAYS = {
 """Name → whether it writes strings, and whether the text is re-encoded."""
 
 
-class Drafter:
-    """A draft model beside a target of another vocabulary.
+class Drafter(StringDrafter):
+    """A draft model beside a target of another vocabulary, in four ways."""
 
-    Args:
-        ours, target_ends: tokenizer and EOS ids of the target. draft: the draft, loaded alone. room: longest text in
-            its tokens.
-    """
-
-    def __init__(
-        self, ours: PreTrainedTokenizerBase, target_ends: tuple[int, ...], draft: sprinter.Pair, room: int
-    ) -> None:
-        assert draft.tokenizer is not None
-        words, own = words_of(ours), words_of(draft.tokenizer)
+    def __init__(self, target: sprinter.Pair, draft: sprinter.Pair) -> None:
+        super().__init__(target, draft)
+        assert target.tokenizer is not None and draft.tokenizer is not None
+        words, own = words_of(target.tokenizer), words_of(draft.tokenizer)
         assert words is not None and own is not None
-        self.ours, self.theirs, self.own = ours, draft.tokenizer, own
         self.tokens = CommonTokens(words, own)
-        self.ends, self.target_ends = draft.models.target.eos_ids, target_ends
-        self.tokens.join_ends(target_ends, self.ends)
-        pairs = torch.tensor(sorted(self.tokens.ids.items()))
-        self.common, self.inner = pairs.unbind(1)
-        self.runner = make_runner(draft.models.target.model, max_len=room)
-        self.read: list[int] = []
+        self.tokens.join_ends(target.models.target.eos_ids, draft.models.target.eos_ids)
+        self.common, self.inner = torch.tensor(sorted(self.tokens.ids.items())).unbind(1)
 
-    def prefix(self, ids: Sequence[int], again: bool) -> list[int]:
-        """A text of the target's tokens in the draft's."""
-        if again:
-            return list(self.theirs.encode(self.ours.decode(ids), add_special_tokens=False))
-        return [own for token in ids for own in self.tokens.read_as(token)]
-
-    def logits(self, ids: list[int]) -> torch.Tensor:
-        """The draft's after a text in its tokens."""
-        same = 0
-        while same < min(len(ids) - 1, len(self.read)) and ids[same] == self.read[same]:
-            same += 1
-        self.runner.rewind([same])
-        step = self.runner.extend(torch.tensor([ids[same:]]))
-        self.read = list(ids)
-        assert step.logits is not None
-        return step.logits[0, -1]
-
-    def draft(self, ids: Sequence[int], gamma: int, strings: bool, again: bool) -> list[int]:
+    def drafted(self, ids: Sequence[int], gamma: int, strings: bool, again: bool) -> list[int]:
         """What ``gamma`` steps draft after a text, in the target's tokens."""
-        own, made = self.prefix(ids, again), list[int]()
+        one_by_one = [own for token in ids for own in self.tokens.read_as(token)]
+        own, made = self.spelled(ids) if again else one_by_one, list[int]()
         start = len(own)
-        for _ in range(gamma):
+        while own and len(own) - start < gamma:
             said = self.logits(own)
-            if strings:
-                own.append(int(said.argmax()))
-                if self.own[own[-1]][0]:
-                    break
-            else:
+            if not strings:
                 best = int(said[self.inner].argmax())
                 made.append(int(self.common[best]))
                 own.append(int(self.inner[best]))
+                continue
+            own.append(int(said.argmax()))
+            if self.is_special(own[-1]):
+                break
         return self.encoded(ids, own[start:]) if strings else made
-
-    def encoded(self, ids: Sequence[int], own: list[int]) -> list[int]:
-        """The draft's tokens in the target's, after a text; a special one is the target's EOS, or nothing."""
-        ended = own and self.own[own[-1]][0]
-        said = b"".join(self.own[one][1] for one in own if not self.own[one][0]).decode(errors="ignore")
-        tail = list(ids[-TAIL:])
-        joined = self.ours.encode(self.ours.decode(tail) + said, add_special_tokens=False)
-        kept = joined[: len(tail)] == tail
-        made = joined[len(tail) :] if kept else self.ours.encode(said, add_special_tokens=False)
-        return [*made, self.target_ends[0]] if ended and own[-1] in self.ends else list(made)
 
 
 def calls(
@@ -118,7 +78,7 @@ def calls(
     """Target calls that a text takes."""
     at = count = 0
     while at < len(text):
-        made = drafter.draft([*prompt, *text[:at]], gamma, *way)
+        made = drafter.drafted([*prompt, *text[:at]], gamma, *way)
         kept = 0
         while kept < len(made) and at + kept < len(text) and made[kept] == text[at + kept]:
             kept += 1
@@ -136,9 +96,8 @@ def main() -> None:
     began = time.time()
     pair = sprinter.load_pair(*([builtin_paths()["target"]] if SMOKE else [TARGET]), **KIND)
     draft = sprinter.load_pair(builtin_paths()["draft"] if SMOKE else SMOLLM2, **KIND)
-    assert pair.tokenizer is not None
     prompts = prompts_of(pair, options.data, options.prompts, SUITES)
-    drafter = Drafter(pair.tokenizer, pair.models.target.eos_ids, draft, draft.models.target.context)
+    drafter = Drafter(pair, draft)
     tokens, found = list[int](), {name: list[int]() for name in WAYS}
     for i, prompt in enumerate(prompts):
         out = pair.generate(prompt, method="autoregressive", temperature=0.0, max_new_tokens=NEW_TOKENS)

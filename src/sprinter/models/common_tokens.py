@@ -13,7 +13,16 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-__all__ = ["BYTE_LEVEL", "ONE_BYTE", "SAMPLE", "SAMPLES", "CommonTokens", "TokenMeanings", "words_of"]
+__all__ = [
+    "BYTE_LEVEL",
+    "ONE_BYTE",
+    "SAMPLE",
+    "SAMPLES",
+    "CommonTokens",
+    "TokenMeanings",
+    "added_first",
+    "words_of",
+]
 
 SAMPLES = {
     "prose": "The lighthouse keeper counted twenty-seven ships before breakfast, and wrote their names into a long "
@@ -58,6 +67,12 @@ def words_of(tokenizer: PreTrainedTokenizerBase) -> TokenMeanings | None:
         else:
             found[number] = False, token.replace(_SPACE, " ").encode()
     return found
+
+
+def added_first(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token that a tokenizer puts before a text (BOS), or none."""
+    first = tokenizer.encode("")[:1]
+    return list(first) if first == [tokenizer.bos_token_id] else []
 
 
 class CommonTokens:
