@@ -105,6 +105,25 @@ def test_trees_of_any_tokens_are_read_along_their_paths() -> None:
     assert torch.allclose(torch.softmax(step.logits[0, 0], -1), restricted(model, (0, 2, 1, 1)), atol=1e-12)
 
 
+@pytest.mark.parametrize("target", [(), (0,)])
+def test_the_draft_reads_its_own_beginning_of_a_text(target: tuple[int, ...]) -> None:
+    model = translated()
+    model.tokens.join_firsts(target, (2,))
+    runner, inner = make_runner(model, max_len=16), model.inner
+    assert isinstance(inner, TableModel)
+
+    def wanted(*own: int) -> torch.Tensor:
+        law = torch.softmax(inner.logits(own), -1)[[3, 1]]
+        return torch.cat([law / law.sum(), torch.zeros(1, dtype=law.dtype)])
+
+    begun = (2,) if target else (2, 3)  # the target's own beginning is the draft's, or nothing stands for it
+    for length in (2, 0, 1):  # after rewinds too
+        step = runner.extend(torch.tensor([[0, 1, 2][runner.lengths[0] :]]))
+        assert step.logits is not None
+        assert torch.allclose(torch.softmax(step.logits[0, -1], -1), wanted(*begun, 1, 1, 3), atol=1e-12)
+        runner.rewind([length])
+
+
 def test_beyond_its_context_the_draft_is_uniform_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     model = translated(context=6)
     runner = make_runner(model, max_len=6)

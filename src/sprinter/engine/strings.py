@@ -113,8 +113,8 @@ class StringDrafter(Drafter):
                 self._ours.encode(one, add_special_tokens=False) for one in (before, before + said)
             )
             if joined[: len(alone)] == alone:
-                return joined[len(alone) :]
-        return self._ours.encode(said, add_special_tokens=False)
+                return list(joined[len(alone) :])
+        return list(self._ours.encode(said, add_special_tokens=False))
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """The draft's after a text in its own ids, ``[vocab]``."""

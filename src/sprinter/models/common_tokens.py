@@ -80,6 +80,7 @@ class CommonTokens:
 
     Attributes:
         ids: the target's id of a common token -> the draft's; no two have the same.
+        first: the draft's tokens before every text, where the target's have none.
 
     Args:
         target, draft: what their tokens stand for.
@@ -88,6 +89,7 @@ class CommonTokens:
     def __init__(self, target: TokenMeanings, draft: TokenMeanings) -> None:
         ours, theirs = _numbers(target), _numbers(draft)
         self.ids = {number: theirs[word] for word, number in ours.items() if word in theirs}
+        self.first: tuple[int, ...] = ()
         self._target = target
         self._bytes = {text: number for (special, text), number in theirs.items() if not special and text}
         self._longest = max(map(len, self._bytes), default=0)
@@ -98,6 +100,13 @@ class CommonTokens:
         if target and draft and not set(self.ids.values()) & set(draft) and target[0] not in self.ids:
             self.ids[target[0]] = draft[0]
             self._read[target[0]] = (draft[0],)
+
+    def join_firsts(self, target: Sequence[int], draft: Sequence[int]) -> None:
+        """Have the draft read its own BOS token at the beginning of a text, see ``added_first``."""
+        if draft and target:
+            self._read[target[0]] = tuple(draft)
+        elif draft:
+            self.first = tuple(draft)
 
     def share(self, ids: Sequence[int]) -> float:
         """Part of the tokens of a text in the target's ids that are common, 0 to 1."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
-from sprinter.models.common_tokens import SAMPLE, CommonTokens, words_of
+from sprinter.models.common_tokens import SAMPLE, CommonTokens, added_first, words_of
 from sprinter.models.gguf.header import gguf_head
 from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
 from sprinter.models.remote import RemoteModel
@@ -89,6 +89,7 @@ def _foreign(
     tokens = CommonTokens(words, others)
     if (share := tokens.share(speaker.encode(SAMPLE, add_special_tokens=False))) < _LEAST:
         return None
+    tokens.join_firsts(added_first(speaker), added_first(own))
     _log.warning(
         "different vocabularies: %s tokens in common, %.0f %% of those of a text in English and Python",
         f"{len(tokens.ids):,}", 100 * share,

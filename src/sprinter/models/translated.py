@@ -189,6 +189,7 @@ class TranslatedRunner(BaseRunner):
         length = begun = self.inner.lengths[row]
         for token in tokens:
             own = self.model.tokens.read_as(token)
+            own = own if ends else (*self.model.tokens.first, *own)
             if (ends and ends[-1] > room) or length + len(own) > room:
                 _say_full(self.model.name)
                 read.last.append(-1)
