@@ -14,17 +14,18 @@ from tests.engine.joint_laws import distance, law_of_texts
 from tests.engine.table_backend import TableModel
 from tests.models.refused import refusal
 from tests.models.tiny import fresh, save
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import sprinter
-from sprinter.cli import main
+from sprinter.cli import doctor, main
 from sprinter.decode.enumerate import EnumeratedDraws
 from sprinter.decode.spec import parse_method
 from sprinter.engine.executor import Executor
 from sprinter.models.choose import make_runner
 from sprinter.models.common_tokens import CommonTokens, words_of
 from sprinter.models.translated import TranslatedModel
+from sprinter.theory import recording
 
 TARGET = {0: (False, b"a"), 1: (False, b"b"), 2: (False, b"ba")}  # no token of the draft is "ba"
 DRAFT = {0: (False, b"c"), 1: (False, b"b"), 2: (False, b"x"), 3: (False, b"a")}
@@ -252,6 +253,41 @@ def test_the_doctor_says_what_it_costs(
     main(["doctor", *where, "--probe", str(texts)])
     told = json.loads(capsys.readouterr().out)["probe"]
     assert told["in_common"] == pytest.approx(2 / 5), "o and w; the draft lacks ' the'"
+
+
+def test_the_doctor_begins_its_texts_as_the_target_does(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = sprinter.load_pair(*folders, device="cpu", dtype="float32")
+    tokenizer = pair.models.tokenizer
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    tokenizer.bos_token = "<end>"
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<end> $A", special_tokens=[("<end>", 0)]
+    )
+    prompts, read = list[tuple[int, ...]](), recording.read_passages
+
+    def spy(pair: sprinter.Pair, passages: list[recording.Passage]) -> recording.Recording:
+        prompts.extend(one.prompt for one in passages)
+        return read(pair, passages)
+
+    monkeypatch.setattr(recording, "read_passages", spy)
+    assert doctor._vocabulary(pair)[0] == "ok"
+    assert len(prompts) == 3 and all(len(one) == 2 and one[0] == 0 for one in prompts)
+
+
+def test_the_command_line_takes_a_draft_of_another_vocabulary(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    where = ["--target", str(folders[0]), "--draft", str(folders[1]), "--json"]
+    texts = dict[str, str]()
+    for method in ("autoregressive", "speculative(gamma=3)"):
+        asked = ["the thing", "--method", method, "--temperature", "0", "--max-new-tokens", "12"]
+        main(["generate", *asked, *where])
+        made = json.loads(capsys.readouterr().out)
+        assert (made["stats"]["draft_steps"] > 0) == (method != "autoregressive")
+        texts[method] = made["text"]
+    assert "tokens in common" in caplog.text and len(set(texts.values())) == 1
 
 
 def test_vocabularies_with_little_in_common_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:

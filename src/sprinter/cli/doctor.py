@@ -249,7 +249,7 @@ def _foreign(pair: Pair) -> list[TranslatedModel]:
 def _vocabulary(pair: Pair) -> Found:
     """What a draft of another vocabulary costs: tokens that it lacks, its overlap, and the time of translating."""
     from sprinter.laws import overlap
-    from sprinter.models.common_tokens import SAMPLES
+    from sprinter.models.common_tokens import SAMPLES, added_first
     from sprinter.theory.recording import Passage, read_passages
 
     (draft,), tokenizer = _foreign(pair), pair.models.tokenizer
@@ -258,7 +258,8 @@ def _vocabulary(pair: Pair) -> Found:
     shares = ", ".join(f"{draft.tokens.share(ids):.0%} in {name}" for name, ids in texts.items())
     every = [token for ids in texts.values() for token in ids]
     longer = sum(len(draft.tokens.read_as(token)) for token in every) / len(every)
-    read = read_passages(pair, [Passage(tuple(ids[:1]), tuple(ids[1:])) for ids in texts.values()])
+    before = added_first(tokenizer)
+    read = read_passages(pair, [Passage((*before, ids[0]), tuple(ids[1:])) for ids in texts.values()])
     beta = float(overlap(read.p, read.q).mean())
     whole, own = draft.step_s(every)
     return "ok", (
