@@ -42,7 +42,7 @@ def reproduce(
 ) -> None:
     """Run a paper's protocol on a pair: its tables beside the paper's, a verdict on each claim."""
     from sprinter.bench.quality.rouge import check_rouge
-    from sprinter.reproduce.papers import PAPERS
+    from sprinter.reproduce.papers import PAPERS, trial
     from sprinter.reproduce.papers import reproduce as run
     from sprinter.reproduce.study import Study
 
@@ -62,4 +62,6 @@ def reproduce(
         print_json({**results, "out": str(folder)})
         return
     print_table(("claim", "verdict"), list(results["verdicts"].items()), left=2)
+    if told := trial(results):
+        print(f"note:{told}", file=sys.stderr)
     print_files([folder / f"{paper}.md", folder / f"{paper}.json"])

@@ -19,7 +19,7 @@ from sprinter.reproduce.study import Paper, Study
 from sprinter.reproduce.svip import SVIP
 from sprinter.reproduce.yin import YIN
 
-__all__ = ["PAPERS", "reproduce"]
+__all__ = ["PAPERS", "reproduce", "trial"]
 
 ENOUGH = 20
 """Prompts that a table needs."""
@@ -77,14 +77,18 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
 def page(paper: Paper, results: Mapping[str, Any], tables: Sequence[PaperTable], names: str) -> str:
     """The page of a run of the models ``names``: the paper, how it was run, each table with its claims."""
     where = results["environment"]
-    few = results["fewest_prompts"] or ENOUGH
-    trial = f" Some tables rest on {few} prompts: fewer than {ENOUGH} are a trial." if few < ENOUGH else ""
     machine = f"{where['cpu']}, {where['threads']} of {where['cores']} cores"
     load = f"load {where['load']} to {where['load_at_end']}"
     load += f" in the last of {results['calls']} calls" if results["calls"] > 1 else ""
-    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}: {names}.{trial}"
+    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}: {names}.{trial(results)}"
     parts = [f"# {paper.title}, measured again", paper.about, run, *(table.markdown() for table in tables)]
     return "\n".join(line for text in "\n\n".join(parts).split("\n") for line in _wrapped(text))
+
+
+def trial(results: Mapping[str, Any]) -> str:
+    """A sentence, after a space, where tables rest on few prompts; else nothing."""
+    few = results["fewest_prompts"] or ENOUGH
+    return f" Some tables rest on {few} prompts: fewer than {ENOUGH} are a trial." if few < ENOUGH else ""
 
 
 def _wrapped(line: str) -> list[str]:

@@ -61,6 +61,9 @@ class Study:
         command: command line, stored with the results.
         restart: forget what an earlier run left in ``out``.
         progress: called after each answer.
+
+    Raises:
+        UserError: the pair has no draft.
     """
 
     def __init__(
@@ -75,6 +78,10 @@ class Study:
         restart: bool = False,
         progress: OnBenchProgress = lambda done, wanted, note: None,
     ) -> None:
+        if pair.models.draft is None:
+            raise UserError(
+                "the papers compare a target with its draft, and this pair has none: give --draft"
+            )
         self.pair, self.data, self.out, self.settings = pair, data, out, settings
         self.prompts = settings.prompts or usual["prompts"]
         self.new_tokens = settings.new_tokens or usual["new_tokens"]
