@@ -14,6 +14,7 @@ from tests.engine.test_batch import facts, requests
 from tests.engine.test_failures import hooked, nan_at
 
 import sprinter
+import sprinter.engine.worker as worker_module
 from sprinter.engine.fair_queue import FairQueue
 from sprinter.errors import (
     ClosedEngineError,
@@ -64,6 +65,28 @@ class Steps:
             return real()
 
         engine._engine.step = step  # type: ignore[method-assign]
+
+
+def test_a_step_wakes_the_event_loop_once_for_all_readers(
+    pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[int] = []
+    real = worker_module._go_on
+    monkeypatch.setattr(
+        worker_module, "_go_on", lambda waiting: (woken.append(len(waiting)), real(waiting))[1]
+    )
+
+    async def main() -> None:
+        async with sprinter.AsyncEngine(pair, 4, max_len=40) as engine:
+            steps = Steps(engine, held=True)
+            streams = [engine.stream(**asked(i) | {"method": "autoregressive"}) for i in range(4)]
+            reading = [asyncio.create_task(stream.finish()) for stream in streams]
+            await until(lambda: all(stream._request._news is not None for stream in streams))
+            steps.free.set()
+            await asyncio.gather(*reading)
+            assert woken[0] == 4 and len(woken) <= steps.count + len(streams)
+
+    run(main())
 
 
 # --- one text -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +36,8 @@ from sprinter.errors import (
 
 __all__ = ["AsyncRequest", "EngineWorker"]
 
+News = asyncio.Future[None]
+"""What a task that reads waits for, in its event loop."""
 _NEWEST = 0.2
 """Weight of the newest text in the mean time that texts have rows."""
 
@@ -64,7 +66,7 @@ class AsyncRequest:
     started: Future[None] = field(default_factory=Future)
     over: Future[None] = field(default_factory=Future)
     _tokens: list[Token] = field(default_factory=list)
-    _news: Future[None] | None = None  # what the reader waits for
+    _news: News | None = None  # what the reader waits for
     _lock: Lock = field(default_factory=Lock)
 
     async def read(self) -> list[Token]:
@@ -73,37 +75,31 @@ class AsyncRequest:
             wait = not self._tokens and self.ended is None
             if wait and self._news is not None:
                 raise SprinterError("another task reads this stream already")
-            news = self._news = Future() if wait else self._news
+            news = self._news = asyncio.get_running_loop().create_future() if wait else self._news
         if wait and news is not None:
             try:
-                await asyncio.wrap_future(news)
+                await news
             finally:
                 self._news = None
         with self._lock:
             tokens, self._tokens = self._tokens, []
         return tokens
 
-    def put(self, tokens: list[Token]) -> None:
-        """Hand over new tokens; called by the engine's thread."""
+    def put(self, tokens: list[Token]) -> News | None:
+        """Hand over new tokens; called by the engine's thread, which is to ``wake`` who waits for them."""
         if self.first is None and tokens:
             self.first = time.perf_counter()
-        self._hand_over(tokens)
+        with self._lock:
+            self._tokens += tokens
+            return self._news
 
     def end(self, generation: Generation | None, error: Exception | None) -> None:
         """Hand over the result; called by the engine's thread, once."""
         self.generation, self.error, self.ended = generation, error, time.perf_counter()
-        self._hand_over([])
+        _wake([self.put([])])
         if not self.started.done():
             self.started.set_result(None)
         self.over.set_result(None)
-
-    def _hand_over(self, tokens: list[Token]) -> None:
-        with self._lock:
-            self._tokens += tokens
-            news = self._news
-        if news is not None:
-            with suppress(InvalidStateError):  # it is told already, or waits no longer
-                news.set_result(None)
 
 
 class EngineWorker:
@@ -288,13 +284,11 @@ class EngineWorker:
         self._live[request.number] = request
 
     def _step(self) -> None:
-        for event in self.engine.step():
-            request = self._live[event.id]
-            if event.tokens:
-                request.put(event.tokens)
+        events = self.engine.step()
+        _wake([self._live[event.id].put(event.tokens) for event in events if event.tokens])
+        for event in events:
             if event.generation is not None:
-                del self._live[event.id]
-                self._end(request, event.generation, event.error and _told(event.error))
+                self._end(self._live.pop(event.id), event.generation, event.error and _told(event.error))
 
     def _score(self) -> None:
         """Run a chunk of the scoring that is under way, or of the next one."""
@@ -359,6 +353,23 @@ class EngineWorker:
             one, self._scored = self._scored or self._scorings.pop(), None
             _finish(one, reason)
         self._check_drained()
+
+
+def _wake(waiting: Iterable[News | None]) -> None:
+    """Let readers go on: each event loop is woken once, as each time it would take the interpreter's lock at once."""
+    of_loop: dict[asyncio.AbstractEventLoop, list[News]] = {}
+    for news in waiting:
+        if news is not None:
+            of_loop.setdefault(news.get_loop(), []).append(news)
+    for loop, some in of_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(_go_on, some)
+
+
+def _go_on(waiting: Iterable[News]) -> None:
+    for news in waiting:
+        if not news.done():  # it is told already, or waits no longer
+            news.set_result(None)
 
 
 def _finish(scoring: Scoring[Any], done: Any) -> None:

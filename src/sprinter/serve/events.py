@@ -23,7 +23,15 @@ from sprinter.serve.completion_streams import (
 )
 from sprinter.serve.guard import note_of
 from sprinter.serve.logprobs import of_tokens
-from sprinter.serve.responses import ServerAnswer, finish_of, json_parts, send_parts, speculation_of, usage_of
+from sprinter.serve.responses import (
+    ServerAnswer,
+    finish_of,
+    json_parts,
+    send_parts,
+    speculation_of,
+    to_json,
+    usage_of,
+)
 from sprinter.serve.service import Service
 from sprinter.serve.speculation import sprinter_report, token_report
 
@@ -122,11 +130,11 @@ class Events(Response):
 
     async def _data(self, value: dict[str, Any], owner: str | None = None) -> None:
         """Send an event; a large one is made as it is read, in turns of its owner."""
-        parts = chain(["data: "], json_parts(value), ["\n\n"])
         async with self._one_at_a_time:
             if owner is None:
-                await self._body("".join(parts).encode("utf-8", "replace"))
+                await self._body(f"data: {to_json(value)}\n\n".encode("utf-8", "replace"))
             else:
+                parts = chain(["data: "], json_parts(value), ["\n\n"])
                 await send_parts(self._service, owner, parts, self._body)
 
     async def _body(self, body: bytes, _: bool = True) -> None:

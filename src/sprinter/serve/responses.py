@@ -28,7 +28,8 @@ from sprinter.serve.speculation import llamacpp_timings, sprinter_report, token_
 from sprinter.version import __version__
 
 __all__ = [
-    "BytesParts", "JsonParts", "ServerAnswer", "finish_of", "json_parts", "send_parts", "speculation_of", "usage_of",
+    "BytesParts", "JsonParts", "ServerAnswer", "finish_of", "json_parts", "send_parts", "speculation_of", "to_json",
+    "usage_of",
 ]  # fmt: skip
 
 _PART_BYTES = 2**16
@@ -144,7 +145,7 @@ def json_parts(value: Any, levels: int = 5) -> Iterator[str]:
     """
     if levels and isinstance(value, dict):
         for i, (key, one) in enumerate(value.items()):
-            yield f"{',' if i else '{'}{_json(key)}:"
+            yield f"{',' if i else '{'}{to_json(key)}:"
             yield from json_parts(one, levels - 1)
         yield "}" if value else "{}"
     elif isinstance(value, list | Iterator):
@@ -154,15 +155,19 @@ def json_parts(value: Any, levels: int = 5) -> Iterator[str]:
                 yield before
                 yield from json_parts(some[0], levels - 1)
             else:
-                yield f"{before}{_json(some)[1:-1]}"
+                yield f"{before}{to_json(some)[1:-1]}"
             before = ","
         yield "[]" if before == "[" else "]"
     else:
-        yield _json(value)
+        yield to_json(value)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=list)
+
+
+def to_json(value: Any) -> str:
+    """JSON of what JSON knows, and of iterators as lists, in one call: it holds the interpreter's lock meanwhile."""
+    return _ENCODER.encode(value)
 
 
 def _pieces(parts: Iterable[str]) -> Iterator[bytes]:
