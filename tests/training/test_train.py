@@ -193,6 +193,14 @@ def test_tokens_of_interleaved_texts_count_as_drawn_from_q() -> None:
     assert float(accept[mixed].mean()) - drawn > 0.04
 
 
+def test_the_papers_preset_has_its_label_and_threshold() -> None:
+    paper = TrainSettings("paper")
+    assert (paper.label, paper.tau, paper.drift) == ("ratio(lambda=1.2, at=drawn)", 0.5, None)
+    assert (paper.features, paper.calibration, paper.kind) == (("hidden",), "none", "gate")
+    changed = TrainSettings("paper", label="ratio(lambda=1)", drift=0.05)
+    assert (changed.label, changed.tau, changed.drift) == ("ratio(lambda=1.0, at=drawn)", None, 0.05)
+
+
 # --- every head, to disk and back -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("head", PRESETS)
 def test_every_head_is_trained_saved_and_loaded(labels: Path, tmp_path: Path, head: str) -> None:

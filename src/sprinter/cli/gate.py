@@ -212,7 +212,7 @@ def train(
     head: Annotated[
         str,
         option(
-            "linear, mlp, resnet: gates; disco, specdec++: stop rules; judge, diversed: accept rules, "
+            "paper, linear, mlp, resnet: gates; disco, specdec++: stop rules; judge, diversed: accept rules, "
             "from tokens that 'sprinter gate mine' found. The paper's gate: --head linear "
             "--label 'ratio(lambda=1.2)' --tau 0.5."
         ),

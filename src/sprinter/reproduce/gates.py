@@ -45,14 +45,11 @@ def labelled(study: Study, suite: str) -> tuple[Path, int]:
     return study.once(("labels", suite), make)
 
 
-def trained(study: Study, suite: str, lam: float = 1.2, head: str = "linear") -> Head:
+def trained(study: Study, suite: str, lam: float = 1.2, head: str = "paper") -> Head:
     """A head of these texts: the paper's gate for a λ, or a preset with its own label."""
 
     def make() -> Head:
-        own = head == "linear"
-        settings = TrainSettings(
-            head=head, label=f"ratio(lambda={lam:g})" if own else None, tau=0.5 if own else None
-        )
+        settings = TrainSettings(head=head, label=f"ratio(lambda={lam:g})" if head == "paper" else None)
         with torch.inference_mode(False):
             return train(read_positions([labelled(study, suite)[0]], settings.inputs), settings).head
 

@@ -1,7 +1,8 @@
 """Presets and settings of training a head.
 
-Presets (``--head``): ``linear`` (the SPRINTER paper), ``mlp`` and ``resnet`` are gates; ``specdec++`` and ``disco`` are
-heads of stop rules. Each sets features, label, weight on rejections and calibration; all can be changed.
+Presets (``--head``): ``paper`` (the SPRINTER paper's gate, label and τ), ``linear``, ``mlp`` and ``resnet`` are gates;
+``specdec++`` and ``disco`` are heads of stop rules. Each sets features, label, weight on rejections, calibration and τ;
+all can be changed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ __all__ = ["PRESETS", "TrainSettings"]
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "linear": {"kind": "gate", "architecture": "linear"},
+    "paper": {
+        "kind": "gate", "architecture": "linear", "label": "ratio(lambda=1.2)", "calibration": "none", "tau": 0.5,
+    },
     "mlp": {"kind": "gate", "architecture": "mlp", "width": 64, "layers": 1},
     "resnet": {"kind": "gate", "architecture": "resnet", "layers": 3},
     "specdec++": {
@@ -57,7 +61,7 @@ class TrainSettings:
     label: str | None = stated(
         None, "What to estimate: overlap, overlap(temperature=0.7), overlap(temperature=own), ratio(lambda=1.2), "
         "ratio(lambda=1.2, at=greedy), expected-ratio(lambda=1.2), agreement, accept, fuzzy(divergence=js, "
-        "threshold=0.3). None: overlap; accept(at=text) for specdec++.",
+        "threshold=0.3). None: overlap; ratio(lambda=1.2) for paper; accept(at=text) for specdec++.",
     )  # fmt: skip
     features: Annotated[tuple[str, ...] | str | None, LISTED] = stated(
         None, "Features, separated by commas: hidden, entropy, max_q, top_q(k=10), position, temperature; for "
@@ -73,12 +77,13 @@ class TrainSettings:
         "classes the same total weight.",
     )  # fmt: skip
     calibration: str | None = stated(
-        None, "Calibration: none, temperature or isotonic. None: temperature; none for specdec++."
+        None, "Calibration: none, temperature or isotonic. None: temperature; none for paper and specdec++."
     )
     width: int | None = stated(None, "Hidden units of mlp and disco. None: by head.")
     layers: int | None = stated(None, "Hidden layers or residual blocks. None: by head.")
     tau: Annotated[RealNumber, Field(ge=0, le=1)] | None = stated(
-        None, "The tau itself, instead of --drift. None: by --drift. Of a head that is no gate 0.5."
+        None,
+        "The tau itself, instead of --drift. None: by --drift. Of paper, and of a head that is no gate, 0.5.",
     )
     drift: Annotated[RealNumber, Field(ge=0, le=1)] | None = stated(
         None, "Choose a gate's tau for this mean drift, on held-out prompts. None: 0.1."
@@ -96,6 +101,8 @@ class TrainSettings:
             raise UserError(f"a {self.head} head is fitted to mined tokens: use training.harm.fit_harm")
         self._check_network()
         preset = {**_USUAL, **PRESETS[self.head]}
+        if self.drift is not None:
+            preset.pop("tau", None)
         for field in fields(self):
             if getattr(self, field.name) is None and field.name in preset:
                 object.__setattr__(self, field.name, preset[field.name])
