@@ -212,9 +212,8 @@ def train(
     head: Annotated[
         str,
         option(
-            "paper, linear, mlp, resnet: gates; disco, specdec++: stop rules; judge, diversed: accept rules, "
-            "from tokens that 'sprinter gate mine' found. The paper's gate: --head linear "
-            "--label 'ratio(lambda=1.2)' --tau 0.5."
+            "paper (the SPRINTER paper's gate: λ = 1.2, τ = 0.5), linear, mlp, resnet: gates; disco, specdec++: stop "
+            "rules; judge, diversed: accept rules, from tokens that 'sprinter gate mine' found."
         ),
     ] = "linear",
     fitting: Any = None,
