@@ -1,0 +1,370 @@
+"""When does which dial pay: counts of methods on pairs of models, costs of passes, and the two multiplied.
+
+    python benchmarks/real/when_it_pays.py counts --pair qwen --data DIR [--paper-gate DIR]
+    python benchmarks/real/when_it_pays.py costs --pair qwen [--factors 1 4 8]
+    python benchmarks/real/when_it_pays.py wall --pair qwen --data DIR [--factors 1 4 8]
+
+``counts`` writes greedy answers, many rows at a time: target calls, draft steps, tokens that the target read, drift,
+right answers, which do not depend on the machine's load. Each method is one run over all prompts; a call that was
+interrupted goes on where it ended. Exact methods, whose texts are the target's own, and settings between those that
+were run are replayed on both models' laws along the target's texts. ``costs`` times passes, on a quiet machine. ``wall``
+times texts and compares them with their counts times these costs. ``when_it_pays_map.py`` multiplies.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import sprinter
+from benchmarks.common import (
+    RESULTS, STARTED, cells, command, environment, grid, interleave, method_arm, option_parser, speed_ratio,
+    write_results,
+)  # fmt: skip
+from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET
+from benchmarks.real.padded import padded
+from benchmarks.smoke import SMOKE, sized
+from sprinter.bench.quality.measure import Answered, QualitySettings, measure, prepare
+from sprinter.bench.sample import Sample
+from sprinter.bench.suites import load_suite, turn_prompt
+from sprinter.decode.costs import PassCosts
+from sprinter.decode.spec import parse_method
+from sprinter.engine.backends.base import DraftPlan
+from sprinter.engine.costs import borrow, draft_input, read_prompts, run_interleaved, target_input
+from sprinter.laws import Sampling
+from sprinter.theory.recording import Passage, Recording, read_passages
+from sprinter.theory.replay import replay
+
+NAME = "real/when-it-pays-{part}-{pair}"
+GREEDY = Sampling(0.0)
+ROWS = sized(32, 4)
+CONTEXT, REPEATS = sized((256, 7), (8, 2))
+LENGTHS = sized((1, 2, 4, 6, 8, 12, 16, 24, 32), (1, 2, 4))
+"""Tokens of the target passes that are timed."""
+WALL_TOKENS = sized(64, 8)
+FIELDS = "tokens", "target_calls", "draft_steps", "target_tokens", "drift", "right"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a pair is loaded, and what it is asked.
+
+    Attributes:
+        options: of ``load_pair``.
+        suites: name -> (prompts, most new tokens, in chat form).
+    """
+
+    options: Mapping[str, Any]
+    suites: Mapping[str, tuple[int, int, bool]]
+
+
+PAIRS = {
+    "qwen": Setting(
+        {"target": TARGET, "draft": DRAFT, "runner": "torch", "dtype": "gguf",
+         "gate": "examples/gates/qwen2.5-coder-1.5b-0.5b"},
+        {"humaneval": (24, 256, True), "gsm8k": (24, 256, True), "mt-bench": (20, 96, True),
+         "wiki-summary": (20, 64, False)},
+    ),
+    "smollm2": Setting(
+        {"target": SMOLLM2, "draft": ".work/smol/draft", "gate": ".work/smol/gate", "runner": "torch",
+         "dtype": "gguf", "draft_dtype": "float32"},
+        {"humaneval": (24, 128, True), "gsm8k": (24, 128, True), "mt-bench": (24, 128, True),
+         "wiki-summary": (24, 64, False)},
+    ),
+    "built-in": Setting(
+        {"target": None},
+        {"tinystories": (24, 96, False), "wiki-summary": (24, 96, False), "heldout": (24, 96, False)},
+    ),
+}  # fmt: skip
+if SMOKE:
+    PAIRS = {name: Setting({"target": None}, {"wiki-summary": (4, 8, False)}) for name in PAIRS}
+
+TAUS = {"qwen": 0.9, "smollm2": 0.8, "built-in": 0.8}
+RUNS = sized(
+    (
+        "autoregressive", "speculative(gamma=8)", "certain(threshold=0.3)", "certain(threshold=0.3, tail=8)",
+        "sprinter(tau={tau})", "sprinter(tau={tau}, tail=8)", "paper sprinter(tau=0.5)",
+        "certain(tail=8, budget=0.01)", "certain(tail=8, budget=0.02)", "certain(tail=8, budget=0.05)",
+        "fuzzy(threshold=0.1, gamma=8)", "opt(epsilon=0.1, gamma=8)", "online(tau=0.8, tail=8)", "draft-only",
+        "paper sprinter(tau=0.5, tail=8)", "certain(tail=8, budget=0.1)", "fuzzy(gamma=8)", "svip",
+        "trust=certain(threshold=0.3),stop=untrusted(tail=15,under=adaedl),cap=30",
+    ),
+    ("autoregressive", "speculative(gamma=2)", "paper sprinter(tau=0.5)", "certain(tail=2, budget=0.05)"),
+)  # fmt: skip
+"""Methods that are run, in order of their weight; "paper": with the paper's gate, {tau}: of ``TAUS``."""
+STOPS = (
+    *(f"speculative(gamma={gamma})" for gamma in sized(range(1, 16), (1, 2))),
+    *sized((
+        "svip(h=0.2)", "svip", "svip(h=0.4)", "svip(h=0.6)", "adaedl", "confidence", "heuristic",
+        "optimal(step={step}, token={token})", "optimal(step={step}, token={token}, signal=gate)",
+        "calibrated(rate=0.2)", "calibrated(rate=0.4)", "calibrated(rate=0.6)", "calibrated(rate=0.4, signal=gate)",
+    ), ("svip",)),
+)  # fmt: skip
+"""Exact methods, replayed; their block verification is the same for greedy texts."""
+DIALS = sized(
+    (
+        *(f"paper sprinter(tau=0.5, tail={tail})" for tail in (0, 3, 5, 8)),
+        *(f"sprinter(tau={{tau}}, tail={tail})" for tail in (0, 3, 5, 8)),
+        *(f"certain(threshold={t}, tail={tail})" for t in (0.1, 0.3, 1.0) for tail in (0, 3, 5, 8)),
+        "trust=gate(tau={tau}),stop=untrusted(tail=15,under=adaedl),cap=30",
+        "trust=certain(threshold=0.3),stop=untrusted(tail=15,under=adaedl),cap=30",
+        "online(tau=0.8)", "online(tau=0.8, tail=8)",
+        *(f"certain(tail=8, budget={b})" for b in (0.01, 0.02, 0.05, 0.1)),
+        *(f"fuzzy(threshold={t}, gamma=8)" for t in (0.1, 0.3)), "opt(epsilon=0.1, gamma=8)",
+    ),
+    ("certain(tail=2)", "paper sprinter(tau=0.5)"),
+)  # fmt: skip
+"""Lossy methods, replayed."""
+WALL = sized(
+    ("speculative(gamma=4)", "speculative(gamma=8)", "certain(threshold=0.3)", "certain(threshold=0.3, tail=8)"),
+    ("speculative(gamma=2)",),
+)
+
+
+# --- pairs and prompts ------------------------------------------------------------------------------------------------
+def gated(pair: sprinter.Pair, gate: str | Path | None) -> sprinter.Pair:
+    """The same models with another gate."""
+    draft, models = pair.models.draft, pair.models
+    return pair if gate is None else sprinter.load_pair(models.target, draft, gate=gate, tokenizer=pair.tokenizer)
+
+
+def asked(pair: sprinter.Pair, setting: Setting, data: Path) -> dict[str, list[tuple[Sample, list[int], tuple[int, ...]]]]:
+    """By suite: each sample with its first prompt's token ids, and the tokens that end an answer."""
+    found = {}
+    for name, (count, _, chat) in setting.suites.items():
+        suite = load_suite(name, data, limit=count, chat=chat)
+        prompts = [(one, turn_prompt(pair, one, 0, [], chat=suite.chat)) for one in suite.samples]
+        found[name] = [(sample, prompt.ids, prompt.stop_token_ids) for sample, prompt in prompts]
+    return found
+
+
+def graded(pair: sprinter.Pair, samples: Sequence[Sample], outs: Sequence[sprinter.Generation]) -> list[float | None]:
+    """1 for each right answer, 0 for another, None where nothing is checked."""
+    how = QualitySettings(rouge=False, likelihood=False, run_code=True)
+    prepare(how, samples)
+    answers = [
+        Answered(replace(sample, turns=sample.turns[:1]), [out.prompt_ids], [[t.id for t in out.tokens]], [out.text])
+        for sample, out in zip(samples, outs, strict=True)
+    ]
+    found = measure(pair, answers, how)
+    return [one.get("exact_match", one.get("pass_at_1")) for one in found]
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+def run(pair: sprinter.Pair, method: str, prompts: Mapping[str, Any], setting: Setting) -> tuple[dict[str, Any], Any]:
+    """One method on all prompts: by suite a row of ``FIELDS`` for each; and the texts."""
+    flat = [(suite, *one) for suite, each in prompts.items() for one in each]
+    outs = pair.generate_batch(
+        [ids for _, _, ids, _ in flat], method=method, temperature=0.0, meter="complete", rows=ROWS,
+        max_new_tokens=[setting.suites[suite][1] for suite, *_ in flat],
+        stop_token_ids=[list(ends) for *_, ends in flat],
+    )  # fmt: skip
+    right = graded(pair, [sample for _, sample, _, _ in flat], outs)
+    found: dict[str, Any] = {suite: [] for suite in prompts}
+    for (suite, *_), out, one in zip(flat, outs, right, strict=True):
+        stats = out.stats
+        drift = sum(token.distance or 0.0 for token in out.tokens)
+        found[suite].append([stats.new_tokens, stats.target_calls, stats.draft_steps, stats.target_tokens, drift, one])
+    return found, outs
+
+
+def record(pair: sprinter.Pair, outs: Sequence[sprinter.Generation], suites: Sequence[str]) -> dict[str, Recording]:
+    """Both models' laws along the target's own texts, by suite."""
+    found = {}
+    for suite in dict.fromkeys(suites):
+        texts = [
+            Passage(tuple(out.prompt_ids), tuple(token.id for token in out.tokens))
+            for out, of in zip(outs, suites, strict=True) if of == suite
+        ]  # fmt: skip
+        found[suite] = replace(read_passages(pair, texts, sampling=GREEDY), writer="target")
+    return found
+
+
+def replayed(recordings: Mapping[str, Recording], method: str) -> dict[str, Any]:
+    """Counts of a method by replay, by suite: those of ``FIELDS`` that there are, summed."""
+    rows = {}
+    for suite, recording in recordings.items():
+        one = replay(recording, parse_method(method))
+        rows[suite] = [one.tokens, one.target_calls, one.draft_steps, one.read, one.drift]
+    return rows
+
+
+def agreement(recordings: Mapping[str, Recording]) -> dict[str, Any]:
+    """By suite: positions, share of equal first choices (greedy overlap), mean overlap at temperature 1."""
+    found = {}
+    for suite, one in recordings.items():
+        overlap = float(sprinter.laws.overlap(one.raw_p, one.raw_q).mean())
+        found[suite] = [len(one.ids), float(sprinter.laws.overlap(one.p, one.q).mean()), overlap]
+    return found
+
+
+def counts(options: Any) -> None:
+    """Run and replay what is not yet in the file."""
+    setting, name = PAIRS[options.pair], NAME.format(part="counts", pair=options.pair)
+    began, path = time.time(), RESULTS / f"{name}.json"
+    kept = json.loads(path.read_text()) if path.is_file() and not SMOKE else {}
+    same = kept.get("command") == command() and kept["environment"]["commit"] == STARTED["commit"]
+    results: dict[str, Any] = kept if same else {
+        "benchmark": name, "command": command(), "environment": environment(), "fields": FIELDS, "runs": {},
+        "replays": {}, "seconds": 0.0,
+        "suites": {suite: list(one) for suite, one in setting.suites.items()},
+    }  # fmt: skip
+    before = results["seconds"]
+    pair = sprinter.load_pair(**setting.options)
+    papers = gated(pair, options.paper_gate)
+    prompts = asked(pair, setting, options.data)
+    words = {"tau": TAUS[options.pair], "step": options.step, "token": options.token}
+
+    def note() -> None:
+        results["seconds"] = round(before + time.time() - began, 1)
+        results["environment"] |= {"load_at_end": environment()["load"]}
+        write_results(name, results, _table(results))
+
+    outs: Any = None
+    for arm in RUNS:
+        arm = arm.format(**words)
+        if arm in results["runs"] and not (arm == RUNS[0] and not results["replays"]):
+            continue
+        if arm.startswith("paper ") and options.paper_gate is None and not SMOKE:
+            continue
+        own = papers if arm.startswith("paper ") else pair
+        results["runs"][arm], texts = run(own, arm.removeprefix("paper "), prompts, setting)
+        note()
+        if arm == RUNS[0]:
+            outs = texts
+            of = [suite for suite, each in prompts.items() for _ in each]
+            results["agreement"] = _replay_all(results, own, papers, outs, of, words)
+            note()
+
+
+def _replay_all(results: Any, pair: Any, papers: Any, outs: Any, of: Sequence[str], words: Any) -> dict[str, Any]:
+    recordings = record(pair, outs, of)
+    heads = {"": recordings, "paper ": recordings if papers is pair else record(papers, outs, of)}
+    for arm in (*STOPS, *DIALS):
+        arm = arm.format(**words)
+        which = "paper " if arm.startswith("paper ") else ""
+        results["replays"][arm] = replayed(heads[which], arm.removeprefix("paper "))
+    return agreement(recordings)
+
+
+def _table(results: Any) -> str:
+    """A line an arm and suite: what was counted a token."""
+    lines = []
+    for how in ("runs", "replays"):
+        for arm, suites in results[how].items():
+            for suite, rows in suites.items():
+                sums = rows if how == "replays" else [sum(one[i] or 0 for one in rows) for i in range(len(FIELDS))]
+                tokens, calls, steps, read, drift, *right = sums
+                share = f"{right[0] / len(rows):.3f}" if right and rows[0][5] is not None else ""
+                lines.append(
+                    f"{suite} | `{arm}` | {how[:-1]} | {calls / tokens:.4f} | {steps / tokens:.3f} | "
+                    f"{read / tokens:.3f} | {drift / tokens:.4f} | {share}"
+                )
+    heads = "suite | method | how | target calls a token | draft steps | tokens read by the target | drift | right"
+    return "\n".join(grid(heads, lines))
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+def timed(pair: sprinter.Pair, repeats: int) -> dict[str, Any]:
+    """Median seconds of target passes by their tokens, of a draft step, and of one with the gate."""
+    models = borrow(pair.models, CONTEXT + max(LENGTHS))
+    ids = read_prompts(models, CONTEXT, max(LENGTHS))
+    jobs: dict[Any, Any] = {n: target_input(ids, CONTEXT, n, GREEDY) for n in LENGTHS}
+    jobs["draft"] = draft_input(ids, CONTEXT, 1, DraftPlan(GREEDY, ("entropy",), {}))
+    if pair.gate is not None:
+        jobs["gated"] = draft_input(ids, CONTEXT, 1, DraftPlan(GREEDY, ("entropy",), {"gate": pair.gate}))
+    seconds = {str(n): statistics.median(each) for n, each in run_interleaved(models, jobs, repeats).items()}
+    return {"target": [[n, seconds[str(n)]] for n in LENGTHS], "draft": seconds["draft"],
+            "gated": seconds.get("gated", seconds["draft"])}  # fmt: skip
+
+
+def as_costs(found: Mapping[str, Any], fixed: float = 0.0) -> PassCosts:
+    """Costs of passes; each target pass costs ``fixed`` seconds more."""
+    points, most = [], 0.0
+    for n, seconds in found["target"]:  # a longer pass costs no less
+        most = max(most, seconds)
+        points.append((float(n), most + fixed))
+    return PassCosts(tuple(points), ((1.0, found["draft"]), (2.0, found["draft"])))
+
+
+def factors_of(options: Any) -> dict[int, sprinter.Pair]:
+    """The pair with targets padded by each factor."""
+    setting = PAIRS[options.pair]
+    pair = sprinter.load_pair(**setting.options, prefix_cache_bytes=0)
+    gate = setting.options.get("gate")
+    return {
+        factor: pair if factor == 1 else padded(pair, pair.models.draft, factor, gate=gate)
+        for factor in options.factors
+    }
+
+
+def costs(options: Any) -> None:
+    """Time passes, by factor."""
+    began, name = time.time(), NAME.format(part="costs", pair=options.pair)
+    found = {str(factor): timed(pair, REPEATS if factor == 1 else 3) for factor, pair in factors_of(options).items()}
+    lines = [
+        " | ".join([factor, *(f"{1e3 * s:.1f}" for _, s in one["target"]), f"{1e3 * one['draft']:.2f}",
+                    f"{1e3 * one['gated']:.2f}", f"{one['draft'] / one['target'][0][1]:.3f}"])
+        for factor, one in found.items()
+    ]  # fmt: skip
+    heads = " | ".join(["times the pass", *(f"{n} tokens, ms" for n in LENGTHS), "draft step", "with gate", "ratio"])
+    facts = {"environment": environment(), "costs": found, "seconds": round(time.time() - began, 1)}
+    write_results(name, {"benchmark": name, "command": command(), **facts}, "\n".join(grid(heads, lines)))
+
+
+# --- wall time --------------------------------------------------------------------------------------------------------
+def wall(options: Any) -> None:
+    """Texts with the clock running, and what their counts times the costs of passes would have given."""
+    began, name = time.time(), NAME.format(part="wall", pair=options.pair)
+    rows, lines, setting = [], [], PAIRS[options.pair]
+    for factor, pair in factors_of(options).items():
+        known = as_costs(timed(pair, REPEATS if factor == 1 else 3))
+        suites = asked(pair, setting, options.data).values()
+        prompts = [one[1] for group in zip(*suites, strict=False) for one in group][: options.prompts]
+        arms = [method_arm(pair, arm, 0.0, new_tokens=WALL_TOKENS) for arm in ("autoregressive", *WALL)]
+        interleave(arms, prompts, note=f"factor {factor}")
+        expected = {arm.name: _seconds([out.stats for out in arm.outs], known) / arm.total("new_tokens") for arm in arms}
+        for arm in arms[1:]:
+            measured = speed_ratio(arm, arms[0])
+            product = expected[arms[0].name] / expected[arm.name]
+            rows.append({"factor": factor, "method": arm.name, "measured": list(measured), "product": product})
+            lines.append(f"{factor} | `{arm.name}` | {cells(measured)} | {product:.2f}")
+    facts = {"environment": environment(), "prompts": options.prompts, "new_tokens": WALL_TOKENS, "rows": rows}
+    facts |= {"seconds": round(time.time() - began, 1)}
+    heads = "times the pass | method | speed over plain, measured | counts times costs"
+    write_results(name, {"benchmark": name, "command": command(), **facts}, "\n".join(grid(heads, lines)))
+
+
+def _seconds(all_stats: Sequence[Any], known: PassCosts) -> float:
+    calls, steps, read = (sum(getattr(one, name) for one in all_stats) for name in FIELDS[1:4])
+    return calls * known.target_s(max(1.0, read / calls)) + steps * known.draft_s(1)
+
+
+PARTS = {"counts": counts, "costs": costs, "wall": wall}
+
+
+def main() -> None:
+    """Do one part."""
+    parser = option_parser(__doc__)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--pair", choices=PAIRS, default="built-in")
+    parser.add_argument("--paper-gate", help="directory of a gate as in the paper: linear, of the hidden state")
+    parser.add_argument("--factors", type=int, nargs="+", default=[1])
+    parser.add_argument("--prompts", type=int, default=sized(4, 2), help="number of prompts that are timed")
+    parser.add_argument("--step", type=float, default=0.1, help="cost of a draft step that `optimal` reckons with")
+    parser.add_argument("--token", type=float, default=0.05, help="the same of each further token of a pass")
+    options = parser.parse_args()
+    PARTS[options.part](options)
+
+
+if __name__ == "__main__":
+    main()
