@@ -7,8 +7,8 @@
 ``counts`` writes greedy answers, many rows at a time: target calls, draft steps, tokens that the target read, drift,
 right answers, which do not depend on the machine's load. Each method is one run over all prompts; a call that was
 interrupted goes on where it ended. Exact methods, whose texts are the target's own, and settings between those that
-were run are replayed on both models' laws along the target's texts. ``costs`` times passes, on a quiet machine. ``wall``
-times texts and compares them with their counts times these costs. ``when_it_pays_map.py`` multiplies.
+were run are replayed on both models' laws along the target's texts. ``costs`` times passes, on a quiet machine.
+``wall`` times texts and compares them with their counts times these costs. ``when_it_pays_map.py`` multiplies.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
@@ -27,7 +28,16 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import sprinter
 from benchmarks.common import (
-    RESULTS, STARTED, cells, command, environment, grid, interleave, method_arm, option_parser, speed_ratio,
+    RESULTS,
+    STARTED,
+    cells,
+    command,
+    environment,
+    grid,
+    interleave,
+    method_arm,
+    option_parser,
+    speed_ratio,
     write_results,
 )  # fmt: skip
 from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET
@@ -61,18 +71,21 @@ class Setting:
     Attributes:
         options: of ``load_pair``.
         suites: name -> (prompts, most new tokens, in chat form).
+        run: number of these suites, the first ones, on which lossy methods are run; on the others they are replayed.
     """
 
     options: Mapping[str, Any]
     suites: Mapping[str, tuple[int, int, bool]]
+    run: int = 4
 
 
 PAIRS = {
     "qwen": Setting(
         {"target": TARGET, "draft": DRAFT, "runner": "torch", "dtype": "gguf",
          "gate": "examples/gates/qwen2.5-coder-1.5b-0.5b"},
-        {"humaneval": (24, 256, True), "gsm8k": (24, 256, True), "mt-bench": (20, 96, True),
+        {"humaneval": (20, 256, True), "gsm8k": (20, 256, True), "mt-bench": (20, 96, True),
          "wiki-summary": (20, 64, False)},
+        run=2,
     ),
     "smollm2": Setting(
         {"target": SMOLLM2, "draft": ".work/smol/draft", "gate": ".work/smol/gate", "runner": "torch",
@@ -91,12 +104,12 @@ if SMOKE:
 TAUS = {"qwen": 0.9, "smollm2": 0.8, "built-in": 0.8}
 RUNS = sized(
     (
-        "autoregressive", "speculative(gamma=8)", "certain(threshold=0.3)", "certain(threshold=0.3, tail=8)",
-        "sprinter(tau={tau})", "sprinter(tau={tau}, tail=8)", "paper sprinter(tau=0.5)",
-        "certain(tail=8, budget=0.01)", "certain(tail=8, budget=0.02)", "certain(tail=8, budget=0.05)",
-        "fuzzy(threshold=0.1, gamma=8)", "opt(epsilon=0.1, gamma=8)", "online(tau=0.8, tail=8)", "draft-only",
-        "paper sprinter(tau=0.5, tail=8)", "certain(tail=8, budget=0.1)", "fuzzy(gamma=8)", "svip",
-        "trust=certain(threshold=0.3),stop=untrusted(tail=15,under=adaedl),cap=30",
+        "autoregressive", "certain(threshold=0.3, tail=8)", "sprinter(tau={tau}, tail=8)", "paper sprinter(tau=0.5)",
+        "certain(tail=8, budget=0.02)", "fuzzy(threshold=0.1, gamma=8)", "draft-only", "sprinter(tau={tau})",
+        "certain(tail=8, budget=0.05)", "online(tau=0.8, tail=8)", "opt(epsilon=0.1, gamma=8)",
+        "certain(threshold=0.3)", "speculative(gamma=8)", "certain(tail=8, budget=0.01)",
+        "trust=certain(threshold=0.3),stop=untrusted(tail=15,under=adaedl),cap=30", "fuzzy(gamma=8)",
+        "paper sprinter(tau=0.5, tail=8)", "certain(tail=8, budget=0.1)", "svip",
     ),
     ("autoregressive", "speculative(gamma=2)", "paper sprinter(tau=0.5)", "certain(tail=2, budget=0.05)"),
 )  # fmt: skip
@@ -125,7 +138,12 @@ DIALS = sized(
 )  # fmt: skip
 """Lossy methods, replayed."""
 WALL = sized(
-    ("speculative(gamma=4)", "speculative(gamma=8)", "certain(threshold=0.3)", "certain(threshold=0.3, tail=8)"),
+    (
+        "speculative(gamma=4)",
+        "speculative(gamma=8)",
+        "certain(threshold=0.3)",
+        "certain(threshold=0.3, tail=8)",
+    ),
     ("speculative(gamma=2)",),
 )
 
@@ -134,10 +152,16 @@ WALL = sized(
 def gated(pair: sprinter.Pair, gate: str | Path | None) -> sprinter.Pair:
     """The same models with another gate."""
     draft, models = pair.models.draft, pair.models
-    return pair if gate is None else sprinter.load_pair(models.target, draft, gate=gate, tokenizer=pair.tokenizer)
+    return (
+        pair
+        if gate is None
+        else sprinter.load_pair(models.target, draft, gate=gate, tokenizer=pair.tokenizer)
+    )
 
 
-def asked(pair: sprinter.Pair, setting: Setting, data: Path) -> dict[str, list[tuple[Sample, list[int], tuple[int, ...]]]]:
+def asked(
+    pair: sprinter.Pair, setting: Setting, data: Path
+) -> dict[str, list[tuple[Sample, list[int], tuple[int, ...]]]]:
     """By suite: each sample with its first prompt's token ids, and the tokens that end an answer."""
     found = {}
     for name, (count, _, chat) in setting.suites.items():
@@ -147,12 +171,19 @@ def asked(pair: sprinter.Pair, setting: Setting, data: Path) -> dict[str, list[t
     return found
 
 
-def graded(pair: sprinter.Pair, samples: Sequence[Sample], outs: Sequence[sprinter.Generation]) -> list[float | None]:
+def graded(
+    pair: sprinter.Pair, samples: Sequence[Sample], outs: Sequence[sprinter.Generation]
+) -> list[float | None]:
     """1 for each right answer, 0 for another, None where nothing is checked."""
     how = QualitySettings(rouge=False, likelihood=False, run_code=True)
     prepare(how, samples)
     answers = [
-        Answered(replace(sample, turns=sample.turns[:1]), [out.prompt_ids], [[t.id for t in out.tokens]], [out.text])
+        Answered(
+            replace(sample, turns=sample.turns[:1]),
+            [out.prompt_ids],
+            [[t.id for t in out.tokens]],
+            [out.text],
+        )
         for sample, out in zip(samples, outs, strict=True)
     ]
     found = measure(pair, answers, how)
@@ -160,7 +191,9 @@ def graded(pair: sprinter.Pair, samples: Sequence[Sample], outs: Sequence[sprint
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------
-def run(pair: sprinter.Pair, method: str, prompts: Mapping[str, Any], setting: Setting) -> tuple[dict[str, Any], Any]:
+def run(
+    pair: sprinter.Pair, method: str, prompts: Mapping[str, Any], setting: Setting
+) -> tuple[dict[str, Any], Any]:
     """One method on all prompts: by suite a row of ``FIELDS`` for each; and the texts."""
     flat = [(suite, *one) for suite, each in prompts.items() for one in each]
     outs = pair.generate_batch(
@@ -173,19 +206,25 @@ def run(pair: sprinter.Pair, method: str, prompts: Mapping[str, Any], setting: S
     for (suite, *_), out, one in zip(flat, outs, right, strict=True):
         stats = out.stats
         drift = sum(token.distance or 0.0 for token in out.tokens)
-        found[suite].append([stats.new_tokens, stats.target_calls, stats.draft_steps, stats.target_tokens, drift, one])
+        found[suite].append(
+            [stats.new_tokens, stats.target_calls, stats.draft_steps, stats.target_tokens, drift, one]
+        )
     return found, outs
 
 
-def record(pair: sprinter.Pair, outs: Sequence[sprinter.Generation], suites: Sequence[str]) -> dict[str, Recording]:
-    """Both models' laws along the target's own texts, by suite."""
+def record(
+    pair: sprinter.Pair, papers: sprinter.Pair, outs: Sequence[Any], suites: Sequence[str]
+) -> dict[str, Any]:
+    """Both models' laws and the scores of both gates along the target's own texts, by suite."""
     found = {}
+    heads = {**pair.heads, **({"paper": papers.heads["gate"]} if papers is not pair else {})}
+    both: Any = SimpleNamespace(models=pair.models, heads=heads)
     for suite in dict.fromkeys(suites):
         texts = [
             Passage(tuple(out.prompt_ids), tuple(token.id for token in out.tokens))
             for out, of in zip(outs, suites, strict=True) if of == suite
         ]  # fmt: skip
-        found[suite] = replace(read_passages(pair, texts, sampling=GREEDY), writer="target")
+        found[suite] = replace(read_passages(both, texts, sampling=GREEDY), writer="target")
     return found
 
 
@@ -229,15 +268,23 @@ def counts(options: Any) -> None:
         results["environment"] |= {"load_at_end": environment()["load"]}
         write_results(name, results, _table(results))
 
+    def late() -> bool:
+        return time.time() - began > options.seconds
+
     outs: Any = None
     for arm in RUNS:
         arm = arm.format(**words)
         if arm in results["runs"] and not (arm == RUNS[0] and not results["replays"]):
             continue
+        if late():
+            break
         if arm.startswith("paper ") and options.paper_gate is None and not SMOKE:
             continue
         own = papers if arm.startswith("paper ") else pair
-        results["runs"][arm], texts = run(own, arm.removeprefix("paper "), prompts, setting)
+        some = {
+            suite: prompts[suite] for suite in [*prompts][: None if arm in (RUNS[0], "svip") else setting.run]
+        }
+        results["runs"][arm], texts = run(own, arm.removeprefix("paper "), some, setting)
         note()
         if arm == RUNS[0]:
             outs = texts
@@ -246,13 +293,21 @@ def counts(options: Any) -> None:
             note()
 
 
-def _replay_all(results: Any, pair: Any, papers: Any, outs: Any, of: Sequence[str], words: Any) -> dict[str, Any]:
-    recordings = record(pair, outs, of)
-    heads = {"": recordings, "paper ": recordings if papers is pair else record(papers, outs, of)}
+def _replay_all(
+    results: Any, pair: Any, papers: Any, outs: Any, of: Sequence[str], words: Any
+) -> dict[str, Any]:
+    recordings = record(pair, papers, outs, of)
+    of_paper = {
+        suite: replace(
+            one, signals={**one.signals, "gate": one.signals["paper" if papers is not pair else "gate"]}
+        )
+        for suite, one in recordings.items()
+    }
     for arm in (*STOPS, *DIALS):
         arm = arm.format(**words)
-        which = "paper " if arm.startswith("paper ") else ""
-        results["replays"][arm] = replayed(heads[which], arm.removeprefix("paper "))
+        heads = of_paper if arm.startswith("paper ") else recordings
+        results["replays"][arm] = replayed(heads, arm.removeprefix("paper "))
+        print(f"\rreplayed {len(results['replays'])}", end="", file=sys.stderr)
     return agreement(recordings)
 
 
@@ -262,7 +317,11 @@ def _table(results: Any) -> str:
     for how in ("runs", "replays"):
         for arm, suites in results[how].items():
             for suite, rows in suites.items():
-                sums = rows if how == "replays" else [sum(one[i] or 0 for one in rows) for i in range(len(FIELDS))]
+                sums = (
+                    rows
+                    if how == "replays"
+                    else [sum(one[i] or 0 for one in rows) for i in range(len(FIELDS))]
+                )
                 tokens, calls, steps, read, drift, *right = sums
                 share = f"{right[0] / len(rows):.3f}" if right and rows[0][5] is not None else ""
                 lines.append(
@@ -310,13 +369,18 @@ def factors_of(options: Any) -> dict[int, sprinter.Pair]:
 def costs(options: Any) -> None:
     """Time passes, by factor."""
     began, name = time.time(), NAME.format(part="costs", pair=options.pair)
-    found = {str(factor): timed(pair, REPEATS if factor == 1 else 3) for factor, pair in factors_of(options).items()}
+    found = {
+        str(factor): timed(pair, REPEATS if factor == 1 else 3)
+        for factor, pair in factors_of(options).items()
+    }
     lines = [
         " | ".join([factor, *(f"{1e3 * s:.1f}" for _, s in one["target"]), f"{1e3 * one['draft']:.2f}",
                     f"{1e3 * one['gated']:.2f}", f"{one['draft'] / one['target'][0][1]:.3f}"])
         for factor, one in found.items()
     ]  # fmt: skip
-    heads = " | ".join(["times the pass", *(f"{n} tokens, ms" for n in LENGTHS), "draft step", "with gate", "ratio"])
+    heads = " | ".join(
+        ["times the pass", *(f"{n} tokens, ms" for n in LENGTHS), "draft step", "with gate", "ratio"]
+    )
     facts = {"environment": environment(), "costs": found, "seconds": round(time.time() - began, 1)}
     write_results(name, {"benchmark": name, "command": command(), **facts}, "\n".join(grid(heads, lines)))
 
@@ -332,13 +396,23 @@ def wall(options: Any) -> None:
         prompts = [one[1] for group in zip(*suites, strict=False) for one in group][: options.prompts]
         arms = [method_arm(pair, arm, 0.0, new_tokens=WALL_TOKENS) for arm in ("autoregressive", *WALL)]
         interleave(arms, prompts, note=f"factor {factor}")
-        expected = {arm.name: _seconds([out.stats for out in arm.outs], known) / arm.total("new_tokens") for arm in arms}
+        expected = {
+            arm.name: _seconds([out.stats for out in arm.outs], known) / arm.total("new_tokens")
+            for arm in arms
+        }
         for arm in arms[1:]:
             measured = speed_ratio(arm, arms[0])
             product = expected[arms[0].name] / expected[arm.name]
-            rows.append({"factor": factor, "method": arm.name, "measured": list(measured), "product": product})
+            rows.append(
+                {"factor": factor, "method": arm.name, "measured": list(measured), "product": product}
+            )
             lines.append(f"{factor} | `{arm.name}` | {cells(measured)} | {product:.2f}")
-    facts = {"environment": environment(), "prompts": options.prompts, "new_tokens": WALL_TOKENS, "rows": rows}
+    facts = {
+        "environment": environment(),
+        "prompts": options.prompts,
+        "new_tokens": WALL_TOKENS,
+        "rows": rows,
+    }
     facts |= {"seconds": round(time.time() - began, 1)}
     heads = "times the pass | method | speed over plain, measured | counts times costs"
     write_results(name, {"benchmark": name, "command": command(), **facts}, "\n".join(grid(heads, lines)))
@@ -357,10 +431,15 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--pair", choices=PAIRS, default="built-in")
-    parser.add_argument("--paper-gate", help="directory of a gate as in the paper: linear, of the hidden state")
+    parser.add_argument(
+        "--paper-gate", help="directory of a gate as in the paper: linear, of the hidden state"
+    )
     parser.add_argument("--factors", type=int, nargs="+", default=[1])
     parser.add_argument("--prompts", type=int, default=sized(4, 2), help="number of prompts that are timed")
-    parser.add_argument("--step", type=float, default=0.1, help="cost of a draft step that `optimal` reckons with")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no method after these")
+    parser.add_argument(
+        "--step", type=float, default=0.1, help="cost of a draft step that `optimal` reckons with"
+    )
     parser.add_argument("--token", type=float, default=0.05, help="the same of each further token of a pass")
     options = parser.parse_args()
     PARTS[options.part](options)
