@@ -149,13 +149,13 @@ WALL = sized(
 
 
 # --- pairs and prompts ------------------------------------------------------------------------------------------------
-def gated(pair: sprinter.Pair, gate: str | Path | None) -> sprinter.Pair:
+def gated(pair: sprinter.Pair, gate: str | None) -> sprinter.Pair:
     """The same models with another gate."""
-    draft, models = pair.models.draft, pair.models
-    return (
-        pair
-        if gate is None
-        else sprinter.load_pair(models.target, draft, gate=gate, tokenizer=pair.tokenizer)
+    if gate is None:
+        return pair
+    assert pair.models.draft is not None
+    return sprinter.load_pair(
+        pair.models.target.model, pair.models.draft.model, gate=gate, tokenizer=pair.tokenizer
     )
 
 
@@ -268,15 +268,12 @@ def counts(options: Any) -> None:
         results["environment"] |= {"load_at_end": environment()["load"]}
         write_results(name, results, _table(results))
 
-    def late() -> bool:
-        return time.time() - began > options.seconds
-
     outs: Any = None
     for arm in RUNS:
         arm = arm.format(**words)
         if arm in results["runs"] and not (arm == RUNS[0] and not results["replays"]):
             continue
-        if late():
+        if time.time() - began > options.seconds:
             break
         if arm.startswith("paper ") and options.paper_gate is None and not SMOKE:
             continue
@@ -360,8 +357,9 @@ def factors_of(options: Any) -> dict[int, sprinter.Pair]:
     setting = PAIRS[options.pair]
     pair = sprinter.load_pair(**setting.options, prefix_cache_bytes=0)
     gate = setting.options.get("gate")
+    assert pair.models.draft is not None
     return {
-        factor: pair if factor == 1 else padded(pair, pair.models.draft, factor, gate=gate)
+        factor: pair if factor == 1 else padded(pair, pair.models.draft.model, factor, gate=gate)
         for factor in options.factors
     }
 
@@ -420,7 +418,7 @@ def wall(options: Any) -> None:
 
 def _seconds(all_stats: Sequence[Any], known: PassCosts) -> float:
     calls, steps, read = (sum(getattr(one, name) for one in all_stats) for name in FIELDS[1:4])
-    return calls * known.target_s(max(1.0, read / calls)) + steps * known.draft_s(1)
+    return float(calls * known.target_s(max(1.0, read / calls)) + steps * known.draft_s(1))
 
 
 PARTS = {"counts": counts, "costs": costs, "wall": wall}
