@@ -14,6 +14,7 @@ were run are replayed on both models' laws along the target's texts. ``costs`` t
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -190,6 +191,19 @@ def graded(
     return [one.get("exact_match", one.get("pass_at_1")) for one in found]
 
 
+def packed(rows: Sequence[Sequence[float | None]]) -> list[str]:
+    """Rows of ``FIELDS`` as the file has them: a line a text, "-" where nothing is checked."""
+    return [
+        " ".join("-" if one is None else f"{one:.4g}" if one % 1 else f"{one:.0f}" for one in row)
+        for row in rows
+    ]
+
+
+def unpacked(lines: Sequence[str]) -> list[list[float]]:
+    """The rows; NaN where nothing is checked."""
+    return [[math.nan if one == "-" else float(one) for one in line.split()] for line in lines]
+
+
 # --- counts -----------------------------------------------------------------------------------------------------------
 def run(
     pair: sprinter.Pair, method: str, prompts: Mapping[str, Any], setting: Setting
@@ -209,7 +223,7 @@ def run(
         found[suite].append(
             [stats.new_tokens, stats.target_calls, stats.draft_steps, stats.target_tokens, drift, one]
         )
-    return found, outs
+    return {suite: packed(rows) for suite, rows in found.items()}, outs
 
 
 def record(
@@ -229,11 +243,14 @@ def record(
 
 
 def replayed(recordings: Mapping[str, Recording], method: str) -> dict[str, Any]:
-    """Counts of a method by replay, by suite: those of ``FIELDS`` that there are, summed."""
+    """Counts of a method by replay, by suite a row of ``FIELDS`` for each text; nothing is checked."""
     rows = {}
     for suite, recording in recordings.items():
-        one = replay(recording, parse_method(method))
-        rows[suite] = [one.tokens, one.target_calls, one.draft_steps, one.read, one.drift]
+        texts = replay(recording, parse_method(method)).by_text.tolist()
+        # the target reads every draft token, and one more a call
+        rows[suite] = [
+            [tokens, calls, steps, calls + steps, drift, None] for tokens, calls, drift, steps in texts
+        ]
     return rows
 
 
@@ -313,14 +330,12 @@ def _table(results: Any) -> str:
     lines = []
     for how in ("runs", "replays"):
         for arm, suites in results[how].items():
-            for suite, rows in suites.items():
-                sums = (
-                    rows
-                    if how == "replays"
-                    else [sum(one[i] or 0 for one in rows) for i in range(len(FIELDS))]
+            for suite, lines_of in suites.items():
+                rows = unpacked(lines_of)
+                tokens, calls, steps, read, drift, right = (
+                    sum(one[i] for one in rows) for i in range(len(FIELDS))
                 )
-                tokens, calls, steps, read, drift, *right = sums
-                share = f"{right[0] / len(rows):.3f}" if right and rows[0][5] is not None else ""
+                share = "" if math.isnan(right) else f"{right / len(rows):.3f}"
                 lines.append(
                     f"{suite} | `{arm}` | {how[:-1]} | {calls / tokens:.4f} | {steps / tokens:.3f} | "
                     f"{read / tokens:.3f} | {drift / tokens:.4f} | {share}"
