@@ -248,9 +248,8 @@ def replayed(recordings: Mapping[str, Recording], method: str) -> dict[str, Any]
     for suite, recording in recordings.items():
         texts = replay(recording, parse_method(method)).by_text.tolist()
         # the target reads every draft token, and one more a call
-        rows[suite] = [
-            [tokens, calls, steps, calls + steps, drift, None] for tokens, calls, drift, steps in texts
-        ]
+        all_of = [[tokens, calls, steps, calls + steps, drift, None] for tokens, calls, drift, steps in texts]
+        rows[suite] = packed(all_of)
     return rows
 
 
