@@ -9,9 +9,10 @@ import pytest
 import torch
 from tests.cli.tiny import Places, Run
 
-from sprinter.cli.doctor_probe import _row, _show_agreement
+from sprinter.cli.doctor_probe import _place_line, _placed, _row, _show_agreement
 from sprinter.cli.probe_texts import _share
 from sprinter.decode.costs import PassCosts
+from sprinter.theory.regions import place
 from sprinter.theory.replay import Replay
 
 LINES = "The river rises in the hills.\n\nIt flows past the old mill and the town.\n"
@@ -105,13 +106,39 @@ def test_the_default_is_a_row_and_one_command_is_recommended(
         assert (method == row["method"]) == (best <= 1.05 * row["speed_up"])
         if default == "autoregressive":  # no draft pays
             assert command == f"sprinter generate PROMPT --target {target}"
+            assert (found["place"]["region"], found["place"]["method"]) == ("plain", "autoregressive")
         else:
             assert command.startswith(f"sprinter generate PROMPT --target {target} --draft {draft}")
+        assert found["place"]["cost"] == pytest.approx(times.step)
+        assert found["place"]["gain"] >= 1 and found["place"]["overlap"] == found["overlap"][0]
         assert ("--method" in command) == (method != row["method"])
         done, out, _ = run(*line, "--no-compile", "--json")
         assert "--no-compile" in json.loads(out)["probe"]["recommended"]["command"].split()
         done, out, _ = run(*line)
+        assert f"On the map: a draft step costs {times.step:.2f} of a target pass" in out
         assert f"{row['method']} (default)" in out and out.splitlines()[-1] == f"Recommended: {command}"
+
+
+@pytest.mark.parametrize(
+    ("overlap", "cost", "kept", "region", "method"),
+    [
+        (0.3, 0.6, 0.5, "plain", "autoregressive"),
+        (0.9, 0.1, 0.1, "exact", "svip(h=0.4)"),
+        (0.9, 0.01, 0.9, "trust", "certain(threshold=1)"),
+    ],
+)
+def test_the_place_on_the_map_names_a_method(
+    overlap: float, cost: float, kept: float, region: str, method: str
+) -> None:
+    methods = [
+        {"method": "svip(h=0.4)", "lossless": True, "speed_up": 1.5},
+        {"method": "online(tau=0.5)", "lossless": False, "speed_up": 1.6},
+        {"method": "certain(threshold=1)", "lossless": False, "speed_up": 1.7},
+    ]
+    found = _placed(place(overlap, cost, kept=kept), methods, methods[0])
+    assert (found["region"], found["method"]) == (region, method)
+    line = _place_line(found | {"overlap": overlap, "cost": cost}, 0.05)
+    assert f"overlap {overlap:.2f}: {region} ({method})" in line and f"{found['gain']:.2f}x" in line
 
 
 def test_a_share_of_each_text() -> None:

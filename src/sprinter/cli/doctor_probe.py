@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
     from sprinter.laws import Sampling
     from sprinter.theory.recording import Recording
+    from sprinter.theory.regions import Place
     from sprinter.theory.replay import Replay
 
 __all__ = ["run_probe", "show_probe"]
@@ -59,6 +60,7 @@ def run_probe(
     from sprinter.laws import Sampling, overlap
     from sprinter.theory.passes import measure_passes
     from sprinter.theory.recording import read_passages
+    from sprinter.theory.regions import place
 
     sampling = Sampling(temperature)
     with Progress() as progress:
@@ -101,6 +103,10 @@ def run_probe(
         "kept": kept,
         "max_drift": max_drift,
         "methods": methods,
+        "place": _placed(
+            place(beta, costs.step, kept=min(1.0, max_drift / max(1e-9, 1 - beta))), methods, choice
+        )
+        | {"overlap": beta, "cost": costs.step},
         "recommended": {"method": choice["method"], "command": _command(loading, choice, fastest, kept)},
     }
 
@@ -170,6 +176,17 @@ def _recommended(methods: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     default = next(row for row in methods if row["default"])
     best = max((row for row in methods if row["lossless"]), key=lambda row: float(row["speed_up"]))
     return best if best["speed_up"] > PAYS * default["speed_up"] else default
+
+
+def _placed(where: Place, methods: Sequence[Mapping[str, Any]], choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a pair lies on the map of cost and overlap, and the method for it: of lossy ones the fastest that fits."""
+    lossy = [row for row in methods if not row["lossless"]]
+    method = choice["method"]
+    if where.region == "trust" and lossy:
+        method = max(lossy, key=lambda row: float(row["speed_up"]))["method"]
+    elif where.region == "plain":
+        method = "autoregressive"
+    return {**asdict(where), "gain": where.gain, "method": method}
 
 
 def _command(loading: Loading, best: Mapping[str, Any], fastest: str | None, kept: bool) -> str:
@@ -266,6 +283,7 @@ def show_probe(found: Mapping[str, Any]) -> None:
         else:
             _show_costs(seconds, name)
     _show_methods(found["methods"], found["max_drift"])
+    page.print(_place_line(found["place"], found["max_drift"]), markup=False)
     page.print(
         "Expected on these texts from the times above, without the loop's own; drift is TV to the target's law."
     )
@@ -273,6 +291,23 @@ def show_probe(found: Mapping[str, Any]) -> None:
         later = " --runner auto takes it for these files from now on." if found["kept"] else ""
         page.print(f"Fastest here: runner {fastest}.{later}")
     page.print(f"Recommended: {found['recommended']['command']}", markup=False, soft_wrap=True)
+
+
+def _place_line(where: Mapping[str, Any], max_drift: float) -> str:
+    """The pair's place on the map of docs/studies/when-it-pays.md, in words."""
+    from sprinter.theory.regions import GAIN
+
+    needed = where["needed"]
+    more = (
+        "no drift is enough"
+        if needed is None
+        else f"drift {needed * (1 - where['overlap']):.2g} would be needed"
+    )
+    return (
+        f"On the map: a draft step costs {where['cost']:.2f} of a target pass, overlap {where['overlap']:.2f}: "
+        f"{where['region']} ({where['method']}). Drift {max_drift:g} makes it at most {where['gain']:.2f}x as fast as "
+        f"the best exact draft; for {GAIN:g}x {more}."
+    )
 
 
 def _show_agreement(found: Mapping[str, Any]) -> None:

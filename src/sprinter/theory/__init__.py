@@ -3,6 +3,7 @@
 =================  =====================================================================================
 ``sequential``     SPRINTER: Theorems 3.1, 3.3, 3.4, A.4, equations 5 and 6, with limits and caps
 ``speculation``    Leviathan et al.: expected tokens a round, best draft length
+``regions``        where plain decoding, exact drafts or trust is fastest, by cost ratio and overlap
 ``front``          Yin et al., Theorems 2, 4 and 5 at one position; batch improvement in closed form
 ``chains``         Yin et al., Theorems 1 and 3 on Markov chains; short drafts
 ``bounds``         bounds of SVIP and of Fuzzy Speculative Decoding
