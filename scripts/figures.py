@@ -2,7 +2,7 @@
 
 Every curve, box and dot comes out of the classes in ``sprinter.decode``: laws and keep chances from the accept rules,
 decisions and states from the trust and stop rules, texts from the real loop on a small pair of random laws. Nothing is
-measured on a model but "gate-signals", which shows benchmarks/results. The same code gives the same files; needs
+measured on a model but the studies' figures, which show benchmarks/results. The same code gives the same files; needs
 matplotlib (the development extra).
 
     python scripts/figures.py                 # all, into docs
@@ -34,6 +34,7 @@ from sprinter.decode.accept import Diversed, Harmless
 from sprinter.decode.draft import Control
 from sprinter.laws import kl_divergence, tv_distance
 from sprinter.plots import STYLE
+from sprinter.theory.regions import place
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
@@ -114,6 +115,44 @@ def gate_signals() -> Figure:
         title, y = f"temperature {float(temperature):g}", "target calls a token" if ax is axes[0] else ""
         pic.said(ax, title, "mean drift", y, xlim=(-0.005, None), ylim=(0, None))
     pic.legend_below(axes[0], "center")
+    return fig
+
+
+def when_it_pays() -> Figure:
+    """Where plain decoding, exact drafts and trust win, by cost of a draft step and overlap; pairs as points."""
+    found = json.loads((RESULTS / "real" / "when-it-pays-map.json").read_text(encoding="utf-8"))
+    fig, ax = plt.subplots(figsize=(7.4, 5.2), layout="constrained")
+    costs, overlaps = torch.logspace(-2, 0, 81).tolist(), torch.linspace(0.3, 0.995, 81).tolist()
+    places = [[place(overlap, cost, kept=0.0) for cost in costs] for overlap in overlaps]
+    plain = [[float(one.gamma == 0) for one in row] for row in places]
+    needed = [
+        [torch.nan if one.gamma == 0 else 1.01 if one.needed is None else one.needed for one in row]
+        for row in places
+    ]
+    ax.contourf(costs, overlaps, plain, levels=[0.5, 1.5], colors=["#dddddd"])
+    ax.contourf(costs, overlaps, needed, levels=[0.0, 0.3], colors=["#d9efe6"])
+    levels = [0.25, 0.3, 0.4, 0.6, 1.0]
+    lines = ax.contour(costs, overlaps, needed, levels=levels, colors=GREY, linewidths=0.9)
+    ax.clabel(lines, fmt=lambda share: f"{100 * share:.0f} %", fontsize=7)
+    looks = {
+        "qwen": (BLUE, "o", "Qwen2.5-Coder 0.5B/1.5B, also padded"), "smollm2": (GREEN, "s", "SmolLM2 135M, distilled"),
+        "built-in": (ORANGE, "D", "built-in pair"),
+    }  # fmt: skip
+    for pair, (color, marker, label) in looks.items():
+        spots = [(one["ratio"], one["agreement"]) for one in found["entries"]
+                 if (one["pair"], one["kind"]) == (pair, "measured") and "ms" not in one["place"]]  # fmt: skip
+        if spots:
+            ax.plot(*zip(*spots, strict=True), marker, color=color, ms=5, ls="", label=label)
+    spots = [(one["ratio"], one["overlap"]) for one in found["papers"]]
+    ax.plot(
+        *zip(*spots, strict=True), "^", color=RED, ms=5, ls="", fillstyle="none", label="SPRINTER's own pairs"
+    )
+    ax.set_xscale("log")
+    title = "Share of the draft's errors that must stay for 1.3 times the speed of the best exact draft"
+    y = "overlap β (greedy: share of equal first choices)"
+    pic.said(ax, title, "draft step ÷ target pass", y, xlim=(0.01, 1), ylim=(0.3, 1))
+    ax.text(0.6, 0.36, "plain", ha="center")
+    ax.legend(loc="lower left")
     return fig
 
 
@@ -383,7 +422,7 @@ FIGURES: dict[str, pic.Drawing] = {
         for greedy, told in (("false", "model: drawn from q"), ("true", "model(greedy=true): argmax q"))), height=3.0),
     "allocated": panels(allocated, height=2.6, words=ALLOCATED),
     "lookup": panels(pic.rounds(LOOKUP, LOOKUP, 14)),
-    "gate-signals": gate_signals,
+    "gate-signals": gate_signals, "when-it-pays": when_it_pays,
 }  # fmt: skip
 
 
@@ -407,7 +446,12 @@ def main() -> None:
     mpl.use("Agg")
     mpl.rcParams.update(STYLE | {"legend.handlelength": 1.2})
     for name in [given.only] if given.only else FIGURES:
-        path = given.out / ("studies" if name == "gate-signals" else "methods") / "figures" / f"{name}.png"
+        path = (
+            given.out
+            / ("studies" if name in ("gate-signals", "when-it-pays") else "methods")
+            / "figures"
+            / f"{name}.png"
+        )
         save(FIGURES[name](), path)
         print(f"{name}: {path.stat().st_size / 1024:.0f} KiB")
 

@@ -102,6 +102,7 @@ PAIRS = {
 if SMOKE:
     PAIRS = {name: Setting({"target": None}, {"wiki-summary": (4, 8, False)}) for name in PAIRS}
 
+PLAIN = "autoregressive"
 TAUS = {"qwen": 0.9, "smollm2": 0.8, "built-in": 0.8}
 RUNS = sized(
     (
@@ -287,7 +288,7 @@ def counts(options: Any) -> None:
     outs: Any = None
     for arm in RUNS:
         arm = arm.format(**words)
-        if arm in results["runs"] and not (arm == RUNS[0] and not results["replays"]):
+        if arm in results["runs"] and not (arm == PLAIN and not results["replays"]):
             continue
         if time.time() - began > options.seconds:
             break
@@ -295,11 +296,11 @@ def counts(options: Any) -> None:
             continue
         own = papers if arm.startswith("paper ") else pair
         some = {
-            suite: prompts[suite] for suite in [*prompts][: None if arm in (RUNS[0], "svip") else setting.run]
+            suite: prompts[suite] for suite in [*prompts][: None if arm in (PLAIN, "svip") else setting.run]
         }
         results["runs"][arm], texts = run(own, arm.removeprefix("paper "), some, setting)
         note()
-        if arm == RUNS[0]:
+        if arm == PLAIN:
             outs = texts
             of = [suite for suite, each in prompts.items() for _ in each]
             results["agreement"] = _replay_all(results, own, papers, outs, of, words)
@@ -358,12 +359,12 @@ def timed(pair: sprinter.Pair, repeats: int) -> dict[str, Any]:
 
 
 def as_costs(found: Mapping[str, Any], fixed: float = 0.0) -> PassCosts:
-    """Costs of passes; each target pass costs ``fixed`` seconds more."""
+    """Costs of passes; each target pass costs ``fixed`` seconds more, and a step with a gate is "of two tokens"."""
     points, most = [], 0.0
     for n, seconds in found["target"]:  # a longer pass costs no less
         most = max(most, seconds)
         points.append((float(n), most + fixed))
-    return PassCosts(tuple(points), ((1.0, found["draft"]), (2.0, found["draft"])))
+    return PassCosts(tuple(points), ((1.0, found["draft"]), (2.0, max(found["draft"], found["gated"]))))
 
 
 def factors_of(options: Any) -> dict[int, sprinter.Pair]:

@@ -1,0 +1,227 @@
+"""The map: counts of methods times costs of passes, by pair, text, cost of a draft step and fixed cost of a call.
+
+    python benchmarks/real/when_it_pays_map.py
+
+Reads what ``when_it_pays.py`` has counted and timed. The speed of a method is tokens over (target calls x seconds of a
+pass over the mean number of tokens that it read + draft steps x seconds of a step); a fixed cost is added to each call.
+The best exact and the best lossy method of equal accuracy stand side by side; ``scripts/figures.py`` draws them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import numpy as np
+
+from benchmarks.common import RESULTS, cells, grid, option_parser, save
+from benchmarks.real.when_it_pays import PAIRS, PLAIN, as_costs, unpacked
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios
+from sprinter.decode.costs import PassCosts
+from sprinter.decode.spec import parse_method
+
+NAME = "real/when-it-pays-map"
+DELAYS_S = 0.0, 0.02, 0.1
+RATIOS = 0.02, 0.05, 0.1, 0.2, 0.3, 0.5
+LOW = 0.01
+"""Drift up to which a text whose answers are not checked counts as equal."""
+PAPERS = (
+    ("GPT-Neo 125M/1.3B", 8.01 / 64.65, {"Wiki-Summary": 2.17, "LM1B": 1.95}),
+    ("GPT-2 small/XL", 7.25 / 71.78, {"Wiki-Summary": 2.01, "LM1B": 2.05}),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a method did on a suite.
+
+    Attributes:
+        arm, suite: names. how: "run" or "replay".
+        rows: tokens, target calls, draft steps, tokens read by the target, drift, right or NaN, ``[texts, 6]``.
+    """
+
+    arm: str
+    suite: str
+    how: str
+    rows: np.ndarray
+
+    @property
+    def lossless(self) -> bool:
+        """Whether a greedy text is the target's."""
+        return parse_method(self.arm.removeprefix("paper ")).lossless(True)
+
+    @property
+    def gated(self) -> bool:
+        """Whether a gate scores each draft token."""
+        return "gate" in self.arm or "sprinter" in self.arm
+
+    @property
+    def drift(self) -> float:
+        """Mean drift a token."""
+        return float(self.rows[:, 4].sum() / self.rows[:, 0].sum())
+
+    def seconds(self, costs: PassCosts) -> np.ndarray:
+        """Of each text, without its prompt's pass; ``costs`` has a step with the gate as one that reads 2 tokens."""
+        calls, steps, read = self.rows[:, 1:4].T
+        a_pass = costs.target_s(max(1.0, read.sum() / calls.sum())) if calls.sum() else 0.0
+        found: np.ndarray = calls * a_pass + steps * costs.draft_s(2 if self.gated else 1)
+        return found
+
+    def speed(self, costs: PassCosts) -> float:
+        """Over plain decoding."""
+        return float(costs.target_s(1) * self.rows[:, 0].sum() / self.seconds(costs).sum())
+
+
+class Found(NamedTuple):
+    """The best exact method and the best lossy one of equal accuracy, in one place of the map."""
+
+    exact: Cell
+    exact_speed: float
+    lossy: Cell | None
+    gain: BootstrapInterval
+    lost: BootstrapInterval | None
+
+
+def read(part: str, pair: str) -> dict[str, Any] | None:
+    """What ``when_it_pays.py`` has left, if it has."""
+    path = RESULTS / "real" / f"when-it-pays-{part}-{pair}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def cells_of(counts: Mapping[str, Any]) -> list[Cell]:
+    """All cells of a pair; a run takes the place of a replay."""
+    found: dict[tuple[str, str], Cell] = {}
+    for how in ("replay", "run"):
+        for arm, suites in counts[f"{how}s"].items():
+            for suite, lines in suites.items():
+                found[arm, suite] = Cell(arm, suite, how, np.array(unpacked(lines)))
+    return [*found.values()]
+
+
+def lost(plain: Cell, other: Cell) -> BootstrapInterval | None:
+    """Share of right answers lost against plain decoding, paired by prompt; None where nothing was checked."""
+    if np.isnan(plain.rows[:, 5]).any() or np.isnan(other.rows[:, 5]).any():
+        return None
+    less = plain.rows[:, 5] - other.rows[:, 5]
+    return bootstrap(lambda rows: less[rows].mean(-1), len(less))
+
+
+def equal(plain: Cell, other: Cell) -> bool:
+    """Whether a lossy method's answers count as good: no loss that its interval sets apart from 0, or little drift."""
+    loss = lost(plain, other)
+    if loss is None:
+        return other.drift <= LOW and np.isnan(plain.rows[:, 5]).all()
+    return loss[1] is not None and loss[1] <= 0
+
+
+def best(cells_here: Sequence[Cell], costs: PassCosts) -> Found:
+    """The fastest methods of one suite at given costs."""
+    plain = next(cell for cell in cells_here if cell.arm == PLAIN)
+    exact = max((cell for cell in cells_here if cell.lossless), key=lambda cell: cell.speed(costs))
+    fit = [cell for cell in cells_here if not cell.lossless and equal(plain, cell)]
+    if not fit:
+        return Found(exact, exact.speed(costs), None, (math.nan, None, None), None)
+    lossy = max(fit, key=lambda cell: cell.speed(costs))
+    gain = ratio_of_ratios((lossy.rows[:, 0], lossy.seconds(costs)), (exact.rows[:, 0], exact.seconds(costs)))
+    return Found(exact, exact.speed(costs), lossy, gain, lost(plain, lossy))
+
+
+def places(timed: Mapping[str, Any]) -> Iterator[tuple[str, str, float, PassCosts]]:
+    """(what is varied, its name, draft step over target pass, costs): measured ones first, then those in between."""
+    for factor, one in timed.items():
+        for delay in DELAYS_S if factor == "1" else (0.0,):
+            costs = as_costs(one, delay)
+            yield "measured", f"pass x {factor}" + f" + {1e3 * delay:.0f} ms" * bool(delay), costs.step, costs
+    first = timed["1"]
+    for ratio in RATIOS:
+        step = ratio * first["target"][0][1]
+        draft = {"draft": step, "gated": step + first["gated"] - first["draft"]}
+        yield "ratio", f"ratio {ratio:g}", ratio, as_costs({**first, **draft})
+        flat = {**draft, "target": [[n, first["target"][0][1]] for n, _ in first["target"]]}
+        yield "flat", f"ratio {ratio:g}, passes of any length cost the same", ratio, as_costs(flat)
+
+
+def shown(arm: str) -> str:
+    """A method's name in a table."""
+    return f"`{arm}`" if not arm.startswith("paper ") else f"`{arm.removeprefix('paper ')}`, paper's gate"
+
+
+def lines_of(pair: str, counts: Mapping[str, Any], timed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One entry for each suite and place."""
+    every = cells_of(counts)
+    for suite in counts["suites"]:
+        here = [cell for cell in every if cell.suite == suite]
+        _, greedy, overlap = counts["agreement"][suite]
+        for kind, name, ratio, costs in places(timed):
+            found = best(here, costs)
+            yield {
+                "pair": pair, "suite": suite, "kind": kind, "place": name, "ratio": ratio, "agreement": greedy,
+                "overlap": overlap, "exact": found.exact.arm, "exact_speed": found.exact_speed,
+                "lossy": found.lossy and found.lossy.arm, "how": found.lossy and found.lossy.how,
+                "gain": list(found.gain), "drift": found.lossy and found.lossy.drift,
+                "lost": found.lost and list(found.lost),
+                "speeds": {cell.arm: round(cell.speed(costs), 3) for cell in here},
+            }  # fmt: skip
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The measured places."""
+    lines = []
+    for one in entries:
+        gain = "–" if one["lossy"] is None else cells(tuple(one["gain"]))
+        loss = "–" if one["lost"] is None else cells(tuple(one["lost"]))
+        lines.append(
+            f"{one['pair']} | {one['suite']} | {one['place']} | {one['ratio']:.3f} | {one['agreement']:.3f} | "
+            f"{shown(one['exact'])} | {one['exact_speed']:.2f} | "
+            + (
+                "– | – | "
+                if one["lossy"] is None
+                else f"{shown(one['lossy'])}, {one['how']} | {one['drift']:.4f} | "
+            )
+            + f"{loss} | {gain}"
+        )
+    heads = (
+        "pair | text | place | draft step ÷ pass | β | best exact method | its speed over plain | best lossy method of "
+        "equal accuracy | drift | right answers lost | speed over the exact one"
+    )
+    return "\n".join(grid(heads, lines))
+
+
+def paper_points() -> list[dict[str, Any]]:
+    """SPRINTER's pairs: FLOPs of a token of draft and target, and the overlap that its Tables 2 and 3 imply.
+
+    Speculative decoding accepts A tokens a round there. With drafts of any length that were β / (1 - β), with shorter
+    ones β is larger; the draft length is not printed.
+    """
+    return [
+        {"pair": pair, "text": text, "ratio": ratio, "overlap": accepted / (1 + accepted)}
+        for pair, ratio, texts in PAPERS
+        for text, accepted in texts.items()
+    ]
+
+
+def main() -> None:
+    """Multiply, and write the table."""
+    option_parser(__doc__, data=False).parse_args()
+    began, entries, used = time.time(), list[dict[str, Any]](), {}
+    for pair in PAIRS:
+        counts, timed = read("counts", pair), read("costs", pair)
+        if counts is None or timed is None:
+            continue
+        used[pair] = {"counts": counts["environment"]["commit"], "costs": timed["environment"]["commit"]}
+        entries += lines_of(pair, counts, timed["costs"])
+    measured = [one for one in entries if one["kind"] == "measured"]
+    save(NAME, table(measured), began, 0, entries=entries, papers=paper_points(), used=used)
+
+
+if __name__ == "__main__":
+    main()
