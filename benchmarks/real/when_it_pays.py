@@ -1,7 +1,7 @@
 """When does which dial pay: counts of methods on pairs of models, costs of passes, and the two multiplied.
 
     python benchmarks/real/when_it_pays.py counts --pair qwen --data DIR [--paper-gate DIR]
-    python benchmarks/real/when_it_pays.py costs --pair qwen [--factors 1 4 8]
+    python benchmarks/real/when_it_pays.py costs --pair qwen --data DIR [--factors 1 4 8]
     python benchmarks/real/when_it_pays.py wall --pair qwen --data DIR [--factors 1 4 8]
 
 ``counts`` writes greedy answers, many rows at a time: target calls, draft steps, tokens that the target read, drift,
