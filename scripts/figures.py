@@ -120,7 +120,7 @@ def gate_signals() -> Figure:
 
 def when_it_pays() -> Figure:
     """Where plain decoding, exact drafts and trust win, by cost of a draft step and overlap; pairs as points."""
-    found = json.loads((RESULTS / "real" / "when-it-pays-map.json").read_text(encoding="utf-8"))
+    found = json.loads((RESULTS / "real" / "when_it_pays_map.json").read_text(encoding="utf-8"))
     fig, ax = plt.subplots(figsize=(7.4, 5.2), layout="constrained")
     costs, overlaps = torch.logspace(-2, 0, 81).tolist(), torch.linspace(0.3, 0.995, 81).tolist()
     places = [[place(overlap, cost, kept=0.0) for cost in costs] for overlap in overlaps]
@@ -136,7 +136,7 @@ def when_it_pays() -> Figure:
     ax.clabel(lines, fmt=lambda share: f"{100 * share:.0f} %", fontsize=7)
     looks = {
         "qwen": (BLUE, "o", "Qwen2.5-Coder 0.5B/1.5B, also padded"), "smollm2": (GREEN, "s", "SmolLM2 135M, distilled"),
-        "built-in": (ORANGE, "D", "built-in pair"),
+        "builtin": (ORANGE, "D", "built-in pair"),
     }  # fmt: skip
     for pair, (color, marker, label) in looks.items():
         spots = [(one["ratio"], one["agreement"]) for one in found["entries"]

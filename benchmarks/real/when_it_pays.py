@@ -55,7 +55,7 @@ from sprinter.laws import Sampling
 from sprinter.theory.recording import Passage, Recording, read_passages
 from sprinter.theory.replay import replay
 
-NAME = "real/when-it-pays-{part}-{pair}"
+BENCHMARK, NAME = "real/when_it_pays", "real/when_it_pays_{part}_{pair}"
 GREEDY = Sampling(0.0)
 ROWS = sized(32, 4)
 CONTEXT, REPEATS = sized((256, 7), (8, 2))
@@ -94,7 +94,7 @@ PAIRS = {
         {"humaneval": (24, 128, True), "gsm8k": (24, 128, True), "mt-bench": (24, 128, True),
          "wiki-summary": (24, 64, False)},
     ),
-    "built-in": Setting(
+    "builtin": Setting(
         {"target": None},
         {"tinystories": (24, 96, False), "wiki-summary": (24, 96, False), "heldout": (24, 96, False)},
     ),
@@ -103,7 +103,7 @@ if SMOKE:
     PAIRS = {name: Setting({"target": None}, {"wiki-summary": (4, 8, False)}) for name in PAIRS}
 
 PLAIN = "autoregressive"
-TAUS = {"qwen": 0.9, "smollm2": 0.8, "built-in": 0.8}
+TAUS = {"qwen": 0.9, "smollm2": 0.8, "builtin": 0.8}
 RUNS = sized(
     (
         "autoregressive", "certain(threshold=0.3, tail=8)", "sprinter(tau={tau}, tail=8)", "paper sprinter(tau=0.5)",
@@ -270,7 +270,7 @@ def counts(options: Any) -> None:
     kept = json.loads(path.read_text()) if path.is_file() and not SMOKE else {}
     same = kept.get("command") == command() and kept["environment"]["commit"] == STARTED["commit"]
     results: dict[str, Any] = kept if same else {
-        "benchmark": name, "command": command(), "environment": environment(), "fields": FIELDS, "runs": {},
+        "benchmark": BENCHMARK, "command": command(), "environment": environment(), "fields": FIELDS, "runs": {},
         "replays": {}, "seconds": 0.0,
         "suites": {suite: list(one) for suite, one in setting.suites.items()},
     }  # fmt: skip
@@ -395,7 +395,9 @@ def costs(options: Any) -> None:
         ["times the pass", *(f"{n} tokens, ms" for n in LENGTHS), "draft step", "with gate", "ratio"]
     )
     facts = {"environment": environment(), "costs": found, "seconds": round(time.time() - began, 1)}
-    write_results(name, {"benchmark": name, "command": command(), **facts}, "\n".join(grid(heads, lines)))
+    write_results(
+        name, {"benchmark": BENCHMARK, "command": command(), **facts}, "\n".join(grid(heads, lines))
+    )
 
 
 # --- wall time --------------------------------------------------------------------------------------------------------
@@ -428,7 +430,9 @@ def wall(options: Any) -> None:
     }
     facts |= {"seconds": round(time.time() - began, 1)}
     heads = "times the pass | method | speed over plain, measured | counts times costs"
-    write_results(name, {"benchmark": name, "command": command(), **facts}, "\n".join(grid(heads, lines)))
+    write_results(
+        name, {"benchmark": BENCHMARK, "command": command(), **facts}, "\n".join(grid(heads, lines))
+    )
 
 
 def _seconds(all_stats: Sequence[Any], known: PassCosts) -> float:
@@ -442,8 +446,8 @@ PARTS = {"counts": counts, "costs": costs, "wall": wall}
 def main() -> None:
     """Do one part."""
     parser = option_parser(__doc__)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--pair", choices=PAIRS, default="built-in")
+    parser.add_argument("part", choices=PARTS, nargs=None if not SMOKE else "?", default="wall")
+    parser.add_argument("--pair", choices=PAIRS, default="builtin")
     parser.add_argument(
         "--paper-gate", help="directory of a gate as in the paper: linear, of the hidden state"
     )

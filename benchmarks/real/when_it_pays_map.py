@@ -29,7 +29,7 @@ from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_rat
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
 
-NAME = "real/when-it-pays-map"
+NAME = "real/when_it_pays_map"
 DELAYS_S = 0.0, 0.02, 0.1
 RATIOS = 0.02, 0.05, 0.1, 0.2, 0.3, 0.5
 LOW = 0.01
@@ -93,7 +93,7 @@ class Found(NamedTuple):
 
 def read(part: str, pair: str) -> dict[str, Any] | None:
     """What ``when_it_pays.py`` has left, if it has."""
-    path = RESULTS / "real" / f"when-it-pays-{part}-{pair}.json"
+    path = RESULTS / "real" / f"when_it_pays_{part}_{pair}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 

@@ -55,6 +55,8 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/rows": {"pairs", "runs"},
     "real/vocabularies": {"rows", "in_common"},
     "real/weights": {"law", "passes"},
+    "real/when_it_pays": {"rows"},
+    "real/when_it_pays_map": {"papers"},
     "serve/attacks": {"attacks"},
     "serve/crowd": {"crowd"},
     "serve/evaluate": {"rows"},
