@@ -104,16 +104,17 @@ if SMOKE:
 
 PLAIN = "autoregressive"
 TAUS = {"qwen": 0.9, "smollm2": 0.8, "builtin": 0.8}
+_TAIL = "stop=untrusted(tail=15,under=calibrated(rate=0.4)),cap=30"
 RUNS = sized(
     (
-        "autoregressive", "certain(threshold=0.3, tail=8)", "sprinter(tau={tau}, tail=8)", "paper sprinter(tau=0.5)",
-        "certain(tail=8, budget=0.02)", "fuzzy(threshold=0.1, gamma=8)", "draft-only", "sprinter(tau={tau})",
-        "certain(tail=8, budget=0.05)", "online(tau=0.8, tail=8)", "opt(epsilon=0.1, gamma=8)",
-        "certain(threshold=0.3)", "speculative(gamma=8)", "certain(tail=8, budget=0.01)",
-        "trust=certain(threshold=0.3),stop=untrusted(tail=15,under=adaedl),cap=30", "fuzzy(gamma=8)",
-        "paper sprinter(tau=0.5, tail=8)", "certain(tail=8, budget=0.1)", "svip",
+        PLAIN, f"trust=certain(threshold=1.0),{_TAIL}", f"trust=gate(tau={{tau}}),{_TAIL}", "paper sprinter(tau=0.5)",
+        f"trust=certain,{_TAIL},budget=0.02", "fuzzy(threshold=0.1, gamma=8)", "draft-only",
+        f"trust=certain(threshold=0.3),{_TAIL}", "sprinter(tau={tau})", "certain(tail=8, budget=0.05)",
+        "online(tau=0.8, tail=8)", "opt(epsilon=0.1, gamma=8)", "fuzzy(gamma=8)", "certain(threshold=0.3, tail=3)",
+        "sprinter(tau={tau}, tail=8)", "paper sprinter(tau=0.5, tail=8)", "speculative(gamma=8)", "svip",
+        "certain(tail=8, budget=0.01)", "certain(tail=8, budget=0.1)",
     ),
-    ("autoregressive", "speculative(gamma=2)", "paper sprinter(tau=0.5)", "certain(tail=2, budget=0.05)"),
+    (PLAIN, "speculative(gamma=2)", "paper sprinter(tau=0.5)", "certain(tail=2, budget=0.05)"),
 )  # fmt: skip
 """Methods that are run, in order of their weight; "paper": with the paper's gate, {tau}: of ``TAUS``."""
 STOPS = (
@@ -129,11 +130,11 @@ DIALS = sized(
     (
         *(f"paper sprinter(tau=0.5, tail={tail})" for tail in (0, 3, 5, 8)),
         *(f"sprinter(tau={{tau}}, tail={tail})" for tail in (0, 3, 5, 8)),
-        *(f"certain(threshold={t}, tail={tail})" for t in (0.1, 0.3, 1.0) for tail in (0, 3, 5, 8)),
-        "trust=gate(tau={tau}),stop=untrusted(tail=15,under=adaedl),cap=30",
-        "trust=certain(threshold=0.3),stop=untrusted(tail=15,under=adaedl),cap=30",
-        "online(tau=0.8)", "online(tau=0.8, tail=8)",
-        *(f"certain(tail=8, budget={b})" for b in (0.01, 0.02, 0.05, 0.1)),
+        *(f"certain(threshold={t}, tail={tail})" for t in (0.3, 1.0) for tail in (0, 3, 5, 8)),
+        f"trust=gate(tau={{tau}}),{_TAIL}",
+        *(f"trust=certain(threshold={t}),{_TAIL}" for t in (0.3, 1.0)),
+        "online(tau=0.8)", "online(tau=0.8, tail=8)", f"trust=online(tau=0.8),{_TAIL}",
+        *(f"trust=certain,{_TAIL},budget={b}" for b in (0.01, 0.02, 0.05, 0.1)),
         *(f"fuzzy(threshold={t}, gamma=8)" for t in (0.1, 0.3)), "opt(epsilon=0.1, gamma=8)",
     ),
     ("certain(tail=2)", "paper sprinter(tau=0.5)"),
