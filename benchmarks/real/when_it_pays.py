@@ -90,7 +90,7 @@ PAIRS = {
     ),
     "smollm2": Setting(
         {"target": SMOLLM2, "draft": ".work/smol/draft", "gate": ".work/smol/gate", "runner": "torch",
-         "dtype": "gguf", "draft_dtype": "float32"},
+         "dtype": "gguf", "draft_dtype": "int8"},
         {"humaneval": (24, 128, True), "gsm8k": (24, 128, True), "mt-bench": (24, 128, True),
          "wiki-summary": (24, 64, False)},
     ),
