@@ -3,6 +3,8 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +72,20 @@ def test_arms_take_turns_and_see_the_same_requests(harness: Run, tmp_path: Path)
     seeds = {(row["question_id"], row["repeat"]): row["seed"] for row in rows}
     assert len(set(seeds.values())) == 8  # each prompt and repeat its own
     assert len(arms[0].asks) == 4 * 2 * 2 + 2  # one warm-up at each temperature, kept out of the rows
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCONT"), reason="Windows stops no process")
+def test_a_question_during_which_the_process_was_stopped_is_asked_again(harness: Run, tmp_path: Path) -> None:
+    class Stopped(FakeArm):
+        def answer(self, ask: Any) -> Any:
+            if len(self.asks) == 1:
+                os.kill(os.getpid(), signal.SIGCONT)  # what ends a stop
+            return super().answer(ask)
+
+    before, arm = signal.getsignal(signal.SIGCONT), Stopped("a")
+    harness([arm], warmup=0)
+    assert [ask.seed for ask in arm.asks] == [0, 1, 1, 2, 3] and len(rows_in(tmp_path)) == 4
+    assert signal.getsignal(signal.SIGCONT) is before
 
 
 def test_the_garbage_collector_rests_while_an_arm_works(harness: Run) -> None:

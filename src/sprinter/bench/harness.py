@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +56,8 @@ class _Slot:
 class Harness:
     """Asks every arm every prompt, with the arms in a different order for each prompt.
 
-    Each arm is warmed up at each temperature. Python's garbage collector is disabled while the clock runs. An arm that
+    Each arm is warmed up at each temperature. Python's garbage collector is disabled while the clock runs. A question
+    during which the process was stopped (Ctrl-Z, a scheduler) is asked again, as its time is not the arm's. An arm that
     raises an error is marked as failed and not asked again; the others continue.
 
     Args:
@@ -86,7 +89,7 @@ class Harness:
         _different("arm", [arm.name for arm in arms])
         _different("suite", [suite.name for suite in suites])
         self._pair, self.arms, self._suites, self._settings = pair, list(arms), list(suites), settings
-        self._journal, self._progress = journal, progress
+        self._journal, self._progress, self._stops = journal, progress, 0
         self.failed: dict[str, str] = {}
         self.skipped: dict[str, dict[str, int]] = {suite.name: {} for suite in suites}
         self._kept = {suite.name: self._usable(suite) for suite in suites}
@@ -108,6 +111,27 @@ class Harness:
 
     def run(self) -> None:
         """Ask the questions that the journal has no row for."""
+        with self._watching():
+            self._run()
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Count in ``_stops`` how often the process goes on after a stop; only the main thread can."""
+        goes_on = getattr(signal, "SIGCONT", None)  # Windows has none
+        if goes_on is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def seen(*_: object) -> None:
+            self._stops += 1
+
+        before = signal.signal(goes_on, seen)
+        try:
+            yield
+        finally:
+            signal.signal(goes_on, before)
+
+    def _run(self) -> None:
         working = [arm for arm in self.arms if self._left(arm)]
         for arm in working:
             self._guarded(arm, lambda arm=arm: arm.start(self._pair))  # type: ignore[misc]
@@ -142,7 +166,11 @@ class Harness:
         self._progress(done, max(done, self.wanted), f"{place.suite.name} T={place.temperature:g} {arm.name}")
 
     def _row(self, arm: Arm, place: _Slot) -> dict[str, Any]:
-        talk = self._talk(arm, place, place.seed)
+        while True:
+            stops = self._stops
+            talk = self._talk(arm, place, place.seed)
+            if self._stops == stops:
+                break
         return row_of(arm, place, talk, arm.lossless(self._settings.sampling(place.temperature)))
 
     def _talk(self, arm: Arm, place: _Slot, seed: int) -> Talk:
