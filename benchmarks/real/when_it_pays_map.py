@@ -9,6 +9,7 @@ The best exact and the best lossy method of equal accuracy stand side by side; `
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import sys
@@ -32,6 +33,7 @@ from sprinter.decode.spec import parse_method
 NAME = "real/when_it_pays_map"
 DELAYS_S = 0.0, 0.02, 0.1
 RATIOS = 0.02, 0.05, 0.1, 0.2, 0.3, 0.5
+WALLS = "speculative(gamma=5)", "svip", "certain", "sprinter"
 LOW = 0.01
 """Drift up to which a text whose answers are not checked counts as equal."""
 PAPERS = (
@@ -196,6 +198,43 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(grid(heads, lines))
 
 
+def walls(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The newest published run of README's real pair: measured speeds over plain decoding, and counts times costs.
+
+    Both from the first token on; methods that copy or choose by costs are left out.
+    """
+    path = max((RESULTS / "real").glob("readme-real.*.jsonl.gz"))
+    _, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    costs, found = as_costs(timed["1"]), dict[tuple[str, str], list[list[float]]]()
+    for row in map(json.loads, lines):
+        choice = row["choices"][0]
+        tokens, seconds = choice["new_tokens"][0], choice["wall_time"][0] - row["ttft_s"][0]
+        calls, steps = ((row[name] or [0])[0] for name in ("target_calls", "draft_steps"))
+        counted = [tokens, calls, steps, calls + steps, 0.0, math.nan, seconds]
+        found.setdefault((row["suite"], row["model_id"]), []).append(counted)
+    entries = []
+    for (suite, arm), rows in sorted(found.items()):
+        if arm not in WALLS:
+            continue
+        plain, own = np.array(found[suite, PLAIN]), np.array(rows)
+        measured = ratio_of_ratios((own[:, 0], own[:, 6]), (plain[:, 0], plain[:, 6]))
+        product = Cell(arm, suite, "run", own[:, :6]).speed(costs)
+        facts = {"run": path.name.split(".")[1], "suite": suite, "method": arm}
+        entries.append({**facts, "measured": list(measured), "product": product})
+    return entries
+
+
+def walls_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Measured speeds beside counts times costs."""
+    lines = [
+        f"{one['suite']} | `{one['method']}` | {cells(tuple(one['measured']))} | {one['product']:.2f}"
+        for one in entries
+    ]
+    return "\n".join(
+        grid("text, README's run | method | speed over plain, measured | counts times costs", lines)
+    )
+
+
 def paper_points() -> list[dict[str, Any]]:
     """SPRINTER's pairs: FLOPs of a token of draft and target, and the overlap that its Tables 2 and 3 imply.
 
@@ -220,7 +259,9 @@ def main() -> None:
         used[pair] = {"counts": counts["environment"]["commit"], "costs": timed["environment"]["commit"]}
         entries += lines_of(pair, counts, timed["costs"])
     measured = [one for one in entries if one["kind"] == "measured"]
-    save(NAME, table(measured), began, 0, entries=entries, papers=paper_points(), used=used)
+    checked = walls(qwen["costs"]) if (qwen := read("costs", "qwen")) is not None else []
+    text = "\n\n".join([table(measured), *([walls_table(checked)] if checked else [])])
+    save(NAME, text, began, 0, entries=entries, papers=paper_points(), used=used, walls=checked)
 
 
 if __name__ == "__main__":
