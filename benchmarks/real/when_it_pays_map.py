@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ NAME = "real/when_it_pays_map"
 DELAYS_S = 0.0, 0.02, 0.1
 RATIOS = 0.02, 0.05, 0.1, 0.2, 0.3, 0.5
 WALLS = "speculative(gamma=5)", "svip", "certain", "sprinter"
+LIMITS = 0.01, 0.02, 0.05, 0.1
 LOW = 0.01
 """Drift up to which a text whose answers are not checked counts as equal."""
 PAPERS = (
@@ -59,7 +61,7 @@ class Cell:
     @property
     def lossless(self) -> bool:
         """Whether a greedy text is the target's."""
-        return parse_method(self.arm.removeprefix("paper ")).lossless(True)
+        return exact(self.arm)
 
     @property
     def gated(self) -> bool:
@@ -81,6 +83,12 @@ class Cell:
     def speed(self, costs: PassCosts) -> float:
         """Over plain decoding."""
         return float(costs.target_s(1) * self.rows[:, 0].sum() / self.seconds(costs).sum())
+
+
+@cache
+def exact(arm: str) -> bool:
+    """Whether a method is lossless on greedy texts."""
+    return parse_method(arm.removeprefix("paper ")).lossless(True)
 
 
 class Found(NamedTuple):
@@ -152,6 +160,17 @@ def places(timed: Mapping[str, Any]) -> Iterator[tuple[str, str, float, PassCost
         yield "flat", f"ratio {ratio:g}, passes of any length cost the same", ratio, as_costs(flat)
 
 
+def within(here: Sequence[Cell], found: Found, costs: PassCosts) -> dict[str, Any]:
+    """By limit of drift: the fastest lossy method, its speed over the best exact one, and its drift."""
+    kept = {}
+    for limit in LIMITS:
+        fit = [cell for cell in here if not cell.lossless and cell.drift <= limit]
+        if fit:
+            lossy = max(fit, key=lambda cell: cell.speed(costs))
+            kept[str(limit)] = [lossy.arm, lossy.speed(costs) / found.exact_speed, lossy.drift]
+    return kept
+
+
 def shown(arm: str) -> str:
     """A method's name in a table."""
     return f"`{arm}`" if not arm.startswith("paper ") else f"`{arm.removeprefix('paper ')}`, paper's gate"
@@ -171,6 +190,7 @@ def lines_of(pair: str, counts: Mapping[str, Any], timed: Mapping[str, Any]) -> 
                 "lossy": found.lossy and found.lossy.arm, "how": found.lossy and found.lossy.how,
                 "gain": list(found.gain), "drift": found.lossy and found.lossy.drift,
                 "lost": found.lost and list(found.lost),
+                "within": within(here, found, costs),
                 "speeds": {cell.arm: round(cell.speed(costs), 3) for cell in here},
             }  # fmt: skip
 
@@ -196,6 +216,19 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
         "equal accuracy | drift | right answers lost | speed over the exact one"
     )
     return "\n".join(grid(heads, lines))
+
+
+def within_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Speeds over the best exact method by limit of drift, whatever becomes of the answers."""
+    lines = []
+    for one in entries:
+        row = [one["pair"], one["suite"], one["place"], f"{1 - one['agreement']:.3f}"]
+        for limit in LIMITS:
+            arm, gain, _ = one["within"].get(str(limit), ("", math.nan, 0.0))
+            row.append(f"{gain:.2f} {shown(arm)}" if arm else "–")
+        lines.append(" | ".join(row))
+    heads = ["pair", "text", "place", "1 − β", *(f"drift up to {limit:g}" for limit in LIMITS)]
+    return "\n".join(grid(" | ".join(heads), lines))
 
 
 def walls(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -260,7 +293,9 @@ def main() -> None:
         entries += lines_of(pair, counts, timed["costs"])
     measured = [one for one in entries if one["kind"] == "measured"]
     checked = walls(qwen["costs"]) if (qwen := read("costs", "qwen")) is not None else []
-    text = "\n\n".join([table(measured), *([walls_table(checked)] if checked else [])])
+    text = "\n\n".join(
+        [table(measured), within_table(measured), *([walls_table(checked)] if checked else [])]
+    )
     save(NAME, text, began, 0, entries=entries, papers=paper_points(), used=used, walls=checked)
 
 
