@@ -44,7 +44,7 @@ PAPERS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """What a method did on a suite.
 
@@ -125,6 +125,7 @@ def lost(plain: Cell, other: Cell) -> BootstrapInterval | None:
     return bootstrap(lambda rows: less[rows].mean(-1), len(less))
 
 
+@cache
 def equal(plain: Cell, other: Cell) -> bool:
     """Whether a lossy method's answers count as good: no loss that its interval sets apart from 0, or little drift."""
     loss = lost(plain, other)
