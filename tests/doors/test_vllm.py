@@ -22,7 +22,7 @@ os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_LOGGING_LEVEL": "ERROR",
 }  # fmt: skip
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
-from tests.doors.laws import LAWS, engine, law_row, narrow, random_model  # noqa: E402
+from tests.doors.laws import LAWS, engine, law_row, narrow, random_model, session_goes_on  # noqa: E402
 from tests.doors.server import asked, serving  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
@@ -191,6 +191,11 @@ def test_a_context_that_ends(plain: LLM, door: LLM) -> None:
     prompts = [{"prompt_token_ids": [(17 * i) % 2900 + 5 for i in range(235)]}, PROMPTS[0]]
     params = {"max_tokens": 100, "ignore_eos": True}
     assert _texts(door, prompts, _params(**params)) == _texts(plain, prompts, _params(**params))
+
+
+def test_a_session_takes_more_input(plain: LLM, door: LLM) -> None:
+    """vLLM's streamed input: a text that has ended goes on behind more of its prompt, under the same name."""
+    session_goes_on(plain, door, PROMPTS[:2])
 
 
 def test_an_aborted_request_leaves_the_others_alone(plain: LLM, door: LLM) -> None:
