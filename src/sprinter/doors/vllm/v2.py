@@ -144,7 +144,7 @@ class SpeculatedDoor(Requests):
             return
         logits = self.speculator.draft_logits[slot, : len(tokens)].float()
         heat, at = float(self.sampling.temperature.np[slot]), 0
-        stats.draft_steps += self.longest if tokens else 0
+        stats.draft_steps += len(tokens)  # less than longest where vLLM drafts less for large batches
         laws = one_hot(logits) if heat == 0 else torch.softmax(logits if _HEATED else logits / heat, -1)
         raws = raw_law(logits * heat if _HEATED and heat else logits)
         laws, raws = (pad(each, (0, self._width - each.shape[-1])) for each in (laws, raws))
