@@ -180,6 +180,19 @@ def test_a_name_says_nothing(plain: LLM, door: LLM) -> None:
     assert report["new_tokens"] == 20 and report["accepted"] > 0
 
 
+@pytest.mark.parametrize(("spec", "kept"), [("coin", False), ("svip", True)])
+def test_a_lossy_method_does_not_draft_where_tokens_are_forced(
+    speculated: tuple[LLM, dict[str, Any]], spec: str, kept: bool
+) -> None:
+    """vLLM forces the end of thinking by its logits, which a trusted token would pass by."""
+    door = Device(NarrowPair(models=speculated[1]), 1).door
+    new = SimpleNamespace(
+        req_id="r0", sampling_params=_params(spec, thinking_token_budget=4), prompt_token_ids=[0]
+    )
+    door.follow(SimpleNamespace(finished_req_ids=set(), scheduled_new_reqs=[new]))
+    assert (door.served["r0"].hosted.method.name == "autoregressive") is not kept
+
+
 def test_what_does_not_run_here_is_refused(door: LLM) -> None:
     with pytest.raises(Exception, match="reads the draft model's states"):
         door.generate(PROMPTS[:1], _params("sprinter"), use_tqdm=False)
