@@ -41,7 +41,8 @@ class Served:
 
     def report(self) -> dict[str, Any]:
         """What is told of it."""
-        return {**self.hosted.report(), **({} if self.error is None else {"error": self.error})}
+        error = self.error or (None if self.drafted is None else self.drafted.error)
+        return {**self.hosted.report(), **({} if error is None else {"error": error})}
 
 
 class Requests:
