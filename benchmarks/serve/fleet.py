@@ -2,11 +2,12 @@
 
     python benchmarks/serve/fleet.py --data DIR
 
-The built-in pair, 16 rows. Told are costs of passes and of the host (``measure_load``, in this process before and after
-the load, as this machine's speed drifts), chances that tokens stay or are trusted (texts of other prompts in this
-process), and what serving adds to a text, a step and an event of it: the same plain texts in turn through the server
-and through an ``Engine`` here, 1 and 8 at a time, of one token and of 20. The load: clients that ask without a pause,
-methods in turn. No number of the load goes into the simulation.
+The built-in pair, 16 rows, one thread in each process. Told are costs of passes and of the host (``measure_load``, in
+this process before and after each part of the load, as this machine's speed drifts), chances that tokens stay or are
+trusted (texts of other prompts in this process), how much slower the engine is beside clients and server, and what
+these add to a text, a step and an event: short texts of those prompts in turn through the server and through an
+``Engine`` here, 1, 4 and 16 at a time, by least squares. The load: clients that ask without a pause, methods in turn,
+in rounds. No number of the load goes into the simulation.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
@@ -26,6 +27,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import httpx2
 import numpy as np
+import torch
 
 import sprinter
 from benchmarks.common import grid, heldout_prompts, option_parser, save
@@ -33,16 +35,16 @@ from benchmarks.serve.clients import StreamTimes, latencies, stream
 from benchmarks.serve.servers import free_port, sprinter_server, started
 from benchmarks.smoke import scratch, sized
 from sprinter.theory.fleet import forecast
+from sprinter.theory.load_costs import LoadCosts, fit, measure_load
 from sprinter.theory.machines import MeasuredPasses
-from sprinter.theory.passes import LoadCosts, measure_load
 from sprinter.theory.settings import FleetSettings
 
 NAME = "serve/fleet"
 METHODS = {"plain": "autoregressive", "exact": "speculative(gamma=4)", "trust": "sprinter(tau=0.6)"}
-STREAMS = sized({1: 20, 4: 20, 16: 32, 64: 64}, {1: 2, 2: 2})
+STREAMS = sized({1: 20, 4: 40, 16: 96, 64: 128}, {1: 2, 2: 2})
 """Clients -> texts of a method in a round."""
-ROWS, TOKENS, AT_ONCE, SHORT = 16, sized(32, 4), sized(8, 2), sized(20, 3)
-SEEDS, REPEATS, REPEATS_HTTP = sized(3, 1), sized(4, 1), sized(10, 1)
+ROWS, TOKENS, AT_ONCE, SHORT = sized(16, 2), sized(32, 4), sized((1, 4, 16), (1, 2)), sized(20, 3)
+ROUNDS, SEEDS, PROMPT, MEASURING_S = sized(2, 1), sized(3, 1), 48, sized(3.0, 0.0)
 
 
 async def crowd(ask: Callable[[int], Awaitable[Any]], clients: int, texts: int) -> tuple[list[Any], float]:
@@ -72,32 +74,35 @@ def rates(pair: sprinter.Pair, prompts: list[str]) -> dict[str, float]:
     return {"accept": found["exact"], "keep": found["trust"], "trust": trusted / max(1, trusted + checked)}
 
 
-async def added(pair: sprinter.Pair, http: httpx2.AsyncClient, prompts: list[str]) -> dict[str, float]:
-    """Milliseconds that serving adds to a text, to a step and to an event of the engine alone."""
+Facts = list[tuple[tuple[float, float, float, float], float]]
+"""Milliseconds of the engine alone, texts, steps and events; milliseconds through the server."""
 
-    async def remote(many: int, tokens: int) -> None:
-        await crowd(lambda i: stream(http, request(prompts[i], "plain", tokens, i)), many, many)
 
-    async def here(many: int, tokens: int) -> None:
-        with sprinter.Engine(pair, ROWS, max_len=512) as engine:
-            for i in range(many):
-                engine.add(prompts[i], method=METHODS["plain"], max_new_tokens=tokens, seed=i)
-            engine.finish()
+async def beside(pair: sprinter.Pair, http: httpx2.AsyncClient, prompts: list[str], found: Facts) -> None:
+    """The same short texts through the server and through an engine here; adds a line for each number at a time."""
+    for many, (method, tokens) in product(AT_ONCE, [("plain", 1), *((name, SHORT) for name in METHODS)]):
+        first = 100 + len(found)  # each text begins with a number of its own: nothing is read already
+        texts = [f"{first + i}. {prompts[(first + i) % len(prompts)]}" for i in range(2 * many)]
+        _, seconds = await crowd(partial(_ask, http, texts, method, tokens), many, len(texts))
+        alone, steps, events = here(pair, texts, method, tokens, many)
+        found.append(((1e3 * alone, len(texts), steps, events), 1e3 * seconds))
 
-    took: dict[tuple[int, int], list[list[float]]] = {
-        (many, tokens): [[], []] for many in (1, AT_ONCE) for tokens in (1, SHORT)
-    }
-    for repeat in range(REPEATS_HTTP + 1):  # the first warms up
-        for cell, times in took.items():
-            for of, side in enumerate((remote, here)):
-                began = time.perf_counter()
-                await side(*cell)
-                if repeat:
-                    times[of].append(1e3 * (time.perf_counter() - began))
-    more = {cell: median(times[0]) - median(times[1]) for cell, times in took.items()}
-    one, all_of_them = (max(0.0, more[many, SHORT] - more[many, 1]) / (SHORT - 1) for many in (1, AT_ONCE))
-    event = max(0.0, min(one, (all_of_them - one) / (AT_ONCE - 1)))
-    return {"text_ms": max(0.0, more[1, 1] - one), "step_ms": one - event, "event_ms": event}
+
+def here(
+    pair: sprinter.Pair, texts: list[str], method: str, tokens: int, many: int
+) -> tuple[float, int, int]:
+    """Seconds of an engine's steps for these texts, so many at a time; its steps and events."""
+    with sprinter.Engine(pair, ROWS, max_len=512) as engine:
+        left, inside, steps, events = list(enumerate(texts)), 0.0, 0, 0
+        while left or engine.unfinished:
+            while left and engine.unfinished < many:
+                seed, text = left.pop(0)
+                engine.add(text, method=METHODS[method], max_new_tokens=tokens, seed=seed)
+            began = time.perf_counter()
+            made = engine.step()
+            inside += time.perf_counter() - began
+            steps, events = steps + 1, events + sum(bool(event.tokens) for event in made)
+    return inside, steps, events
 
 
 def request(prompt: str, method: str, tokens: int, seed: int) -> dict[str, Any]:
@@ -108,51 +113,53 @@ def request(prompt: str, method: str, tokens: int, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-Runs = dict[tuple[str, int], tuple[list[StreamTimes], float]]
+@dataclass
+class Part:
+    """Texts of one method by a number of clients, in a round of the load."""
+
+    method: str
+    clients: int
+    times: list[StreamTimes]
+    seconds: float
 
 
-async def load(http: httpx2.AsyncClient, prompts: list[str]) -> Runs:
-    """Texts and seconds, by method and number of clients."""
-    made = Runs()
-    for clients, texts in STREAMS.items():
-        for method in METHODS:
-            at = sum(len(found) for found, _ in made.values())
-            ask = partial(
-                _ask, http, [f"{at + i}. {prompts[(at + i) % len(prompts)]}" for i in range(texts)], method
-            )
-            made[method, clients] = await crowd(ask, clients, texts)
-    return made
+async def load(http: httpx2.AsyncClient, prompts: list[str], method: str, clients: int, first: int) -> Part:
+    """A part of the load; ``first``: number of its first text, with which that begins."""
+    numbers = range(first, first + STREAMS[clients])
+    texts = [f"{i}. {prompts[i % len(prompts)]}" for i in numbers]
+    return Part(
+        method, clients, *await crowd(partial(_ask, http, texts, method, TOKENS), clients, len(texts))
+    )
 
 
-async def _ask(http: httpx2.AsyncClient, prompts: list[str], method: str, i: int) -> StreamTimes:
-    found = await stream(http, request(prompts[i], method, TOKENS, i))
+async def _ask(http: httpx2.AsyncClient, prompts: list[str], method: str, tokens: int, i: int) -> StreamTimes:
+    found = await stream(http, request(prompts[i], method, tokens, i))
     if found.ended != "done":
         raise SystemExit(f"error: {method}: {found.ended}")
     return found
 
 
-def mean_of(costs: list[LoadCosts]) -> LoadCosts:
-    """Costs that were measured several times."""
-    each = [asdict(one) for one in costs]
-    named = {name: np.mean([one[name] for one in each], 0).tolist() for name in each[0]}
-    return LoadCosts.from_json({**named, "rows": list(costs[0].rows), "tokens": list(costs[0].tokens)})
-
-
-def predicted(settings: FleetSettings, costs: MeasuredPasses, method: str, clients: int) -> dict[str, Any]:
+def predicted(settings: FleetSettings, costs: LoadCosts, part: Part) -> dict[str, Any]:
     """The same of the simulation: means over its seeds."""
     runs = [
-        forecast(replace(settings, texts=STREAMS[clients], seed=seed), costs, method, clients)
+        forecast(
+            replace(settings, texts=len(part.times), seed=seed),
+            MeasuredPasses(costs, part.method == "trust"), part.method, part.clients,
+        )
         for seed in range(SEEDS)
-    ]
-    pick = {
-        "first_ms": [one.first_ms for one in runs],
-        "between_ms": [one.between_ms or (0, 0) for one in runs],
-    }
+    ]  # fmt: skip
     return {
         "tokens_per_s": float(np.mean([one.tokens_per_s for one in runs])),
         "tokens_per_event": float(np.mean([one.tokens_per_event for one in runs])),
-        **{name: np.mean(values, 0).round(2).tolist() for name, values in pick.items()},
+        "first_ms": np.mean([one.first_ms for one in runs], 0).round(2).tolist(),
+        "between_ms": np.mean([one.between_ms or (0, 0) for one in runs], 0).round(2).tolist(),
     }
+
+
+def together(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """Predictions of parts with as many tokens each: rates by their time, all else by means."""
+    found = {name: np.mean([one[name] for one in told], 0).round(4).tolist() for name in told[0]}
+    return {**found, "tokens_per_s": len(told) / sum(1 / one["tokens_per_s"] for one in told)}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -175,40 +182,48 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure costs, load the server, simulate, write."""
     args, began = option_parser(__doc__).parse_args(), time.time()
-    texts = sum(STREAMS.values())
-    prompts = heldout_prompts(args.data, sized(100, 4), longest=100)
-    mine, theirs = prompts[: sized(24, 2)], prompts[sized(24, 2) :]
-    port, options = free_port(), ("--rows", str(ROWS), "--max-len", "512", "--max-waiting", str(texts))
+    torch.set_num_threads(1)  # as the server has
+    prompts = heldout_prompts(args.data, sized(160, 4), longest=100)
+    mine, theirs = prompts[: sized(60, 2)], prompts[sized(60, 2) :]
+    port, options = free_port(), ("--rows", str(ROWS), "--max-len", "512", "--max-waiting", str(max(STREAMS)))
+    parts, costs, facts, first = list[Part](), list[LoadCosts](), Facts(), 100
     with started("sprinter", sprinter_server(port, *options), port, scratch("fleet") / "log") as server:
         pair = sprinter.load_pair()
         chances = rates(pair, mine)
 
-        async def all_of_it() -> tuple[dict[str, float], list[LoadCosts], Runs]:
-            costs = [measure_load(pair, ROWS, repeats=REPEATS)]
+        async def all_of_it() -> None:
             async with server.client() as http:
-                http_ms = await added(pair, http, mine)
-                made = await load(http, theirs)
-            return http_ms, [*costs, measure_load(pair, ROWS, repeats=REPEATS)], made
+                await beside(pair, http, mine, Facts())  # warms up
+                for part in [None, *product(range(ROUNDS), STREAMS, METHODS)]:
+                    if part is not None:
+                        _, clients, method = part
+                        at = first + sum(len(one.times) for one in parts)
+                        parts.append(await load(http, theirs, method, clients, at))
+                    costs.append(measure_load(pair, ROWS, prompt=PROMPT, seconds=MEASURING_S))
+                    await beside(pair, http, mine, facts)
 
-        http_ms, costs, made = asyncio.run(all_of_it())
+        asyncio.run(all_of_it())
     assert pair.tokenizer is not None
+    slowdown, *http_ms = fit(*zip(*facts, strict=True)).tolist()
+    serving = {"slowdown": slowdown, **dict(zip(("text_ms", "step_ms", "event_ms"), http_ms, strict=True))}
     lengths = scratch("fleet") / "lengths.txt"
     ids = [pair.tokenizer(f"{100 + i}. {prompt}").input_ids for i, prompt in enumerate(theirs)]
     lengths.write_text("".join(f"{len(one)} {TOKENS}\n" for one in ids))
-    settings, between = FleetSettings(rows=ROWS, lengths=lengths, **chances, **http_ms), mean_of(costs)
+    settings = FleetSettings(rows=ROWS, lengths=lengths, **chances, **serving)
     rows = []
-    for (method, clients), (times, seconds) in made.items():
-        found = latencies(times, seconds)
-        told = predicted(settings, MeasuredPasses(between, method == "trust"), method, clients)
-        rows.append({"method": method, "streams": clients, "measured": found, "predicted": told})
-    text = table(rows)
+    for clients, method in product(STREAMS, METHODS):
+        own = [(i, one) for i, one in enumerate(parts) if (one.clients, one.method) == (clients, method)]
+        found = latencies([time for _, one in own for time in one.times], sum(one.seconds for _, one in own))
+        told = [predicted(settings, LoadCosts.mean(costs[i : i + 2]), one) for i, one in own]
+        rows.append({"method": method, "streams": clients, "measured": found, "predicted": together(told)})
     given = {
         **chances,
-        **http_ms,
+        **serving,
         "prompt_tokens": float(np.mean([*map(len, ids)])),
         "costs": [*map(asdict, costs)],
+        "beside": facts,
     }
-    save(NAME, text, began, texts * len(METHODS), told=given, rows=rows)
+    save(NAME, table(rows), began, sum(len(one.times) for one in parts), told=given, rows=rows)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def law_row(
 
     vLLM asks for no draft before the first token: it is the target's, and the method's law holds for the others.
     """
-    pair, each = NarrowPair(models=models, warped=warped), min(count, 500)
+    each = min(count, 500)
     params = [
         SamplingParams(
             n=each, seed=i, max_tokens=LENGTH, detokenize=False, extra_args={"sprinter": spec}, **warped
@@ -106,13 +106,41 @@ def law_row(
     ]
     outs = llm.generate([{"prompt_token_ids": [0]}] * len(params), params, use_tqdm=False)
     found = Counter(tuple(text.token_ids) for out in outs for text in out.outputs)
-    method, declared = parse_method(spec), {}
+    return compared(found, NarrowPair(models=models, warped=warped), spec)
+
+
+def compared(found: Counter[tuple[int, ...]], pair: NarrowPair, spec: str) -> dict[str, Any]:
+    """Texts against the law that the method declares, and against the target's."""
+    method, declared = parse_method(spec), dict[tuple[int, ...], float]()
     for x, chance in enumerate(pair.p((0,)).tolist()):
         if chance > 0:
             parts = joint_law(method, pair, LENGTH - 1, prompt=(0, x))
             declared |= {(x, *text): chance * own for text, own in parts.items()}
     (z, freedom), (other, _) = chi_square(found, declared), chi_square(found, target_joint_law(pair, LENGTH))
     return {
-        "method": spec, "sampling": dict(warped), "texts": count, "freedom": freedom, "z": z, "z_of_target": other,
-        "lossless": method.lossless(),
+        "method": spec, "sampling": dict(pair.warped), "texts": found.total(), "freedom": freedom, "z": z,
+        "z_of_target": other, "lossless": method.lossless(),
     }  # fmt: skip
+
+
+def session_goes_on(plain: LLM, door: LLM, parts: Sequence[str]) -> None:
+    """A session of several inputs writes in both engines the same, and is reported for each input."""
+    written = []
+    for llm in (plain, door):
+        engine, core = llm.llm_engine, llm.llm_engine.engine_core
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        texts = []
+        for part in parts:
+            asked = engine.input_processor.process_inputs(
+                "session", part, params, supported_tasks=("generate",), resumable=True
+            )
+            core.add_request(asked)
+            texts.append([])
+            while len(texts[-1]) < 12:
+                texts[-1] += [id for out in core.get_output().outputs for id in out.new_token_ids]
+        core.abort_requests(["session"])
+        llm.generate(parts[:1], params, use_tqdm=False)
+        written.append(texts)
+    assert written[0] == written[1]
+    (report,) = door.collective_rpc("sprinter_reports", args=("session",))[0].values()
+    assert report["new_tokens"] == 12 and report["accepted"] > 0

@@ -89,6 +89,39 @@ def test_a_gate_is_asked_and_what_is_forbidden_is_not_drafted(
     assert any(token % 2 for token in usual.hosted.sequence.tokens[3:-1])
 
 
+def test_a_draft_that_fails_ends_no_request(
+    target: PreTrainedModel, draft: DraftModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Logits of one request are not finite: it goes on as the target writes, and the other one is drafted for."""
+    sick, well = (_begin(draft, "speculative(gamma=3)", [100, 101, last]) for last in (102, 103))
+    words = draft._backend.runner.model.get_input_embeddings()
+    poison = words.register_forward_hook(
+        lambda _, given, made: made.masked_fill((given[0] == 102).unsqueeze(-1), torch.nan)
+    )
+    try:
+        while not (sick.hosted.over and well.hosted.over):
+            going = [one for one in (("sick", sick), ("well", well)) if not one[1].hosted.over]
+            draft.draft(going)
+            for _, one in going:
+                _step(target, one)
+    finally:
+        poison.remove()
+        draft.end("sick")
+        draft.end("well")
+    for one, last in ((sick, 102), (well, 103)):
+        wanted = target.generate(
+            torch.tensor([[100, 101, last]]), max_new_tokens=12, do_sample=False, eos_token_id=None
+        )
+        assert one.hosted.sequence.tokens == wanted[0].tolist()
+    assert sick.error is not None and well.error is None and caplog.text.count("without drafts") == 1
+    assert sick.hosted.record.stats.target_calls == 12 > well.hosted.record.stats.target_calls
+    later = _begin(draft, "speculative(gamma=3)", [200, 201, 202]), _begin(draft, "svip", [203])
+    draft.draft([*enumerate(later)])  # nothing is left of it in the rows
+    assert all(one.error is None and one.hosted.draft for one in later)
+    for i in range(2):
+        draft.end(i)
+
+
 def test_what_a_method_lacks_is_said(draft: DraftModel) -> None:
     with pytest.raises(UserError, match="reads a disco head: give one"):
         draft.request(HostedRequest((0,), parse_method("disco"), 2, (), AddressedDraws(), 2), GREEDY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,10 +20,14 @@ from sprinter.decode.enumerate import (
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import parse_method
 from sprinter.doors.rules import HostedRequest, method_of
+from sprinter.doors.vllm.requests import Requests
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
 ALL = 99
+PARAMS = SimpleNamespace(
+    extra_args=None, seed=None, temperature=1.0, max_tokens=64, min_tokens=0, stop_token_ids=[], eos_token_id=None
+)  # fmt: skip
 PAIR = MarkovPair(seed=3)
 LOSSY = [
     "sprinter(tau=0.5,cap=2)",
@@ -145,3 +150,25 @@ def test_an_ending_before_the_least_length_does_not_end_a_text() -> None:
         law[0, token] = 1.0
         assert hosted.score(law) == [token] and hosted.over is over
     assert hosted.record.finish == "eos"
+
+
+def test_reports_of_ended_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their tokens, of which each has an origin, and by their number; a name that comes again is one report."""
+    monkeypatch.setattr("sprinter.doors.vllm.requests._KEPT", 4096)
+    config = SimpleNamespace(
+        additional_config={"sprinter": {"method": "autoregressive"}},
+        speculative_config=SimpleNamespace(num_speculative_tokens=4),
+        model_config=SimpleNamespace(seed=0, max_model_len=2048),
+    )
+    requests, law = Requests(config), torch.tensor([[0.5, 0.5]])
+    for name in (*map(str, range(40)), *["same"] * 40, *(f"long{i}" for i in range(20))):
+        one = requests.begin(name, PARAMS, [0], {})
+        while "long" in name and not one.hosted.over:
+            one.hosted.score(law)
+        requests.end(name)
+        if name == "39":
+            assert len(requests.reports()) == 4096 // 256
+        if name == "same":
+            assert "39" in requests.reports() and len(requests.reports()) == 4096 // 256
+    assert list(requests.reports()) == [f"long{i}" for i in range(20 - 4096 // (256 + 64), 20)]
+    assert requests.totals()["requests"] == 100 and requests.totals()["new_tokens"] == 20 * 64

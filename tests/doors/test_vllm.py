@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_LOGGING_LEVEL": "ERROR",
 }  # fmt: skip
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
-from tests.doors.laws import LAWS, engine, law_row, narrow, random_model  # noqa: E402
+from tests.doors.laws import LAWS, engine, law_row, narrow, random_model, session_goes_on  # noqa: E402
 from tests.doors.server import asked, serving  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
@@ -191,6 +192,22 @@ def test_a_context_that_ends(plain: LLM, door: LLM) -> None:
     prompts = [{"prompt_token_ids": [(17 * i) % 2900 + 5 for i in range(235)]}, PROMPTS[0]]
     params = {"max_tokens": 100, "ignore_eos": True}
     assert _texts(door, prompts, _params(**params)) == _texts(plain, prompts, _params(**params))
+
+
+@pytest.mark.parametrize(("spec", "kept"), [("sprinter", False), ("svip", True)])
+def test_a_lossy_method_does_not_draft_where_tokens_are_forced(door: LLM, spec: str, kept: bool) -> None:
+    """vLLM forces the end of thinking by its logits, which a trusted token would pass by."""
+    own = door.llm_engine.model_executor.driver_worker.worker.door
+    params = _params(spec, thinking_token_budget=4)
+    state = SimpleNamespace(sampling_params=params, prompt_token_ids=[5, 6], num_prompt_tokens=2)
+    method = own._begin("forced", state).hosted.method
+    own.leave()
+    assert (method.name == "autoregressive") is not kept and "forced" not in own.served
+
+
+def test_a_session_takes_more_input(plain: LLM, door: LLM) -> None:
+    """vLLM's streamed input: a text that has ended goes on behind more of its prompt, under the same name."""
+    session_goes_on(plain, door, PROMPTS[:2])
 
 
 def test_an_aborted_request_leaves_the_others_alone(plain: LLM, door: LLM) -> None:

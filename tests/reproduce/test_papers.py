@@ -98,11 +98,29 @@ def test_a_suite_without_enough_prompts_is_refused(tmp_path: Path) -> None:
 
 
 def test_tables_of_laws_alone_are_a_trial_too_and_a_second_call_is_told(run: Run, tmp_path: Path) -> None:
-    command = ("reproduce", "svip", "--data", str(made_up_data()), "--out", str(tmp_path), *TINY)
+    folder = tmp_path / "new" / "folder"
+    command = ("reproduce", "svip", "--data", str(made_up_data()), "--out", str(folder), *TINY)
     assert run(*command, "--part", "signals")[0] == 0
-    results = read(tmp_path, "svip")
+    results = read(folder, "svip")
     assert (results["fewest_prompts"], results["calls"]) == (2, 1)
     for calls in (1, 2):  # the first is whole, the second one resumes it
         assert run(*command, "--part", "spec-bench")[0] == 0
-        assert read(tmp_path, "svip")["calls"] == calls
-    assert "in the last of 2 calls" in " ".join((tmp_path / "svip.md").read_text(encoding="utf-8").split())
+        assert read(folder, "svip")["calls"] == calls
+    assert "in the last of 2 calls" in " ".join((folder / "svip.md").read_text(encoding="utf-8").split())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder, told in ((tmp_path / "file", "is a file"), (tmp_path / "file" / "below", "cannot write")):
+        command = (
+            "reproduce",
+            "svip",
+            "--data",
+            str(made_up_data()),
+            "--part",
+            "signals",
+            "--out",
+            str(folder),
+        )
+        status, _, err = run(*command, *TINY)
+        assert status == 2 and told in err and "laws along texts" not in err

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cli.conftest import places, run
 from tests.cli.tiny import Run
 
+from sprinter.engine.pair import load_pair
 from sprinter.errors import UserError
 from sprinter.theory.fleet import METHODS, forecast, needed
+from sprinter.theory.load_costs import LoadCosts, fit, measure_load, weights
 from sprinter.theory.machines import MeasuredPasses, Roofline
-from sprinter.theory.passes import LoadCosts
 from sprinter.theory.settings import FleetSettings
 from sprinter.theory.speculation import expected_tokens
 
 __all__ = ["places", "run"]  # fixtures
-# 10 ms and 0.1 a token of a row, a draft step 2 ms, a row 1 ms more
-LINE = (0.0101, 0.0164)
-COSTS = LoadCosts(
-    (1, 4), (1, 64), (LINE, LINE), ((0.002, 0.008),) * 2, (0.002, 0.005), (0.002, 0.005), (0.0, 0.0, 0.0)
-)
+# 10 ms and 0.1 a token of a row; a draft step 2 ms, a row 1 ms more; nothing on the host
+PASS, PROMPT, STEP = ((0.0101, 0.0105),) * 2, ((0.0101, 0.0116, 0.0164),) * 2, ((0.002,) * 2, (0.005,) * 2)
+COSTS = LoadCosts((1, 4), (1, 16, 64), PASS, PASS, PROMPT, PROMPT, STEP, STEP, (0.0, 0.0, 0.0))
 GPU = FleetSettings(parameters=8.0, prompt_tokens=1.0, answer_tokens=50.0, texts=40)
 
 
@@ -36,6 +36,49 @@ def test_one_row_has_the_latency_of_its_passes() -> None:
     )
     away = forecast(replace(asked, round_trip_ms=20.0), MeasuredPasses(COSTS), "plain", 1)
     assert away.text_ms == pytest.approx(found.text_ms + 11 * 20)
+    slowed = forecast(replace(asked, slowdown=1.5), MeasuredPasses(COSTS), "plain", 1)
+    assert slowed.text_ms == pytest.approx(found.text_ms + 0.5 * (16.4 + 10 * 10.1))
+
+
+def test_the_host_works_for_steps_events_and_texts() -> None:
+    asked = FleetSettings(prompt_tokens=65.0, answer_tokens=10.0, texts=3, rows=1)
+    free, costs = (replace(COSTS, host=host) for host in ((0.0, 0.0, 0.0), (0.001, 0.002, 0.05)))
+    took = [forecast(asked, MeasuredPasses(one), "plain", 1).text_ms for one in (free, costs)]
+    assert took[1] - took[0] == pytest.approx(10 * 3 + 50)
+
+
+def test_a_draft_reads_two_tokens_after_all_of_its_tokens_were_kept() -> None:
+    costs = MeasuredPasses(replace(COSTS, draft=((0.002, 0.003), (0.005, 0.006))))
+    asked = FleetSettings(prompt_tokens=1.0, answer_tokens=50.0, texts=1, rows=1, gamma=4)
+    kept = forecast(replace(asked, accept=1.0), costs, "exact", 1)  # ten rounds of five tokens
+    assert kept.text_ms == pytest.approx(10 * 10.5 + 4 * 2 + 9 * 4 * 3)
+    refused = forecast(replace(asked, accept=0.0), costs, "exact", 1)  # the last rounds draft 3, 2 and 1
+    assert refused.text_ms == pytest.approx(
+        46 * 10.5 + 10.4 + 10.3 + 10.2 + 10.1 + 2 * (46 * 4 + 3 + 2 + 1), rel=0.01
+    )
+
+
+@pytest.mark.parametrize(("x", "value"), [(1, 5.0), (2, 6.0), (4, 8.0), (10, 14.0), (16, 20.0), (22, 26.0)])
+def test_weights_are_exact_on_lines(x: float, value: float) -> None:
+    assert weights((1, 4, 16), x) @ np.array([5.0, 8.0, 20.0]) == pytest.approx(value)
+
+
+def test_fits_have_no_negative_part() -> None:
+    facts = [[1.0, 2.0], [2.0, 1.0], [3.0, 5.0]]
+    assert fit(facts, [4.0, 5.0, 11.0]) == pytest.approx([2.0, 1.0])
+    assert fit(facts, [-1.0, 4.0, -2.0])[1] == 0.0 and fit(facts, [-1.0, -2.0, -3.0]) == pytest.approx(
+        [0.0, 0.0]
+    )
+
+
+def test_costs_are_measured_in_an_engine() -> None:
+    found = measure_load(load_pair(), 2, seconds=0)
+    for table in (found.target, found.checks, found.prompts, found.draft_prompts, found.draft, found.gated):
+        assert np.array(table).shape[0] == 2 and (np.array(table)[:, 0] > 0).all()
+    one, four = np.array(found.prompts)
+    assert one[2] > one[0] and four[2] > four[0] and four[2] > one[2] and found.host[0] + found.host[2] > 0
+    assert LoadCosts.from_json(json.loads(json.dumps(asdict(found)))) == found
+    assert LoadCosts.mean([found, found]).target == found.target
 
 
 def test_random_arrivals_wait_as_in_m_d_1() -> None:

@@ -26,14 +26,14 @@ from sprinter.theory.settings import FleetSettings
 
 if TYPE_CHECKING:
     from sprinter.theory.fleet import Forecast
-    from sprinter.theory.passes import LoadCosts
+    from sprinter.theory.load_costs import LoadCosts
 
 __all__ = ["fleet"]
 
 _PANELS = {
     "Load": "streams rate lengths prompt_tokens answer_tokens spread texts seed first_ms between_ms",
     "Methods": "gamma accept trust tail keep cap round_trip_ms",
-    "Server": "replicas rows prompt_piece step_ms event_ms text_ms",
+    "Server": "replicas rows prompt_piece slowdown step_ms event_ms text_ms",
     "GPUs": "parameters draft_parameters weight_bits kv_kib gpus bandwidth tflops memory_gb efficiency pass_ms",
 }
 
@@ -108,7 +108,7 @@ def fleet(
 
 def _measured(file: Path | None, loading: Loading, rows: int) -> LoadCosts:
     """Costs of a file, or of the pair here."""
-    from sprinter.theory.passes import LoadCosts, measure_load
+    from sprinter.theory.load_costs import LoadCosts, measure_load
 
     if file is None:
         return measure_load(load(loading), rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,8 @@ from sprinter.models.pair import load_models
 
 __all__ = ["DraftModel", "DraftedRequest"]
 
+_log = logging.getLogger("sprinter")
+
 
 @dataclass(slots=True)
 class DraftedRequest:
@@ -36,12 +39,14 @@ class DraftedRequest:
     Attributes:
         hosted: the request. plan: what its draft steps compute. proposals: in place of the draft model, or None.
         adjuster: of the draft's logits to the text, or None.
+        error: why the draft model has failed at it, after which it has no more drafts; or None.
     """
 
     hosted: HostedRequest
     plan: DraftPlan
     proposals: Proposals | None = None
     adjuster: Adjuster | None = None
+    error: str | None = None
     _place: tuple[int, int] = field(default=(0, 0))  # round, and tokens drafted in it
 
     def place(self, drafted: int = 0) -> int:
@@ -136,9 +141,11 @@ class DraftModel:
             self._read([one for _, one, _ in left])
             made = self._backend.draft([self._step(one, ask) for _, one, ask in left]) if left else []
             for (_, one, _), drafted in zip(left, made, strict=True):
-                if not isinstance(drafted, Drafted):
-                    raise drafted
-                self._take(one, drafted)
+                if isinstance(drafted, Drafted):
+                    self._take(one, drafted)
+                else:  # of this request alone: the engine goes on with all of them
+                    one.error = str(drafted)
+                    _log.warning("%s; the request goes on without drafts", drafted)
 
     def end(self, name: Hashable) -> None:
         """A request has ended: its row is free."""
@@ -147,10 +154,14 @@ class DraftModel:
             self._backend.end_text(row)
 
     def _propose(self, one: DraftedRequest, ask: AskDraft) -> bool:
-        """Answer with what a proposer copies from the text; whether it did."""
+        """Answer with what a proposer copies from the text, or with nothing after an error; whether it did."""
+        sequence, hosted = one.hosted.sequence, one.hosted
+        if one.error is not None:
+            none = self._like.new_empty(0, self._size)
+            hosted.answer(Draft((), none, {}, none if one.plan.raw else None))
+            return True
         if one.proposals is None:
             return False
-        sequence, hosted = one.hosted.sequence, one.hosted
         context = Context(
             sequence.tokens, sequence.round, ask.at_most, self._size, hosted.draws, self._like, {}
         )

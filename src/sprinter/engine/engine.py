@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Self, Unpack
 
 from sprinter.decode.checks import at_least
 from sprinter.engine.generation import Generation
@@ -107,7 +107,7 @@ class Engine(Scheduler):
         """
         return self.results("request")
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

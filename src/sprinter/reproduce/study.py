@@ -20,6 +20,7 @@ from sprinter.decode.spec import parse_method
 from sprinter.engine.pair import Pair
 from sprinter.engine.prefix import OFF
 from sprinter.errors import UserError
+from sprinter.files import writing
 from sprinter.heads.head import Head
 from sprinter.reproduce.answers import Answers
 from sprinter.reproduce.claims import PaperTable
@@ -63,7 +64,7 @@ class Study:
         progress: called after each answer.
 
     Raises:
-        UserError: the pair has no draft.
+        UserError: the pair has no draft, or ``out`` cannot be written.
     """
 
     def __init__(
@@ -82,6 +83,10 @@ class Study:
             raise UserError(
                 "the papers compare a target with its draft, and this pair has none: give --draft"
             )
+        if out.exists() and not out.is_dir():
+            raise UserError(f"'{out}' is a file: give a directory for the results")
+        with writing(out):  # before hours of work
+            out.mkdir(parents=True, exist_ok=True)
         self.pair, self.data, self.out, self.settings = pair, data, out, settings
         self.prompts = settings.prompts or usual["prompts"]
         self.new_tokens = settings.new_tokens or usual["new_tokens"]

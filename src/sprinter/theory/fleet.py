@@ -120,12 +120,13 @@ class _Replica:
         rows = costs.rows(settings, float(self._lengths.sum(1).mean()))
         self._text = np.full(rows, -1)
         # of each row: tokens of the prompt that a model has not read; tokens to write; tokens that the target has not
-        # read; tokens of a draft that it has to judge; trusted tokens of the run; whether it is asked, and how long
+        # read; tokens of a draft that it has to judge; trusted tokens of the run; tokens that the draft has not read;
+        # whether the target is asked, and how long
         self._prompts, self._left = (
             {"target": np.zeros(rows, int), "draft": np.zeros(rows, int)},
             np.zeros(rows, int),
         )
-        self._unread, self._judged, self._run = (np.zeros(rows, int) for _ in range(3))
+        self._unread, self._judged, self._run, self._behind = (np.zeros(rows, int) for _ in range(4))
         self._asks, self._age, self._last = np.zeros(rows, bool), np.zeros(rows, int), np.zeros(rows)
         self._trust = settings.trust if method == "trust" else 0.0
         self._drafts = {"plain": 0, "exact": settings.gamma, "trust": 1 + settings.tail}[method]
@@ -143,24 +144,27 @@ class _Replica:
         now = busy = 0.0
         while self._queue or self._next < len(self._sent) or (self._text >= 0).any():
             working = bool((self._text >= 0).any())
-            came = self._admit(now)
+            came, begun = self._admit(now)
             if not (self._text >= 0).any():
                 now = self._sent[self._next] + self._set.text_ms / 1e3
                 continue
             seconds, wrote = self._step()
-            served = self._set.step_ms + self._set.event_ms * np.count_nonzero(wrote)
+            events = int(np.count_nonzero(wrote))
+            seconds = self._set.slowdown * (seconds + self._costs.host(events, begun))
+            served = self._set.step_ms + self._set.event_ms * events
             seconds += (served + self._set.text_ms * came * working) / 1e3
             now, busy = now + seconds, busy + seconds
             self._note(now, wrote)
         return self._summary(now, busy)
 
-    def _admit(self, now: float) -> int:
-        """Take what has come, and fill free rows; returns how many have come."""
+    def _admit(self, now: float) -> tuple[int, int]:
+        """Take what has come, and fill free rows; returns how many have come, and how many begin."""
         before = self._next
         while self._next < self._known and self._sent[self._next] + self._set.text_ms / 1e3 <= now:
             self._queue.append(self._next)
             self._next += 1
-        for row in np.flatnonzero(self._text < 0)[: len(self._queue)]:
+        free = np.flatnonzero(self._text < 0)[: len(self._queue)]
+        for row in free:
             self._text[row] = text = self._queue.popleft()
             prompt, self._left[row] = self._lengths[text]
             self._prompts["target"][row], self._prompts["draft"][row] = (
@@ -168,12 +172,12 @@ class _Replica:
                 (prompt - 1) * (self._drafts > 0),
             )
             self._unread[row], self._judged[row], self._run[row], self._age[row] = 1, 0, 0, 0
-            self._asks[row] = not self._drafts
-        return self._next - before
+            self._asks[row], self._behind[row] = not self._drafts, 1
+        return self._next - before, len(free)
 
     def _step(self) -> tuple[float, np.ndarray]:
         """One step of the scheduler: its seconds, and the tokens that each row wrote."""
-        live, wrote, seconds = self._text >= 0, np.zeros(len(self._text), int), self._costs.step()
+        live, wrote, seconds = self._text >= 0, np.zeros(len(self._text), int), 0.0
         read = self._read("target", live & self._asks)
         prompts = int(read.sum()) if self._costs.mixed else 0
         if read.any() and not prompts:
@@ -213,7 +217,9 @@ class _Replica:
         wanted = np.where(rows, np.minimum(self._drafts, self._left) - self._judged, 0)
         if self._trust:
             wanted = np.minimum(wanted, 1)
-        seconds = sum(self._costs.draft(int((wanted > i).sum())) for i in range(int(wanted.max())))
+        behind = int(self._behind[rows].max())
+        seconds = sum(self._costs.draft(int((wanted > i).sum()), behind) for i in range(int(wanted.max())))
+        self._behind[rows] = 1
         trusted = rows & (self._judged == 0) & (self._numbers.random(len(rows)) < self._trust)
         trusted &= (self._run < self._set.cap - 1) | (self._left == 1)  # the last one of a run is checked
         wrote[trusted] += 1
@@ -229,6 +235,9 @@ class _Replica:
         drawn &= np.arange(drawn.shape[1]) < self._judged[:, None]
         stay = np.cumprod(drawn, 1).sum(1)
         wrote[rows] = np.minimum(stay + 1, self._left)[rows]
+        self._behind[rows] = (
+            1 + ((stay == self._judged) & (self._judged > 0))[rows]
+        )  # the last draft token is unread
         self._calls += int(rows.sum())
         self._unread[rows], self._judged[rows], self._run[rows], self._age[rows] = 1, 0, 0, 0
         self._asks[rows] = not self._drafts

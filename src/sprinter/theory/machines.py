@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -11,7 +9,7 @@ import numpy as np
 
 from sprinter.engine.prefix import BLOCK
 from sprinter.errors import UserError
-from sprinter.theory.passes import LoadCosts
+from sprinter.theory.load_costs import LoadCosts
 from sprinter.theory.settings import FleetSettings
 
 __all__ = ["Costs", "MeasuredPasses", "Roofline"]
@@ -32,16 +30,16 @@ class Costs(Protocol):
         """A pass over ``tokens`` of each row and, if mixed, that many of prompts; ``held``: tokens in the caches."""
         ...
 
-    def draft(self, rows: int) -> float:
-        """A draft step of so many rows."""
+    def draft(self, rows: int, unread: int) -> float:
+        """A draft step of so many rows, in a draft whose first step reads ``unread`` tokens."""
         ...
 
     def prompts(self, model: str, tokens: np.ndarray) -> float:
         """Passes of "target" or "draft" over so many tokens of each row's prompt."""
         ...
 
-    def step(self) -> float:
-        """What a step of the engine takes beside passes."""
+    def host(self, events: int, texts: int) -> float:
+        """What a step of the engine takes beside passes, by events, and by texts that begin."""
         ...
 
     def rows(self, settings: FleetSettings, mean: float) -> int:
@@ -53,51 +51,39 @@ class MeasuredPasses:
     """Costs that were measured, as the engine runs passes: prompts by themselves, rows as long as the longest.
 
     Args:
-        gated: whether draft steps run the gate.
+        gated: whether tokens are drafted one by one, with a gate.
     """
 
     mixed = False
 
     def __init__(self, costs: LoadCosts, gated: bool = False) -> None:
-        self._costs, self._steps = costs, costs.gated if gated else costs.draft
-        self._step, self._row, self._drafted = costs.host
-        self._pass = lru_cache(maxsize=None)(self._of)
-
-    def _of(self, model: str, rows: int, tokens: int) -> float:
-        """A pass, between those that were measured on lines, and beyond on those of the last two."""
-        grid = self._costs.target if model == "target" else self._costs.prompts
-        return _along(self._costs.rows, [_along(self._costs.tokens, line, tokens) for line in grid], rows)
+        self._target, self._draft = ("checks", "gated") if gated else ("target", "draft")
+        self._step, self._event, self._text = costs.host
+        self._pass = lru_cache(maxsize=None)(costs.seconds)
 
     def target(self, tokens: np.ndarray, prompts: int, held: int) -> float:
-        return self._pass("target", len(tokens), int(tokens.max())) + self._row * len(tokens)
+        return self._pass(self._target, len(tokens), int(tokens.max()))
 
-    def draft(self, rows: int) -> float:
-        return _along(self._costs.rows, self._steps, rows) + self._drafted * rows
+    def draft(self, rows: int, unread: int) -> float:
+        return self._pass(self._draft, rows, unread)
 
     def prompts(self, model: str, tokens: np.ndarray) -> float:
         """Block by block, and in each the rows with about as many tokens in one pass, as the engine reads them."""
-        seconds = 0.0
+        seconds, table = 0.0, "prompts" if model == "target" else "draft_prompts"
         while len(tokens := np.sort(tokens[tokens > 0])[::-1]):
             block = np.minimum(tokens, BLOCK)
             while len(block):
                 together = block >= 0.75 * block[0] - 8
-                seconds += self._pass(model, int(together.sum()), int(block[0]))
+                seconds += self._pass(table, int(together.sum()), int(block[0]))
                 block = block[~together]
             tokens = tokens - BLOCK
         return seconds
 
-    def step(self) -> float:
-        return self._step
+    def host(self, events: int, texts: int) -> float:
+        return self._step + self._event * events + self._text * texts
 
     def rows(self, settings: FleetSettings, mean: float) -> int:
         return settings.rows
-
-
-def _along(at: Sequence[float], seconds: Sequence[float], x: float) -> float:
-    right = min(len(at) - 1, max(1, bisect_right(at, x)))
-    low, high = seconds[right - 1], seconds[right]
-    value = low + (high - low) * (x - at[right - 1]) / (at[right] - at[right - 1])
-    return max(high, value) if x > at[-1] else value
 
 
 class Roofline:
@@ -120,14 +106,14 @@ class Roofline:
         weights = max(self._target * self._bytes * self._byte_s, 2 * self._target * read * self._flop_s)
         return self._fixed + (weights + held * self._kv * self._byte_s) / self._gpus
 
-    def draft(self, rows: int) -> float:
+    def draft(self, rows: int, unread: int) -> float:
         arithmetic = 2 * self._draft * rows * self._flop_s  # each GPU drafts for all rows
         return self._fixed + max(self._draft * self._bytes * self._byte_s, arithmetic)
 
     def prompts(self, model: str, tokens: np.ndarray) -> float:
-        return self.draft(int(tokens.sum()))  # the target reads prompts with all else
+        return self.draft(int(tokens.sum()), 1)  # the target reads prompts with all else
 
-    def step(self) -> float:
+    def host(self, events: int, texts: int) -> float:
         return 0.0
 
     def rows(self, settings: FleetSettings, mean: float) -> int:

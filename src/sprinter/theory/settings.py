@@ -41,6 +41,9 @@ class FleetSettings:
     keep: RealNumber = stated(0.5, "Chance that the target keeps a token that is not trusted.", ge=0, le=1)
     cap: Positive = stated(20, "Longest run of trusted tokens, with the one that is checked.")
     round_trip_ms: RealNumber = stated(0.0, "Milliseconds to a target elsewhere, and back.", ge=0)
+    slowdown: RealNumber = stated(
+        1.0, "Time of the engine beside clients and server over its time alone.", gt=0
+    )
     step_ms: RealNumber = stated(0.0, "Milliseconds of the server for a step of the engine.", ge=0)
     event_ms: RealNumber = stated(0.0, "Milliseconds of the server for an event of a stream.", ge=0)
     text_ms: RealNumber = stated(0.0, "Milliseconds of the server for a request.", ge=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,8 @@ from sprinter.random import AddressedDraws
 
 __all__ = ["Reporting", "Requests", "Served", "is_named"]
 
-_KEPT = 4096
-"""Number of ended requests whose reports are kept."""
+_KEPT, _EACH = 1 << 20, 256
+"""New tokens of ended requests whose reports are kept, and how many a request counts as besides its own."""
 _COUNTS = ("new_tokens", "target_calls", "draft_steps", "trusted", "accepted")
 _log = logging.getLogger("sprinter")
 
@@ -42,7 +41,8 @@ class Served:
 
     def report(self) -> dict[str, Any]:
         """What is told of it."""
-        return {**self.hosted.report(), **({} if self.error is None else {"error": self.error})}
+        error = self.error or (None if self.drafted is None else self.drafted.error)
+        return {**self.hosted.report(), **({} if error is None else {"error": error})}
 
 
 class Requests:
@@ -58,9 +58,9 @@ class Requests:
         self.longest: int = vllm_config.speculative_config.num_speculative_tokens
         self.served: dict[str, Served] = {}
         self._model_config = vllm_config.model_config
-        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._ended: dict[str, dict[str, Any]] = {}
         self._totals = {**dict.fromkeys(_COUNTS, 0), "requests": 0, "drift_sum": 0.0, "metered_tokens": 0}
-        self._begun = 0
+        self._begun = self._kept = 0
 
     def begin(
         self,
@@ -101,14 +101,20 @@ class Requests:
         one = self.served.pop(name)
         if not one.told:
             return
+        self._forget(name)
         report = self._ended[name] = one.report()
         self._totals["requests"] += 1
         for key in _COUNTS:
             self._totals[key] += report[key]
         self._totals["drift_sum"] += report["drift_sum"] or 0.0
         self._totals["metered_tokens"] += round(report["drift_coverage"] * report["new_tokens"])
-        while len(self._ended) > _KEPT:
-            self._ended.popitem(last=False)
+        self._kept += _EACH + report["new_tokens"]
+        while self._kept > _KEPT:
+            self._forget(next(iter(self._ended)))
+
+    def _forget(self, name: str) -> None:
+        if (report := self._ended.pop(name, None)) is not None:
+            self._kept -= _EACH + report["new_tokens"]
 
     def leave(self) -> None:
         """End the requests that vLLM has dropped and not told of."""

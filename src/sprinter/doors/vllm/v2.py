@@ -68,12 +68,16 @@ class SpeculatedDoor(Requests):
         for name in scheduled.finished_req_ids & self.served.keys():
             self.end(name)
         for new in scheduled.scheduled_new_reqs:
-            params, known = new.sampling_params, new.req_id in self.served
-            if known or params is None or new.req_id.startswith(("_warmup_", "_v2_mixed_warmup")):
+            params, known = new.sampling_params, self.served.get(new.req_id)
+            if params is None or (known is not None and not known.hosted.over):
                 continue
-            # The draft does not know what vLLM forbids: a lossy rule could take it.
+            if known is not None:  # a session goes on with more input
+                self.end(new.req_id)
+            # The draft does not know what vLLM forbids or forces: a lossy rule could take another token.
             masks = (params.structured_outputs, params.allowed_token_ids, params.bad_words, params.min_tokens)
-            text, masked = new.prompt_token_ids, any((*masks, params.logit_bias))
+            forced = getattr(params, "thinking_token_budget", None) is not None
+            masked = any((*masks, params.logit_bias, forced))
+            text = new.prompt_token_ids
             length = len(text) if text is not None else len(new.prefill_token_ids)
             self.begin(new.req_id, params, text or [0] * length, {}, text is None, masked)
 
@@ -136,10 +140,11 @@ class SpeculatedDoor(Requests):
 
     def _take(self, one: Served, slot: int, tokens: list[int]) -> None:
         hosted, stats = one.hosted, one.hosted.record.stats
+        if hosted.wants is None:
+            return
         logits = self.speculator.draft_logits[slot, : len(tokens)].float()
         heat, at = float(self.sampling.temperature.np[slot]), 0
-        if hosted.wants is not None:
-            stats.draft_steps += self.longest
+        stats.draft_steps += len(tokens)  # less than longest where vLLM drafts less for large batches
         laws = one_hot(logits) if heat == 0 else torch.softmax(logits if _HEATED else logits / heat, -1)
         raws = raw_law(logits * heat if _HEATED and heat else logits)
         laws, raws = (pad(each, (0, self._width - each.shape[-1])) for each in (laws, raws))
@@ -244,6 +249,14 @@ class SpeculatedWorker(Reporting, _Worker):
         if getattr(config.speculative_config, "enable_adaptive_verification", False):
             return "vLLM cuts drafts on the device: enable_adaptive_verification=False"
         return None
+
+    def compile_or_warm_up_model(self) -> Any:
+        """As in vLLM; its requests are not ours."""
+        door, self.door = self.door, None
+        try:
+            return super().compile_or_warm_up_model()
+        finally:
+            self.door = door
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """As in vLLM."""

@@ -96,7 +96,13 @@ class Door(Requests):
 
     # --- requests ---
     def _serve(self, name: str) -> Served:
-        return self.served.get(name) or self._begin(name, self.runner.requests[name])
+        one, state = self.served.get(name), self.runner.requests[name]
+        if (
+            one is not None and one.hosted.over and not state.output_token_ids
+        ):  # a session goes on with more input
+            self._drop(name)
+            one = None
+        return one or self._begin(name, state)
 
     def _begin(self, name: str, state: Any) -> Served:
         params, prompt, model = state.sampling_params, state.prompt_token_ids, self.model
@@ -104,7 +110,8 @@ class Door(Requests):
         # Where vLLM masks p by what only it knows, a draft would be of another law: nothing is drafted.
         masked = params.structured_outputs is not None or params.allowed_token_ids or prompt is None
         text = [0] * state.num_prompt_tokens if prompt is None else prompt
-        one = self.begin(name, params, text, model.taus, bool(masked))
+        forced = params.thinking_token_budget is not None
+        one = self.begin(name, params, text, model.taus, bool(masked), forced)
         one.state = state
         if one.hosted.method.drafter.proposes:
             one.drafted = model.request(one.hosted, sampling_of(params), adjustments_of(params))
@@ -114,9 +121,12 @@ class Door(Requests):
         """End the requests that vLLM has dropped."""
         held = self.runner.requests
         for name in [name for name, one in self.served.items() if held.get(name) is not one.state]:
-            assert self.model is not None
-            self.model.end(name)
-            self.end(name)
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        assert self.model is not None
+        self.model.end(name)
+        self.end(name)
 
 
 class _FirstSampler(Sampler):
