@@ -7,7 +7,7 @@ texts of a narrow vocabulary against the declared laws; tokens a target pass and
 on each batch in turn; drift here and in our own engine, on the same requests. ``--head``: EAGLE-3's, for vLLM itself.
 
 SmolLM2: ``benchmarks.real.arms.dequantised`` writes the target's folder from its GGUF file; draft and gate are made of
-2,224 paragraphs of Wikipedia and Wikinews (at most 100 words) that are not among the held-out ones, by
+2,221 paragraphs of Wikipedia and Wikinews (40 to 100 words) that are not among the held-out ones, by
 
     sprinter draft distill --target FILE --dtype gguf --data prompts.jsonl -n 64 --prompt-tokens 64 --out DRAFT
       --width 256 --layers 2 --tokens 1024 --minutes 18 --precision bfloat16
