@@ -213,8 +213,8 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
             + f"{loss} | {gain}"
         )
     heads = (
-        "pair | text | place | draft step ÷ pass | β | best exact method | its speed over plain | best lossy method of "
-        "equal accuracy | drift | right answers lost | speed over the exact one"
+        "pair | text | place | draft step ÷ pass | β | best exact method | its speed over plain, a product | "
+        "best lossy method of equal accuracy | drift | right answers lost | speed over the exact one, a product"
     )
     return "\n".join(grid(heads, lines))
 
@@ -228,7 +228,7 @@ def within_table(entries: Sequence[Mapping[str, Any]]) -> str:
             arm, gain, _ = one["within"].get(str(limit), ("", math.nan, 0.0))
             row.append(f"{gain:.2f} {shown(arm)}" if arm else "–")
         lines.append(" | ".join(row))
-    heads = ["pair", "text", "place", "1 − β", *(f"drift up to {limit:g}" for limit in LIMITS)]
+    heads = ["pair", "text", "place", "1 − β", *(f"drift up to {limit:g}, a product" for limit in LIMITS)]
     return "\n".join(grid(" | ".join(heads), lines))
 
 

@@ -12,7 +12,7 @@ from tests.cli.tiny import Places, Run
 from sprinter.cli.doctor_probe import _place_line, _placed, _row, _show_agreement
 from sprinter.cli.probe_texts import _share
 from sprinter.decode.costs import PassCosts
-from sprinter.theory.regions import place
+from sprinter.theory.regions import LONGEST_DRAFT, place
 from sprinter.theory.replay import Replay
 
 LINES = "The river rises in the hills.\n\nIt flows past the old mill and the town.\n"
@@ -138,7 +138,8 @@ def test_the_place_on_the_map_names_a_method(
     found = _placed(place(overlap, cost, kept=kept), methods, methods[0])
     assert (found["region"], found["method"]) == (region, method)
     line = _place_line(found | {"overlap": overlap, "cost": cost}, 0.05)
-    assert f"overlap {overlap:.2f}: {region} ({method})" in line and f"{found['gain']:.2f}x" in line
+    assert f"overlap {overlap:.2f}: {region} ({method})" in line and f"about {found['gain']:.2f}x" in line
+    assert f"drafts of up to {LONGEST_DRAFT} tokens" in line, "longer runs of trust may gain more"
 
 
 def test_a_share_of_each_text() -> None:

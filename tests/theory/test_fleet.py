@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def test_one_row_has_the_latency_of_its_passes() -> None:
     assert away.text_ms == pytest.approx(found.text_ms + 11 * 20)
     slowed = forecast(replace(asked, slowdown=1.5), MeasuredPasses(COSTS), "plain", 1)
     assert slowed.text_ms == pytest.approx(found.text_ms + 0.5 * (16.4 + 10 * 10.1))
+    both = forecast(replace(asked, slowdown=1.5, round_trip_ms=20.0), MeasuredPasses(COSTS), "plain", 1)
+    assert both.text_ms == pytest.approx(slowed.text_ms + 11 * 20), "the network is no slower for it"
 
 
 def test_the_host_works_for_steps_events_and_texts() -> None:
@@ -61,6 +64,29 @@ def test_a_draft_reads_two_tokens_after_all_of_its_tokens_were_kept() -> None:
 @pytest.mark.parametrize(("x", "value"), [(1, 5.0), (2, 6.0), (4, 8.0), (10, 14.0), (16, 20.0), (22, 26.0)])
 def test_weights_are_exact_on_lines(x: float, value: float) -> None:
     assert weights((1, 4, 16), x) @ np.array([5.0, 8.0, 20.0]) == pytest.approx(value)
+
+
+def test_passes_beyond_measured_ones_take_no_less() -> None:
+    falling = replace(COSTS, target=((0.0101, 0.0090),) * 2, draft=((0.002,) * 2, (0.001,) * 2))
+    assert falling.seconds("target", 1, 60) == pytest.approx(0.0090)
+    assert falling.seconds("draft", 64, 1) == pytest.approx(0.001)
+    assert COSTS.seconds("prompts", 1, 112) == pytest.approx(0.0212)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target": [[0.1, 0.2]]},
+        {"rows": [1, math.nan]},
+        {"host": [math.inf, 0, 0]},
+        {"rows": [2, 4]},
+        {"new": 1},
+    ],
+)
+def test_costs_that_are_none_are_refused_in_one_line(wrong: dict[str, object]) -> None:
+    with pytest.raises(UserError) as refused:
+        LoadCosts.from_json({**asdict(COSTS), **wrong})
+    assert str(refused.value).count("costs: ") == str(refused.value).count(": give ") == 1
 
 
 def test_fits_have_no_negative_part() -> None:

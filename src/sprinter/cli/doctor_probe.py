@@ -295,7 +295,7 @@ def show_probe(found: Mapping[str, Any]) -> None:
 
 def _place_line(where: Mapping[str, Any], max_drift: float) -> str:
     """The pair's place on the map of docs/studies/when-it-pays.md, in words."""
-    from sprinter.theory.regions import GAIN
+    from sprinter.theory.regions import GAIN, LONGEST_DRAFT
 
     needed = where["needed"]
     more = (
@@ -305,8 +305,8 @@ def _place_line(where: Mapping[str, Any], max_drift: float) -> str:
     )
     return (
         f"On the map: a draft step costs {where['cost']:.2f} of a target pass, overlap {where['overlap']:.2f}: "
-        f"{where['region']} ({where['method']}). Drift {max_drift:g} makes it at most {where['gain']:.2f}x as fast as "
-        f"the best exact draft; for {GAIN:g}x {more}."
+        f"{where['region']} ({where['method']}). With drafts of up to {LONGEST_DRAFT} tokens drift {max_drift:g} makes "
+        f"it about {where['gain']:.2f}x as fast as the best without drift; for {GAIN:g}x {more}."
     )
 
 

@@ -148,11 +148,11 @@ class _Replica:
             if not (self._text >= 0).any():
                 now = self._sent[self._next] + self._set.text_ms / 1e3
                 continue
-            seconds, wrote = self._step()
+            seconds, away, wrote = self._step()
             events = int(np.count_nonzero(wrote))
             seconds = self._set.slowdown * (seconds + self._costs.host(events, begun))
             served = self._set.step_ms + self._set.event_ms * events
-            seconds += (served + self._set.text_ms * came * working) / 1e3
+            seconds += away + (served + self._set.text_ms * came * working) / 1e3
             now, busy = now + seconds, busy + seconds
             self._note(now, wrote)
         return self._summary(now, busy)
@@ -175,13 +175,14 @@ class _Replica:
             self._asks[row], self._behind[row] = not self._drafts, 1
         return self._next - before, len(free)
 
-    def _step(self) -> tuple[float, np.ndarray]:
-        """One step of the scheduler: its seconds, and the tokens that each row wrote."""
-        live, wrote, seconds = self._text >= 0, np.zeros(len(self._text), int), 0.0
+    def _step(self) -> tuple[float, float, np.ndarray]:
+        """One step of the scheduler: its seconds here, those of round trips, and the tokens that each row wrote."""
+        live, wrote, seconds, away = self._text >= 0, np.zeros(len(self._text), int), 0.0, 0.0
         read = self._read("target", live & self._asks)
         prompts = int(read.sum()) if self._costs.mixed else 0
         if read.any() and not prompts:
-            seconds += self._costs.prompts("target", read) + self._set.round_trip_ms / 1e3
+            seconds += self._costs.prompts("target", read)
+            away += self._set.round_trip_ms / 1e3
         if (read := self._read("draft", live & ~self._asks)).any():
             seconds += self._costs.prompts("draft", read)
         drafting = live & ~self._asks & (self._prompts["draft"] == 0)
@@ -196,9 +197,10 @@ class _Replica:
             rows = waiting & bool(called)
             tokens = (self._unread + self._judged)[rows]
             held = int((self._lengths[self._text, 0] + self._counts[self._text])[rows].sum())
-            seconds += self._costs.target(tokens, prompts, held) + self._set.round_trip_ms / 1e3
+            seconds += self._costs.target(tokens, prompts, held)
+            away += self._set.round_trip_ms / 1e3
             self._judge(rows, wrote)
-        return seconds, wrote
+        return seconds, away, wrote
 
     def _read(self, model: str, asking: np.ndarray) -> np.ndarray:
         """Read a piece of the prompts of rows that ask; returns the tokens of each."""

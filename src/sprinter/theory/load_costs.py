@@ -64,10 +64,10 @@ class LoadCosts:
         shapes |= dict.fromkeys(("prompts", "draft_prompts"), (rows, len(self.prompt_tokens)))
         for name, shape in shapes.items():
             value = np.array(getattr(self, name), dtype=float)
-            if value.shape != shape or not (value >= 0).all():
+            if value.shape != shape or not (np.isfinite(value) & (value >= 0)).all():
                 raise UserError(f"costs: {name} is no table {shape} of seconds: give measured ones")
         for at in (self.rows, self.prompt_tokens):
-            if list(at)[:1] != [1] or len(at) < 2 or list(at) != sorted(set(at)):
+            if list(at)[:1] != [1] or len(at) < 2 or list(at) != sorted(set(at)) or not np.isfinite(at).all():
                 raise UserError(
                     "costs: rows and prompt_tokens are two or more numbers, ascending from 1: give measured ones"
                 )
@@ -81,6 +81,8 @@ class LoadCosts:
         """
         try:
             return cls(**{name: _tuples(value) for name, value in kept.items()})
+        except UserError:
+            raise
         except (TypeError, ValueError) as error:
             raise UserError(f"costs: {error}: give what was measured") from None
 
@@ -93,11 +95,15 @@ class LoadCosts:
 
     def seconds(self, table: str, rows: int, tokens: int) -> float:
         """A pass of ``rows`` rows, the longest of which has so many tokens; between measured ones, and beyond, on
-        lines."""
+        lines; no pass beyond takes less than the last measured one."""
         columns = (
             self.prompt_tokens if "prompts" in table else _UNREAD if table in ("draft", "gated") else _TOKENS
         )
-        return float(weights(self.rows, rows) @ np.array(getattr(self, table)) @ weights(columns, tokens))
+        measured = np.array(getattr(self, table))
+        last = min(rows, self.rows[-1]), min(tokens, columns[-1])
+        return max(
+            float(weights(self.rows, n) @ measured @ weights(columns, t)) for n, t in ((rows, tokens), last)
+        )
 
 
 def _tuples(value: Any) -> Any:

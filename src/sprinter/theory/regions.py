@@ -1,9 +1,12 @@
 """Which of plain decoding, exact drafts and trust is fastest, by the cost of a draft step and the overlap.
 
 c is the duration of a draft step over that of a target pass, β the mean overlap Σ min(p, q); acceptances are taken as
-independent (Leviathan et al. 2023). A lossy rule keeps some share f of the tokens that an exact one refuses: for its
-speed that is an overlap of β + f(1 − β), whichever rule it is, since by Theorem 5 of Yin et al. rejections and drift
-add up to 1 − β. So trust gains at most 1/(1 − f) over exact drafts, and less where draft steps cost something.
+independent (Leviathan et al. 2023), drafts of trust and of exact rules both as of one length, up to ``LONGEST_DRAFT``.
+A lossy rule keeps some share f of the tokens that an exact one refuses: for its speed that is an overlap of
+β' = β + f(1 − β), whichever rule it is; by Theorem 5 of Yin et al. rejections and drift add up to 1 − β at least. At
+every length γ, and so for the best ones, it gains at most 1/(1 − f), as (1 − β'^(γ+1)) / (1 − β') is at most
+1/(1 − f) times (1 − β^(γ+1)) / (1 − β). A rule whose runs end where exact drafts cannot, by a signal or beyond the
+longest draft, gains that too, and so does one whose own text has a larger β than the target's: neither is in this model.
 """
 
 from __future__ import annotations
