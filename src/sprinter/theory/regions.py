@@ -6,7 +6,7 @@ A lossy rule keeps some share f of the tokens that an exact one refuses: for its
 β' = β + f(1 − β), whichever rule it is; by Theorem 5 of Yin et al. rejections and drift add up to 1 − β at least. At
 every length γ, and so for the best ones, it gains at most 1/(1 − f), as (1 − β'^(γ+1)) / (1 − β') is at most
 1/(1 − f) times (1 − β^(γ+1)) / (1 − β). A rule whose runs end where exact drafts cannot, by a signal or beyond the
-longest draft, gains that too, and so does one whose own text has a larger β than the target's: neither is in this model.
+longest draft, gains that too, as does one whose own text has a larger β than the target's: neither is in this model.
 """
 
 from __future__ import annotations
