@@ -15,7 +15,7 @@ from tests.cli.tiny import Run
 from sprinter.engine.pair import load_pair
 from sprinter.errors import UserError
 from sprinter.theory.fleet import METHODS, forecast, needed
-from sprinter.theory.load_costs import LoadCosts, fit, measure_load, weights
+from sprinter.theory.load_costs import LoadCosts, fit, known, measure_load, weights
 from sprinter.theory.machines import MeasuredPasses, Roofline
 from sprinter.theory.settings import FleetSettings
 from sprinter.theory.speculation import expected_tokens
@@ -97,10 +97,15 @@ def test_fits_have_no_negative_part() -> None:
     )
 
 
+def test_what_was_not_seen_costs_as_much_as_a_smaller_pass() -> None:
+    assert known([[1.0, 0.0], [0.0, 3.0]]).tolist() == [[1.0, 1.0], [1.0, 3.0]]
+    assert known([[0.0, 2.0], [0.0, 3.0]]).tolist() == [[2.0, 2.0], [2.0, 3.0]]
+
+
 def test_costs_are_measured_in_an_engine() -> None:
     found = measure_load(load_pair(), 2, seconds=0)
     for table in (found.target, found.checks, found.prompts, found.draft_prompts, found.draft, found.gated):
-        assert np.array(table).shape[0] == 2 and (np.array(table)[:, 0] > 0).all()
+        assert np.array(table).shape[0] == 2 and (np.array(table) > 0).all()
     one, four = np.array(found.prompts)
     assert one[2] > one[0] and four[2] > four[0] and four[2] > one[2] and found.host[0] + found.host[2] > 0
     assert LoadCosts.from_json(json.loads(json.dumps(asdict(found)))) == found

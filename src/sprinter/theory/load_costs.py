@@ -23,7 +23,7 @@ from sprinter.engine.engine import Engine
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 
-__all__ = ["LoadCosts", "fit", "measure_load", "weights"]
+__all__ = ["LoadCosts", "fit", "known", "measure_load", "weights"]
 
 _TOKENS, _UNREAD, _SHORT = (1, 5), (1, 2), (1, 16)
 _NEW, _DRAFTS = 24, 4
@@ -133,6 +133,14 @@ def fit(facts: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray
     return found
 
 
+def known(table: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
+    """A table in which what was not seen, 0, is as large as what was of fewer rows or tokens, or else the least."""
+    found = np.array(table, float)
+    smaller = np.maximum.accumulate(np.maximum.accumulate(found, 0), 1)
+    found = np.where(found > 0, found, smaller)
+    return np.where(found > 0, found, found[found > 0].min(initial=np.inf))
+
+
 def measure_load(pair: Pair, rows: int = 16, *, prompt: int = 64, seconds: float = 10.0) -> LoadCosts:
     """Write texts in an engine, 1, 4, ... ``rows`` at a time, plainly, with drafts of 4, and token by token.
 
@@ -164,8 +172,9 @@ def measure_load(pair: Pair, rows: int = 16, *, prompt: int = 64, seconds: float
         """The values at ``counts`` and ``columns`` between which what was measured lies."""
         kept = _undisturbed(seen[name])
         facts = [np.outer(weights(counts, n), weights(columns, x)).ravel().tolist() for n, x, _ in kept]
-        made: CostTable = _tuples(fit(facts, [one[-1] for one in kept]).reshape(len(counts), -1).tolist())
-        return made
+        made = fit(facts, [one[-1] for one in kept]).reshape(len(counts), -1)
+        found: CostTable = _tuples(known(made).tolist())
+        return found
 
     lengths = (*_SHORT, prompt)
     return LoadCosts(
