@@ -141,12 +141,7 @@ DIALS = sized(
 )  # fmt: skip
 """Lossy methods, replayed."""
 WALL = sized(
-    (
-        "speculative(gamma=4)",
-        "speculative(gamma=8)",
-        "certain(threshold=0.3)",
-        "certain(threshold=0.3, tail=8)",
-    ),
+    ("speculative(gamma=4)", "svip", "sprinter(tau={tau})", "certain(threshold=0.3, tail=8)"),
     ("speculative(gamma=2)",),
 )
 
@@ -410,7 +405,8 @@ def wall(options: Any) -> None:
         known = as_costs(timed(pair, REPEATS if factor == 1 else 3))
         suites = asked(pair, setting, options.data).values()
         prompts = [one[1] for group in zip(*suites, strict=False) for one in group][: options.prompts]
-        arms = [method_arm(pair, arm, 0.0, new_tokens=WALL_TOKENS) for arm in ("autoregressive", *WALL)]
+        methods = [arm.format(tau=TAUS[options.pair]) for arm in (PLAIN, *WALL)]
+        arms = [method_arm(pair, arm, 0.0, new_tokens=WALL_TOKENS) for arm in methods]
         interleave(arms, prompts, note=f"factor {factor}")
         expected = {
             arm.name: _seconds([out.stats for out in arm.outs], known) / arm.total("new_tokens")
@@ -453,7 +449,7 @@ def main() -> None:
         "--paper-gate", help="directory of a gate as in the paper: linear, of the hidden state"
     )
     parser.add_argument("--factors", type=int, nargs="+", default=[1])
-    parser.add_argument("--prompts", type=int, default=sized(4, 2), help="number of prompts that are timed")
+    parser.add_argument("--prompts", type=int, default=sized(20, 2), help="number of prompts that are timed")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no method after these")
     parser.add_argument(
         "--step", type=float, default=0.1, help="cost of a draft step that `optimal` reckons with"
