@@ -24,6 +24,7 @@ from typing import Any
 
 import records
 from records import RESULTS, ROOT, Run
+from sprinter.reproduce.papers import page as paper_page
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 LONGEST_PAGE = 150
@@ -198,7 +199,7 @@ def between_marks(path: Path, text: str) -> str:
 
 
 def paper_pages() -> dict[Path, str]:
-    """docs/papers/: a page a paper, from the runs of ``sprinter reproduce`` in papers/PAPER-PAIR.json and .md.
+    """docs/papers/: a page a paper, from the runs of ``sprinter reproduce`` in papers/PAPER-PAIR.json.
 
     Raises:
         ValueError: a run may not be published.
@@ -207,7 +208,7 @@ def paper_pages() -> dict[Path, str]:
     for path in sorted(RESULTS.glob("papers/*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
         single_run(results)
-        title, about, *rest = path.with_suffix(".md").read_text(encoding="utf-8").strip().split("\n\n")
+        title, about, *rest = paper_page(results, path.stem).split("\n\n")
         lines = pages.setdefault(ROOT / "docs" / "papers" / f"{results['paper']}.md", [title, "", about])
         pair = path.stem.removeprefix(f"{results['paper']}-")
         lines += ["", f"## Pair: {pair}"]

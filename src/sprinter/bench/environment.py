@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sprinter.engine.record import cpu_name, drafting_record, model_facts, versi
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.kernels import parameter_count
 
-__all__ = ["environment", "instruction_sets", "load_average", "pair_facts"]
+__all__ = ["BusyCores", "environment", "instruction_sets", "load_average", "pair_facts"]
 
 _TOLD = re.compile(r"avx2|avx512f|\w*vnni|\w*bf16|amx_\w+|asimd\w*|sve2?|i8mm")
 """Instruction sets that decide how fast a kernel is, as the system names them."""
@@ -64,6 +65,32 @@ def load_average() -> float | None:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):
         return None
+
+
+class BusyCores:
+    """How many cores other programs keep busy, from when it was made on."""
+
+    def __init__(self) -> None:
+        self._began, self._first = time.monotonic(), self._seconds()
+
+    def others(self) -> float | None:
+        """Mean number of them; None if the system does not tell."""
+        now, elapsed = self._seconds(), time.monotonic() - self._began
+        if self._first is None or now is None or elapsed <= 0:
+            return None
+        return round(max(0.0, (now - self._first) / elapsed), 2)
+
+    @staticmethod
+    def _seconds() -> float | None:
+        """Processor seconds of all programs but this one; None if the system does not tell."""
+        try:
+            user, nice, system, _, _, *interrupts = map(
+                int, Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:8]
+            )
+        except (OSError, ValueError, IndexError):
+            return None
+        ticks = user + nice + system + sum(interrupts[:2])
+        return ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:

@@ -42,7 +42,8 @@ def reproduce(
 ) -> None:
     """Run a paper's protocol on a pair: its tables beside the paper's, a verdict on each claim."""
     from sprinter.bench.quality.rouge import check_rouge
-    from sprinter.reproduce.papers import PAPERS, trial
+    from sprinter.reproduce.claims import ENOUGH
+    from sprinter.reproduce.papers import PAPERS, trials
     from sprinter.reproduce.papers import reproduce as run
     from sprinter.reproduce.study import Study
 
@@ -62,6 +63,6 @@ def reproduce(
         print_json({**results, "out": str(folder)})
         return
     print_table(("claim", "verdict"), list(results["verdicts"].items()), left=2)
-    if told := trial(results):
-        print(f"note:{told}", file=sys.stderr)
+    if few := trials(results):
+        print(f"note: a trial, of fewer than {ENOUGH} prompts: {'; '.join(few)}", file=sys.stderr)
     print_files([folder / f"{paper}.md", folder / f"{paper}.json"])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sprinter.bench.statistics import BootstrapInterval
+from sprinter.reproduce.pictures import Picture
 
-__all__ = ["Check", "Claim", "PaperTable", "cell"]
+__all__ = ["ENOUGH", "Check", "Claim", "PaperTable", "cell"]
+
+ENOUGH = 20
+"""Prompts that a table needs."""
 
 
 def cell(of: BootstrapInterval, digits: int = 2) -> str:
@@ -98,6 +102,16 @@ class Claim:
         ]
         return {"verdict": self.verdict, **asdict(self), "checks": checks}
 
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Claim:
+        """From what ``facts`` gave."""
+
+        def value(parts: Sequence[float | None]) -> BootstrapInterval:
+            return math.nan if parts[0] is None else parts[0], parts[1], parts[2]
+
+        checks = (Check(**{**one, "value": value(one["value"])}) for one in facts["checks"])
+        return cls(facts["says"], tuple(checks), facts["missing"])
+
 
 @dataclass(frozen=True, slots=True)
 class PaperTable:
@@ -108,6 +122,8 @@ class PaperTable:
         measured: what was run: texts, settings, and what stands for a number that cannot be had here.
         head, rows: its cells; the paper's own numbers stand in columns and rows of their own.
         claims: what the paper says of it.
+        prompts: on how many it rests; None: it shows no means.
+        picture: its curves.
     """
 
     title: str
@@ -115,12 +131,21 @@ class PaperTable:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     claims: Sequence[Claim] = ()
+    prompts: int | None = None
+    picture: Picture | None = None
 
-    def markdown(self) -> str:
-        """Heading, what was run, table, verdicts."""
+    @property
+    def trial(self) -> bool:
+        """Whether it rests on too few prompts."""
+        return self.prompts is not None and self.prompts < ENOUGH
+
+    def markdown(self, pictures: str) -> str:
+        """Heading, what was run, table, picture, verdicts; ``pictures``: what the names of their files begin with."""
         lines = [f"| {' | '.join(self.head)} |", "| --- " * len(self.head) + "|"]
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
-        parts = [f"## {self.title}", self.measured, "\n".join(lines)]
+        few = f" **A trial: {self.prompts} prompts, fewer than {ENOUGH}.**" if self.trial else ""
+        parts = [f"## {self.title}", self.measured + few, "\n".join(lines)]
+        parts += [self.picture.markdown(pictures)] if self.picture else []
         parts += ["\n".join(claim.line() for claim in self.claims)] if self.claims else []
         return "\n\n".join(parts)
 
@@ -132,4 +157,15 @@ class PaperTable:
             "head": [*self.head],
             "rows": [[*row] for row in self.rows],
             "claims": [claim.facts() for claim in self.claims],
+            "prompts": self.prompts,
+            "picture": asdict(self.picture) if self.picture else None,
         }
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> PaperTable:
+        """From what ``facts`` gave."""
+        drawn = facts.get("picture")
+        return cls(
+            facts["title"], facts["measured"], facts["head"], facts["rows"], [*map(Claim.of, facts["claims"])],
+            facts.get("prompts"), Picture(**drawn) if drawn else None,
+        )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,8 +98,6 @@ def laws(study: Study, name: str, *, tuning: bool = False) -> Laws:
     def read() -> Laws:
         count, skip = (study.tuning, 0) if tuning else (study.prompts, study.tuning)
         suite = study.suite(SUITES[name], count, skip)
-        if not tuning:
-            study.rests_on(len(suite.samples))
         found = study.laws(suite, f"{name}: ")
         p, q = found.raw_p.double(), found.raw_q.double()
         drawn = q
@@ -190,9 +188,8 @@ def lengths(study: Study) -> list[PaperTable]:
         ),
     ]
     told = f"Exact decoding, {study.tuning} prompts a data set, {amount(study)}. Paper: from L = 5 to 15."
-    return [
-        PaperTable("Table 1", told, ("data set", "", *(f"L={n}" for n in LENGTHS), "paper"), rows, claims)
-    ]
+    head = ("data set", "", *(f"L={n}" for n in LENGTHS), "paper")
+    return [PaperTable("Table 1", told, head, rows, claims, study.tuning)]
 
 
 def runs(study: Study, name: str) -> dict[str, Answers]:
@@ -215,6 +212,11 @@ def runs(study: Study, name: str) -> dict[str, Answers]:
         return study.answers(name, suite, specs, 1.0, new_tokens=most, repeats=study.repeats, quality=True)
 
     return study.once(("runs", name), run)
+
+
+def fewest(found: Iterable[Mapping[str, Answers]]) -> int:
+    """Prompts of the smallest data set."""
+    return min(arms[SD].prompts for arms in found)
 
 
 def longer(gamma: int, kept: float) -> int:
@@ -356,7 +358,7 @@ def levels_table(study: Study) -> list[PaperTable]:
     )
     counts = ", ".join(f"{name} {arms[SD].prompts}" for name, arms in found.items())
     told = f"Prompts: {counts}. Temperature 1, {amount(study)}, {asked}. Paper: three pairs."
-    return [PaperTable("Table 2, Figure 2 and Appendix E", told, head, rows, claims)]
+    return [PaperTable("Table 2, Figure 2 and Appendix E", told, head, rows, claims, fewest(found.values()))]
 
 
 def common(study: Study) -> list[PaperTable]:
@@ -386,7 +388,9 @@ def common(study: Study) -> list[PaperTable]:
         "The paper's T are 0.4, 0.3 and 0.7, one a pair; here the last that loses at most a tenth of the gap in "
         "expected log-likelihood on the tuning prompts of all data sets. Paper: Qwen2.5, Llama3.1, Gemma2."
     )
-    return [PaperTable("Table 3", told, ("data set", "method", what, "paper", "speed over SD"), rows, claims)]
+    head = ("data set", "method", what, "paper", "speed over SD")
+    prompts = fewest(runs(study, name) for name in SUITES)
+    return [PaperTable("Table 3", told, head, rows, claims, prompts)]
 
 
 def spread(study: Study) -> list[PaperTable]:
@@ -435,13 +439,16 @@ def spread(study: Study) -> list[PaperTable]:
         "tokens are kept at the positions of least divergence. js_reference is the published code's JS."
     )
     return [
-        PaperTable("Figure 3", told, ("data set", *bins, "mean JS", "SD accepts"), rows, claims),
+        PaperTable(
+            "Figure 3", told, ("data set", *bins, "mean JS", "SD accepts"), rows, claims, study.prompts
+        ),
         PaperTable(
             "Appendix C",
             cells,
             ("data set", "divergence", *(f"{share:.0%} kept" for share in KEPT)),
             losses,
             more,
+            study.prompts,
         ),
     ]
 

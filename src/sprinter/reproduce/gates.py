@@ -60,9 +60,7 @@ def judged(study: Study, suite: str, lam: float) -> Report:
     """Evaluation of the gate of a λ on prompts that it was not trained on."""
 
     def judge() -> Report:
-        report = judge_directory(trained(study, suite, lam), [labelled(study, suite)[0]])
-        study.rests_on(report.prompts)
-        return report
+        return judge_directory(trained(study, suite, lam), [labelled(study, suite)[0]])
 
     return study.once(("judged", suite, lam), judge)
 

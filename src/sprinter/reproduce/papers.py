@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from sprinter.bench.environment import environment, pair_facts
+from sprinter.bench.environment import BusyCores, environment, pair_facts
 from sprinter.decode.checks import one_of
 from sprinter.files import write_atomic, writing
 from sprinter.models.pair import builtin_paths
+from sprinter.plots import no_plots
 from sprinter.reproduce.claims import PaperTable
 from sprinter.reproduce.fsd import FSD
 from sprinter.reproduce.sprinter import SPRINTER
@@ -19,10 +20,10 @@ from sprinter.reproduce.study import Paper, Study
 from sprinter.reproduce.svip import SVIP
 from sprinter.reproduce.yin import YIN
 
-__all__ = ["PAPERS", "reproduce", "trial"]
+__all__ = ["PAPERS", "page", "reproduce", "trials"]
 
-ENOUGH = 20
-"""Prompts that a table needs."""
+QUIET = 0.2
+"""Cores that other programs may keep busy without a word."""
 PAPERS: Mapping[str, Paper] = {"sprinter": SPRINTER, "svip": SVIP, "fsd": FSD, "yin": YIN}
 
 
@@ -44,7 +45,7 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
     paper, began = PAPERS[name], time.time()
     for part in parts:
         one_of("part", part, paper.parts)
-    before, results = environment(), dict[str, Any]()
+    before, busy, results = environment(), BusyCores(), dict[str, Any]()
     own = study.pair.models.target.id == str(builtin_paths()["target"])
     named = {role: one["name"] for role, one in pair_facts(study.pair).items() if "name" in one}
     names = "the built-in pair" if own else ", ".join(f"{role} {name}" for role, name in named.items())
@@ -52,43 +53,56 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
     for part in parts or paper.parts:
         done[part] = paper.parts[part](study)
         tables = [table for part in done.values() for table in part]
+        where = {**before, "load_at_end": environment()["load"], "busy_with_others": busy.others()}
         results = {
-            "paper": name, "command": command, "environment": {**before, "load_at_end": environment()["load"]},
-            "pair": pair_facts(study.pair),
+            "paper": name, "command": command, "environment": where, "models": names, "pair": pair_facts(study.pair),
             "settings": {
                 "prompts": study.prompts, "tuning_prompts": study.tuning, "new_tokens": study.new_tokens,
                 "repeats": study.repeats, "gate_texts": study.settings.gate_texts,
             },
             "verdicts": {f"{table.title}: {claim.says}": claim.verdict for table in tables for claim in table.claims},
             "parts": {part: [table.facts() for table in made] for part, made in done.items()},
-            "fewest_prompts": study.fewest,
             "calls": study.calls,
             "seconds": round(time.time() - began, 1),
         }  # fmt: skip
+        pictures = [table.picture for table in tables if table.picture is not None and no_plots() is None]
         with writing(study.out / f"{name}.json"):
             write_atomic(
                 study.out / f"{name}.json",
                 json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
             )
-            write_atomic(study.out / f"{name}.md", page(paper, results, tables, names) + "\n")
+            for one in pictures:
+                write_atomic(study.out / f"{name}-{one.name}.png", one.png())
+            write_atomic(study.out / f"{name}.md", page(results, name) + "\n")
     return results
 
 
-def page(paper: Paper, results: Mapping[str, Any], tables: Sequence[PaperTable], names: str) -> str:
-    """The page of a run of the models ``names``: the paper, how it was run, each table with its claims."""
-    where = results["environment"]
+def page(results: Mapping[str, Any], pictures: str) -> str:
+    """The page of a run: the paper, how it was run, each table with its claims.
+
+    Args:
+        results: as ``reproduce`` returns them.
+        pictures: what the names of their files begin with.
+    """
+    paper, where = PAPERS[results["paper"]], results["environment"]
     machine = f"{where['cpu']}, {where['threads']} of {where['cores']} cores"
     load = f"load {where['load']} to {where['load_at_end']}"
-    load += f" in the last of {results['calls']} calls" if results["calls"] > 1 else ""
-    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}: {names}.{trial(results)}"
-    parts = [f"# {paper.title}, measured again", paper.about, run, *(table.markdown() for table in tables)]
+    load += f" in the last of {results['calls']} calls" if results.get("calls", 1) > 1 else ""
+    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}: {results['models']}."
+    if (others := where.get("busy_with_others") or 0) > QUIET:
+        run += (
+            f" Other programs kept {others:.1f} cores busy meanwhile. The arms took turns, so ratios of speeds compare "
+            "like with like; times are longer than on a quiet machine."
+        )
+    tables = [PaperTable.of(one).markdown(pictures) for part in results["parts"].values() for one in part]
+    parts = [f"# {paper.title}, measured again", paper.about, run, *tables]
     return "\n".join(line for text in "\n\n".join(parts).split("\n") for line in _wrapped(text))
 
 
-def trial(results: Mapping[str, Any]) -> str:
-    """A sentence, after a space, where tables rest on few prompts; else nothing."""
-    few = results["fewest_prompts"] or ENOUGH
-    return f" Some tables rest on {few} prompts: fewer than {ENOUGH} are a trial." if few < ENOUGH else ""
+def trials(results: Mapping[str, Any]) -> list[str]:
+    """Titles of the tables that rest on too few prompts."""
+    made = (PaperTable.of(one) for part in results["parts"].values() for one in part)
+    return [table.title for table in made if table.trial]
 
 
 def _wrapped(line: str) -> list[str]:

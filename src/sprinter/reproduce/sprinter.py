@@ -1,4 +1,4 @@
-"""SPRINTER (Zhong et al. 2025): Tables 1 to 5, Figures 3, 7, 8, 12 and 13, Section 3.1."""
+"""SPRINTER (Zhong et al. 2025): Tables 1 to 5, Figures 1, 3, 7 to 9, 12 and 13, Section 3.1."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_
 from sprinter.reproduce.answers import Answers, difference, mean, win_shares
 from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
 from sprinter.reproduce.gates import LABELS, distance, judged, labelled, trained
+from sprinter.reproduce.pictures import Picture
 from sprinter.reproduce.study import HeadArm, Paper, Study
-from sprinter.training.metrics import Interval
+from sprinter.training.metrics import Interval, as_json
 from sprinter.training.objectives import Ratio
 
 __all__ = ["SPRINTER"]
 
 SUITES = {"Wiki-Summary": "wiki-summary", "LM1B": "lm1b"}
 GAMMAS = (1, 2, 3, 4, 5, 7)
+COUNTS = ("passes", "tokens")
 RIVALS = {"SpecDec++": "specdec++", "AdaEDL": "adaedl", "MentoredDec": "mentored"}
 SD, OWN, OTHER, OURS = "SD", "SPRINTER", "SPRINTER, other gate", "SPRINTER, the pair's gate"
 TREES = {"medusa": ("Medusa", "medusa"), "eagle": ("EAGLE-2", "eagle"), "eagle3": ("EAGLE-2", "eagle")}
@@ -63,6 +65,11 @@ def arms(study: Study, name: str, temperature: float) -> dict[str, Answers]:
     return study.once(("arms", name, temperature), measure)
 
 
+def fewest(study: Study, temperature: float) -> int:
+    """Prompts of the smaller data set."""
+    return min(arms(study, name, temperature)[SD].prompts for name in SUITES)
+
+
 def counts(study: Study, temperature: float) -> str:
     """Prompts of each data set."""
     return " and ".join(str(arms(study, name, temperature)[SD].prompts) for name in SUITES)
@@ -71,6 +78,11 @@ def counts(study: Study, temperature: float) -> str:
 def a_token(answers: Answers, what: str = "calls") -> BootstrapInterval:
     """A count a token."""
     return ratio_of_sums(getattr(answers, what), answers.tokens)
+
+
+def flops_over(ours: Answers, theirs: Answers, kind: str) -> BootstrapInterval:
+    """FLOPs a token over another arm's."""
+    return ratio_of_ratios((ours.flops(kind), ours.tokens), (theirs.flops(kind), theirs.tokens))
 
 
 def rate(ours: Answers, theirs: Answers) -> BootstrapInterval:
@@ -105,12 +117,12 @@ def quality(study: Study, temperature: float) -> list[PaperTable]:
     ]
     head = ("data set", "arm", "win-tie rate, %", "paper", "log-likelihood a token", "drift", *ROUGE)
     title = f"Table 1 and Figure 7, temperature {temperature:g}"
-    return [PaperTable(title, JUDGE, head, rows, claims)]
+    return [PaperTable(title, JUDGE, head, rows, claims, fewest(study, temperature))]
 
 
 def speed(study: Study, temperature: float) -> list[PaperTable]:
     """Table 2: average tokens and speed over SD."""
-    rows, faster, enough, ahead, longer = [], [], [], [], []
+    rows, faster, enough, ahead, longer, fewer = [], [], [], [], [], []
     for name in SUITES:
         found = arms(study, name, temperature)
         for arm, one in found.items():
@@ -121,11 +133,15 @@ def speed(study: Study, temperature: float) -> list[PaperTable]:
             rows.append([
                 name, arm, f"`{one.spec}`", cell(ratio_of_sums(one.drafted, one.rounds)), tokens, f"{ms:.2f}",
                 cell(one.speed_over(found[SD])), over, cell(a_token(one)), cell(ratio_of_sums(*one.drift), 3),
+                *(f"{one.flops(kind).sum() / one.tokens.sum() / 1e9:.3g}" for kind in COUNTS),
             ])  # fmt: skip
         own = found[OWN]
         faster.append(Check(f"{name}, speed over SD", own.speed_over(found[SD]), 1.0))
         enough.append(Check(f"{name}, speed over SD", own.speed_over(found[SD]), SPEED[name]))
         ahead += [Check(f"{name}, over {rival}", own.speed_over(found[rival]), 1.0) for rival in RIVALS]
+        fewer += [
+            Check(f"{name}, by {kind}", flops_over(own, found[SD], kind), 1.0, above=False) for kind in COUNTS
+        ]
         runs = [(one.drafted, one.rounds) for one in (own, found[SD])]
         longer.append(Check(f"{name}, tokens a run over SD's", ratio_of_ratios(*runs), 3.0))
     claims = [
@@ -133,17 +149,25 @@ def speed(study: Study, temperature: float) -> list[PaperTable]:
         Claim("By 1.64 to 1.83 times; asked: the lower of the paper's two.", (*enough,)),
         Claim("And faster than SpecDec++, AdaEDL and Mentored Decoding.", (*ahead,)),
         Claim("It keeps 3.2 to 5.4 times as many draft tokens a run as SD; asked: 3.", (*longer,)),
+        Claim(
+            "Figures 1 and 9: fewer FLOPs than SD (the paper counts passes; what they read is counted too).",
+            (*fewer,),
+        ),
     ]
     head = (
         "data set", "arm", "method", "avg tokens", "paper", "ms a token", "speed over SD", "paper", "calls a token",
-        "drift",
+        "drift", "GFLOPs a token, by passes", "by tokens",
     )  # fmt: skip
     told = (
         f"First 30 % of the words, {counts(study, temperature)} prompts, {study.new_tokens} new tokens. SD's draft "
         "length is the fastest on other prompts. Average tokens: draft tokens kept, trusted or accepted, a run. Time "
         "includes the prompt's own pass."
     )
-    return [PaperTable(f"Table 2, temperature {temperature:g}", told, head, rows, claims)]
+    return [
+        PaperTable(
+            f"Table 2, temperature {temperature:g}", told, head, rows, claims, fewest(study, temperature)
+        )
+    ]
 
 
 def trade_offs(study: Study) -> list[PaperTable]:
@@ -179,24 +203,13 @@ def trade_offs(study: Study) -> list[PaperTable]:
             continue
         where, ours, theirs = duels[against]
         won, faster = rate(ours, theirs), ours.speed_over(theirs)
-        passes, tokens = (
-            ratio_of_ratios((ours.flops(kind), ours.tokens), (theirs.flops(kind), theirs.tokens))
-            for kind in ("passes", "tokens")
-        )
+        passes, tokens = (flops_over(ours, theirs, kind) for kind in COUNTS)
         drift = cell(ratio_of_sums(*ours.drift), 3)
         rows.append(
             [against, where, drift, cell(won, 1), win, cell(faster), fast, cell(passes), cell(tokens)]
         )
         checks = (Check("win-tie rate, %", won, float(win)), Check("speed", faster, float(fast)))
         claims.append(Claim(f"Against {against}: win-tie rate {win} %, {fast} times its speed.", checks))
-        if against == SD:
-            counts = (
-                Check("by passes", passes, 1.0, above=False),
-                Check("by tokens", tokens, 1.0, above=False),
-            )
-            claims.append(
-                Claim("Fewer FLOPs than SD (the paper counts passes; their tokens are read too).", counts)
-            )
     head = (
         "SPRINTER against", "data set", "drift", "win-tie rate, %", "paper", "speed", "paper", "FLOPs, by passes",
         "FLOPs, by tokens",
@@ -205,7 +218,7 @@ def trade_offs(study: Study) -> list[PaperTable]:
     told = (
         f"Gate trained on LM1B; {found[SD].prompts} first turns of Spec-Bench, temperature 1. {JUDGE}{heads}"
     )
-    return [PaperTable("Table 3", told, head, rows, claims)]
+    return [PaperTable("Table 3", told, head, rows, claims, found[SD].prompts)]
 
 
 def transfer(study: Study) -> list[PaperTable]:
@@ -246,7 +259,8 @@ def transfer(study: Study) -> list[PaperTable]:
         "drift",
         "trusted",
     )
-    return [PaperTable("Table 4", f"Temperature 1, τ = 0.5. {JUDGE}", head, rows, claims)]
+    told = f"Temperature 1, τ = 0.5. {JUDGE}"
+    return [PaperTable("Table 4", told, head, rows, claims, fewest(study, 1.0))]
 
 
 def gate(study: Study) -> list[PaperTable]:
@@ -303,7 +317,25 @@ def gate(study: Study) -> list[PaperTable]:
         f"One linear layer on the draft's last hidden state, {texts} texts in four prefix classes, split by prompt, "
         f"Adam, early stopping. Judged on {held} prompts that it was not trained on."
     )
-    return [PaperTable("Figures 3, 12 and 13, Section 3.1", told, head, rows, claims)]
+    prompts = min(judged(study, suite, 1.2).prompts for suite in SUITES.values())
+    title = "Figures 3, 12 and 13, Section 3.1"
+    return [PaperTable(title, told, head, rows, claims, min(prompts, fewest(study, 1.0)), roc(study))]
+
+
+def roc(study: Study) -> Picture:
+    """Figures 3, 12 and 13."""
+    panels: dict[str, dict[str, list[list[float]]]] = {}
+    for name, suite in SUITES.items():
+        curves = {
+            f"gate of λ = {lam:g}": judged(study, suite, lam).truths[str(Ratio(lam))].signals["gate"].roc
+            for lam in LABELS
+        }
+        curves["entropy alone, λ = 1.2"] = (
+            judged(study, suite, 1.2).truths[str(Ratio(1.2))].signals["entropy"].roc
+        )
+        panels[name] = {label: as_json([curve.x, curve.y]) for label, curve in curves.items()}
+    says = "ROC curves of the gates on both data sets, for three values of λ"
+    return Picture("roc", says, "η_FP, share of the unacceptable that is trusted", "η_TP", panels)
 
 
 def apart(a: Interval, b: Interval) -> BootstrapInterval:

@@ -94,8 +94,6 @@ class Study:
         self.tuning = settings.tuning_prompts or usual["tuning_prompts"]
         self._command, self.restart, self.progress = command, restart, progress
         self._kept: dict[object, object] = {}
-        self.fewest: int | None = None
-        """Prompts of the smallest sample that a table rests on."""
         self.calls = 1
         """Calls that the answers come from: more than one after an interruption."""
 
@@ -153,10 +151,6 @@ class Study:
         """Whether the pair has a chat template and so answers questions."""
         return getattr(self.pair.tokenizer, "chat_template", None) is not None
 
-    def rests_on(self, prompts: int) -> None:
-        """Note that a table rests on so many prompts."""
-        self.fewest = min(prompts, self.fewest or prompts)
-
     def laws(self, suite: Suite, note: str = "") -> Recording:
         """Both models' laws along one text of the target a prompt, temperature 1; written anew in each call."""
         prompts = [turn_ids(self.pair, one, 0, [], chat=suite.chat) for one in suite.samples]
@@ -186,7 +180,6 @@ class Study:
         Raises:
             UserError: an arm failed, or the directory holds another run.
         """
-        self.rests_on(len(suite.samples))
         made = [EngineArm(parse_method(arm)) if isinstance(arm, str) else arm for arm in arms.values()]
         for name, arm in zip(arms, made, strict=True):
             arm.name = name
@@ -207,9 +200,7 @@ class Study:
 
     def fastest(self, part: str, suite: Suite, specs: Sequence[str], temperature: float) -> str:
         """The method with the most tokens/s on prompts that are measured nowhere else."""
-        fewest = self.fewest
         found = self.answers(part, suite, {spec: spec for spec in specs}, temperature)
-        self.fewest = fewest  # what is chosen by is not what tables rest on
         return max(specs, key=lambda spec: found[spec].tokens.sum() / found[spec].seconds.sum())
 
 

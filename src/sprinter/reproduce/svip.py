@@ -103,8 +103,9 @@ def by_group(
     )
     head = ("arm", "method", *(GROUPS[g] for g in groups), "all", "paper")
     return PaperTable(
-        f"Table {1 if temperature == 0 else 5}, temperature {temperature:g}", told, head, rows, claims
-    )
+        f"Table {1 if temperature == 0 else 5}, temperature {temperature:g}", told, head, rows, claims,
+        found[PLAIN].prompts,
+    )  # fmt: skip
 
 
 def _rate(answers: Answers, top: str, bottom: str) -> Quotient:
@@ -145,7 +146,8 @@ def lengths(found: Mapping[str, Answers], groups: Sequence[str], temperature: fl
         "The same answers. Acceptance: draft tokens accepted of all drafted, those after a refusal included."
     )
     title = f"Figure {5 if temperature == 0 else 7}, temperature {temperature:g}"
-    return PaperTable(title, told, ("arm", "", *(GROUPS[g] for g in groups), "all"), rows, claims)
+    head = ("arm", "", *(GROUPS[g] for g in groups), "all")
+    return PaperTable(title, told, head, rows, claims, found[CONST].prompts)
 
 
 def long_form(study: Study, temperature: float) -> list[PaperTable]:
@@ -212,7 +214,8 @@ def long_form(study: Study, temperature: float) -> list[PaperTable]:
         "tokens. A text counts as long as it is. Paper: three pairs, at 128 and at 8K tokens."
     )
     title = f"Table {6 if temperature == 0 else 2}, temperature {temperature:g}"
-    return [PaperTable(title, told, ("arm", "method", *map(str, reach), "paper"), rows, claims)]
+    head = ("arm", "method", *map(str, reach), "paper")
+    return [PaperTable(title, told, head, rows, claims, len(times[PLAIN]))]
 
 
 def accepted_run(beta: NDArray[np.float64], lengths: Sequence[int]) -> NDArray[np.float64]:
@@ -228,7 +231,6 @@ def accepted_run(beta: NDArray[np.float64], lengths: Sequence[int]) -> NDArray[n
 def signals(study: Study) -> list[PaperTable]:
     """Figures 2 to 4: what the draft's entropy says of acceptance, along the target's own texts."""
     suite = study.suite("mt-bench", max(2, study.prompts), study.tuning)
-    study.rests_on(len(suite.samples))
     found = study.laws(suite)
     p, q = found.raw_p.double(), found.raw_q.double()
     h, beta = found.signals["entropy"].numpy(), overlap(p, q).numpy()  # whole, where the laws are grouped
@@ -292,7 +294,7 @@ def signals(study: Study) -> list[PaperTable]:
         "its estimate, at least 0",
         "H(q, p) / H(q)",
     )
-    return [PaperTable("Figures 2 to 4", told, head, rows, claims)]
+    return [PaperTable("Figures 2 to 4", told, head, rows, claims, len(found.lengths))]
 
 
 SVIP = Paper(

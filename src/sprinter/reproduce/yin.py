@@ -66,7 +66,8 @@ def table_1(study: Study) -> list[PaperTable]:
         Claim("What stands behind it (Theorem 4): OPT is nearer to the target's law.", (*closer,)),
         Claim("At no more target calls; asked: within 5 %.", (*calls,)),
     ]
-    return [PaperTable("Table 1", told(study, found["OPT ε=0.1"]), HEAD, rows, claims)]
+    first = found["OPT ε=0.1"]
+    return [PaperTable("Table 1", told(study, first), HEAD, rows, claims, first.prompts)]
 
 
 def table_2(study: Study) -> list[PaperTable]:
@@ -82,7 +83,7 @@ def table_2(study: Study) -> list[PaperTable]:
     claim = Claim(
         "The target alone wins 64.5 % (reward model) and 69 % (GPT-4): the judge sees the gap.", checks
     )
-    return [PaperTable("Table 2", told(study, target), HEAD, rows, [claim])]
+    return [PaperTable("Table 2", told(study, target), HEAD, rows, [claim], target.prompts)]
 
 
 YIN = Paper(
