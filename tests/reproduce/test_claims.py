@@ -27,7 +27,7 @@ from sprinter.reproduce.fsd import (
     with_scores,
 )
 from sprinter.reproduce.fsd import laws as fsd_laws
-from sprinter.reproduce.pictures import Picture
+from sprinter.reproduce.pictures import PaperPicture
 from sprinter.reproduce.settings import ReproduceSettings
 from sprinter.reproduce.sprinter import apart
 from sprinter.reproduce.svip import accepted_run
@@ -84,7 +84,7 @@ def test_a_table_is_read_back_from_its_facts() -> None:
         Claim("So.", (check(2, 3, 1), Check("y", (math.nan, 0.0, 0.1), 0.2, False))),
         Claim("No.", (), "no heads"),
     ]
-    picture = Picture("roc", "Curves", "x", "y", {"data": {"gate": [[0.0, 1.0], [0.0, 1.0]]}})
+    picture = PaperPicture("roc", "Curves", "x", "y", {"data": {"gate": [[0.0, 1.0], [0.0, 1.0]]}})
     table = PaperTable("T", "How.", ("a",), [["1"]], claims, 19, picture)
     again = PaperTable.of(json.loads(json.dumps(table.facts(), allow_nan=False)))
     assert again.markdown("x") == table.markdown("x") and again.facts() == table.facts()

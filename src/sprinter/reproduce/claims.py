@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sprinter.bench.statistics import BootstrapInterval
-from sprinter.reproduce.pictures import Picture
+from sprinter.reproduce.pictures import PaperPicture
 
 __all__ = ["ENOUGH", "Check", "Claim", "PaperTable", "cell"]
 
@@ -132,7 +132,7 @@ class PaperTable:
     rows: Sequence[Sequence[str]]
     claims: Sequence[Claim] = ()
     prompts: int | None = None
-    picture: Picture | None = None
+    picture: PaperPicture | None = None
 
     @property
     def trial(self) -> bool:
@@ -167,5 +167,5 @@ class PaperTable:
         drawn = facts.get("picture")
         return cls(
             facts["title"], facts["measured"], facts["head"], facts["rows"], [*map(Claim.of, facts["claims"])],
-            facts.get("prompts"), Picture(**drawn) if drawn else None,
+            facts.get("prompts"), PaperPicture(**drawn) if drawn else None,
         )  # fmt: skip

@@ -11,13 +11,13 @@ from sprinter.plots import COLOURS, canvas, png
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Picture"]
+__all__ = ["PaperPicture"]
 
 _LINES = [("blue", "-"), ("orange", "--"), ("green", "-."), ("grey", ":")]
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PaperPicture:
     """Lines in panels.
 
     Attributes:

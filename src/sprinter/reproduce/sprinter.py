@@ -12,7 +12,7 @@ from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_
 from sprinter.reproduce.answers import Answers, difference, mean, win_shares
 from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
 from sprinter.reproduce.gates import LABELS, distance, judged, labelled, trained
-from sprinter.reproduce.pictures import Picture
+from sprinter.reproduce.pictures import PaperPicture
 from sprinter.reproduce.study import HeadArm, Paper, Study
 from sprinter.training.metrics import Interval, as_json
 from sprinter.training.objectives import Ratio
@@ -322,7 +322,7 @@ def gate(study: Study) -> list[PaperTable]:
     return [PaperTable(title, told, head, rows, claims, min(prompts, fewest(study, 1.0)), roc(study))]
 
 
-def roc(study: Study) -> Picture:
+def roc(study: Study) -> PaperPicture:
     """Figures 3, 12 and 13."""
     panels: dict[str, dict[str, list[list[float]]]] = {}
     for name, suite in SUITES.items():
@@ -335,7 +335,7 @@ def roc(study: Study) -> Picture:
         )
         panels[name] = {label: as_json([curve.x, curve.y]) for label, curve in curves.items()}
     says = "ROC curves of the gates on both data sets, for three values of λ"
-    return Picture("roc", says, "η_FP, share of the unacceptable that is trusted", "η_TP", panels)
+    return PaperPicture("roc", says, "η_FP, share of the unacceptable that is trusted", "η_TP", panels)
 
 
 def apart(a: Interval, b: Interval) -> BootstrapInterval:
