@@ -1,6 +1,6 @@
 """When does which dial pay: counts of methods on pairs of models, costs of passes, and the two multiplied.
 
-    python benchmarks/real/when_it_pays.py counts --pair qwen --data DIR [--paper-gate DIR]
+    python benchmarks/real/when_it_pays.py counts --pair qwen --data DIR [--gates paper=DIR harm=DIR]
     python benchmarks/real/when_it_pays.py costs --pair qwen --data DIR [--factors 1 4 8]
     python benchmarks/real/when_it_pays.py wall --pair qwen --data DIR [--factors 1 4 8]
 
@@ -27,6 +27,8 @@ from typing import Any
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+import torch
+
 import sprinter
 from benchmarks.common import (
     RESULTS,
@@ -51,6 +53,7 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
 from sprinter.engine.backends.base import DraftPlan
 from sprinter.engine.costs import borrow, draft_input, read_prompts, run_interleaved, target_input
+from sprinter.heads.head import Head
 from sprinter.laws import Sampling
 from sprinter.theory.recording import Passage, Recording, read_passages
 from sprinter.theory.replay import replay
@@ -73,17 +76,30 @@ class Setting:
         options: of ``load_pair``.
         suites: name -> (prompts, most new tokens, in chat form).
         run: number of these suites, the first ones, on which lossy methods are run; on the others they are replayed.
+        arms: methods that are run; (): those of ``RUNS``.
+        costs: the pair whose passes cost the same; "": its own.
     """
 
     options: Mapping[str, Any]
     suites: Mapping[str, tuple[int, int, bool]]
     run: int = 4
+    arms: Sequence[str] = ()
+    costs: str = ""
 
 
+PLAIN = "autoregressive"
+_TAIL = "stop=untrusted(tail=15,under=calibrated(rate=0.4)),cap=30"
+_QWEN = {"target": TARGET, "draft": DRAFT, "runner": "torch", "dtype": "gguf",
+         "gate": "examples/gates/qwen2.5-coder-1.5b-0.5b"}  # fmt: skip
+_WHOLE = (
+    PLAIN, f"trust=gate(tau=0.7),{_TAIL}", f"trust=certain,{_TAIL},budget=0.05", f"trust=online(tau=0.6),{_TAIL}",
+    "stop=calibrated(rate=0.4),accept=margin(theta=0.9)", f"trust=certain,{_TAIL},budget=0.1", "draft-only",
+    f"trust=gate(tau=0.8),{_TAIL},accept=margin(theta=0.95)",
+)  # fmt: skip
+_TAUGHT = f"harm trust=gate(tau=0.7),{_TAIL}", "paper sprinter(tau=0.5)", f"harm trust=gate(tau=0.85),{_TAIL}"
 PAIRS = {
     "qwen": Setting(
-        {"target": TARGET, "draft": DRAFT, "runner": "torch", "dtype": "gguf",
-         "gate": "examples/gates/qwen2.5-coder-1.5b-0.5b"},
+        _QWEN,
         {"humaneval": (20, 256, True), "gsm8k": (20, 256, True), "mt-bench": (20, 96, True),
          "wiki-summary": (20, 64, False)},
         run=2,
@@ -94,6 +110,8 @@ PAIRS = {
         {"humaneval": (24, 128, True), "gsm8k": (24, 128, True), "mt-bench": (24, 128, True),
          "wiki-summary": (24, 64, False)},
     ),
+    "whole": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_WHOLE, costs="qwen"),
+    "taught": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_TAUGHT, costs="qwen"),
     "builtin": Setting(
         {"target": None},
         {"tinystories": (24, 96, False), "wiki-summary": (24, 96, False), "heldout": (24, 96, False)},
@@ -102,9 +120,7 @@ PAIRS = {
 if SMOKE:
     PAIRS = {name: Setting({"target": None}, {"wiki-summary": (4, 8, False)}) for name in PAIRS}
 
-PLAIN = "autoregressive"
-TAUS = {"qwen": 0.9, "smollm2": 0.8, "builtin": 0.8}
-_TAIL = "stop=untrusted(tail=15,under=calibrated(rate=0.4)),cap=30"
+TAUS = {"qwen": 0.9, "whole": 0.9, "taught": 0.9, "smollm2": 0.8, "builtin": 0.8}
 RUNS = sized(
     (
         PLAIN, f"trust=certain(threshold=1.0),{_TAIL}", f"trust=gate(tau={{tau}}),{_TAIL}", "paper sprinter(tau=0.5)",
@@ -116,7 +132,7 @@ RUNS = sized(
     ),
     (PLAIN, "speculative(gamma=2)", "paper sprinter(tau=0.5)", "certain(tail=2, budget=0.05)"),
 )  # fmt: skip
-"""Methods that are run, in order of their weight; "paper": with the paper's gate, {tau}: of ``TAUS``."""
+"""Methods that are run, in order of their weight; "paper": with the gate of this name, {tau}: of ``TAUS``."""
 STOPS = (
     *(f"speculative(gamma={gamma})" for gamma in sized(range(1, 16), (1, 2))),
     *sized((
@@ -136,6 +152,10 @@ DIALS = sized(
         "online(tau=0.8)", "online(tau=0.8, tail=8)", f"trust=online(tau=0.8),{_TAIL}",
         *(f"trust=certain,{_TAIL},budget={b}" for b in (0.01, 0.02, 0.05, 0.1)),
         *(f"fuzzy(threshold={t}, gamma=8)" for t in (0.1, 0.3)), "opt(epsilon=0.1, gamma=8)",
+        *(f"trust=gate(tau={t}),{_TAIL}{more}" for t in (0.6, 0.7, 0.8) for more in ("", ",head=16")),
+        *(f"trust=online(tau={t},signal={s}),{_TAIL}" for t in (0.6, 0.7) for s in ("entropy", "entropy+gate")),
+        *(f"stop=calibrated(rate={r}),accept=margin(theta={t})" for r in (0.2, 0.4) for t in (0.9, 0.95)),
+        f"trust=gate(tau=0.8),{_TAIL},accept=margin(theta=0.95)",
     ),
     ("certain(tail=2)", "paper sprinter(tau=0.5)"),
 )  # fmt: skip
@@ -147,9 +167,15 @@ WALL = sized(
 
 
 # --- pairs and prompts ------------------------------------------------------------------------------------------------
-def gated(pair: sprinter.Pair, gate: str | None) -> sprinter.Pair:
-    """The same models with another gate."""
-    if gate is None:
+def of_gate(arm: str) -> tuple[str, str]:
+    """Name of the gate that an arm takes, "" for the pair's own, and its method."""
+    name, _, method = arm.partition(" ")
+    return (name, method) if name.isidentifier() and method else ("", arm)
+
+
+def gated(pair: sprinter.Pair, gate: str) -> sprinter.Pair:
+    """The same models with another gate; "": the same gate."""
+    if not gate:
         return pair
     assert pair.models.draft is not None
     return sprinter.load_pair(
@@ -223,12 +249,13 @@ def run(
     return {suite: packed(rows) for suite, rows in found.items()}, outs
 
 
-def record(
-    pair: sprinter.Pair, papers: sprinter.Pair, outs: Sequence[Any], suites: Sequence[str]
-) -> dict[str, Any]:
-    """Both models' laws and the scores of both gates along the target's own texts, by suite."""
-    found = {}
-    heads = {**pair.heads, **({"paper": papers.heads["gate"]} if papers is not pair else {})}
+def record(pairs: Mapping[str, sprinter.Pair], outs: Sequence[Any], suites: Sequence[str]) -> dict[str, Any]:
+    """Both models' laws and the scores of all gates along the target's own texts, by suite."""
+    found, pair = {}, pairs[""]
+    heads = {**pair.heads, **{name: one.heads["gate"] for name, one in pairs.items() if name}}
+    if "gate" in heads:  # a head that a replay must score, so that the states that it reads are kept
+        config = replace(heads["gate"].config, features=("hidden", "position"), architecture="linear")
+        heads["states"] = Head(config, config.network())
     both: Any = SimpleNamespace(models=pair.models, heads=heads)
     for suite in dict.fromkeys(suites):
         texts = [
@@ -272,7 +299,7 @@ def counts(options: Any) -> None:
     }  # fmt: skip
     before = results["seconds"]
     pair = sprinter.load_pair(**setting.options)
-    papers = gated(pair, options.paper_gate)
+    pairs = {name: gated(pair, gate) for name, gate in [("", ""), *options.gates]}
     prompts = asked(pair, setting, options.data)
     words = {"tau": TAUS[options.pair], "step": options.step, "token": options.token}
 
@@ -282,43 +309,43 @@ def counts(options: Any) -> None:
         write_results(name, results, _table(results))
 
     outs: Any = None
-    for arm in RUNS:
+    for arm in setting.arms or RUNS:
         arm = arm.format(**words)
+        gate, method = of_gate(arm)
         if arm in results["runs"] and not (arm == PLAIN and not results["replays"]):
             continue
         if time.time() - began > options.seconds:
             break
-        if arm.startswith("paper ") and options.paper_gate is None and not SMOKE:
+        if gate not in pairs:
             continue
-        own = papers if arm.startswith("paper ") else pair
         some = {
             suite: prompts[suite] for suite in [*prompts][: None if arm in (PLAIN, "svip") else setting.run]
         }
-        results["runs"][arm], texts = run(own, arm.removeprefix("paper "), some, setting)
+        results["runs"][arm], texts = run(pairs[gate], method, some, setting)
         note()
         if arm == PLAIN:
             outs = texts
             of = [suite for suite, each in prompts.items() for _ in each]
-            results["agreement"] = _replay_all(results, own, papers, outs, of, words)
+            recordings = record(pairs, outs, of)
+            if options.keep is not None:
+                torch.save(recordings, options.keep)
+            _replay_all(results, recordings, [*STOPS, *DIALS], words)
+            results["agreement"] = agreement(recordings)
             note()
 
 
-def _replay_all(
-    results: Any, pair: Any, papers: Any, outs: Any, of: Sequence[str], words: Any
-) -> dict[str, Any]:
-    recordings = record(pair, papers, outs, of)
-    of_paper = {
-        suite: replace(
-            one, signals={**one.signals, "gate": one.signals["paper" if papers is not pair else "gate"]}
-        )
-        for suite, one in recordings.items()
-    }
-    for arm in (*STOPS, *DIALS):
+def _replay_all(results: Any, recordings: Mapping[str, Any], arms: Sequence[str], words: Any) -> None:
+    for arm in arms:
         arm = arm.format(**words)
-        heads = of_paper if arm.startswith("paper ") else recordings
-        results["replays"][arm] = replayed(heads, arm.removeprefix("paper "))
+        gate, method = of_gate(arm)
+        if gate and any(gate not in one.signals for one in recordings.values()):
+            continue
+        own = {
+            suite: replace(one, signals={**one.signals, "gate": one.signals[gate or "gate"]})
+            for suite, one in recordings.items()
+        }
+        results["replays"][arm] = replayed(own, method)
         print(f"\rreplayed {len(results['replays'])}", end="", file=sys.stderr)
-    return agreement(recordings)
 
 
 def _table(results: Any) -> str:
@@ -446,10 +473,14 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS, nargs=None if not SMOKE else "?", default="wall")
     parser.add_argument("--pair", choices=PAIRS, default="builtin")
     parser.add_argument(
-        "--paper-gate", help="directory of a gate as in the paper: linear, of the hidden state"
-    )
+        "--gates", nargs="+", type=lambda one: one.partition("=")[::2], default=sized([], [("paper", "")]),
+        metavar="NAME=DIR", help="further gates; paper: as in the paper, linear on the hidden state",
+    )  # fmt: skip
     parser.add_argument("--factors", type=int, nargs="+", default=[1])
     parser.add_argument("--prompts", type=int, default=sized(20, 2), help="number of prompts that are timed")
+    parser.add_argument(
+        "--keep", type=Path, help="file for the recorded laws, which when_it_pays_harm.py reads"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no method after these")
     parser.add_argument(
         "--step", type=float, default=0.1, help="cost of a draft step that `optimal` reckons with"

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 import numpy as np
 
 from benchmarks.common import RESULTS, cells, grid, option_parser, save
-from benchmarks.real.when_it_pays import PAIRS, PLAIN, as_costs, unpacked
+from benchmarks.real.when_it_pays import PAIRS, PLAIN, as_costs, of_gate, unpacked
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
@@ -88,7 +88,7 @@ class Cell:
 @cache
 def exact(arm: str) -> bool:
     """Whether a method is lossless on greedy texts."""
-    return parse_method(arm.removeprefix("paper ")).lossless(True)
+    return parse_method(of_gate(arm)[1]).lossless(True)
 
 
 class Found(NamedTuple):
@@ -174,7 +174,8 @@ def within(here: Sequence[Cell], found: Found, costs: PassCosts) -> dict[str, An
 
 def shown(arm: str) -> str:
     """A method's name in a table."""
-    return f"`{arm}`" if not arm.startswith("paper ") else f"`{arm.removeprefix('paper ')}`, paper's gate"
+    gate, method = of_gate(arm)
+    return f"`{method}`, {gate} gate" if gate else f"`{method}`"
 
 
 def lines_of(pair: str, counts: Mapping[str, Any], timed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -287,7 +288,7 @@ def main() -> None:
     option_parser(__doc__, data=False).parse_args()
     began, entries, used = time.time(), list[dict[str, Any]](), {}
     for pair in PAIRS:
-        counts, timed = read("counts", pair), read("costs", pair)
+        counts, timed = read("counts", pair), read("costs", PAIRS[pair].costs or pair)
         if counts is None or timed is None:
             continue
         used[pair] = {"counts": counts["environment"]["commit"], "costs": timed["environment"]["commit"]}

@@ -1,0 +1,298 @@
+"""Harm: which of the draft's errors change the target's answer, what tells them apart, can a gate be taught it?
+
+    python benchmarks/real/when_it_pays_harm.py train --labels DIR --prompts FILE --out DIR
+    python benchmarks/real/when_it_pays_harm.py check --kept FILE --data DIR
+
+An error is a place of the target's greedy answer where the draft's first choice is another token. It is put there and
+the target goes on: an error is harmless if the answer says the same, or passes the same tests. It re-joins if within
+``AHEAD`` tokens the target writes ``SAME`` tokens of its own answer again, near their old place, with the same numbers
+on the way: a cheap stand-in. ``train`` teaches a gate that: labels of class "target" at temperature 0 are 1 where the
+models agree or the draft's token re-joins. ``check`` counts both on other answers.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import numpy as np
+import torch
+
+import sprinter
+from benchmarks.common import cells, grid, option_parser, print_written, save
+from benchmarks.real.when_it_pays import PAIRS, asked, graded
+from benchmarks.smoke import SMOKE, sized
+from sprinter.bench.quality.checks import final_number
+from sprinter.bench.statistics import bootstrap
+from sprinter.decode.signals import SIGNALS
+from sprinter.engine.prompt import encode_prompt
+from sprinter.theory.recording import Recording, first_choices
+from sprinter.training.card import save_trained
+from sprinter.training.dataset import read_positions
+from sprinter.training.examples import Example, read_examples
+from sprinter.training.records import read_shards
+from sprinter.training.roc import judge
+from sprinter.training.settings import TrainSettings
+from sprinter.training.train import train
+
+NAME = "real/when_it_pays_harm"
+AHEAD, SAME, SHIFT = 16, 4, 8
+SHARE = sized(0.15, 1.0)
+"""Of the errors, that are followed to the end of the answer."""
+SIGNS = re.compile(r"\d+|[-+*/=]")
+
+
+@dataclass
+class Error:
+    """A place where the draft's first choice differs.
+
+    Attributes:
+        text: number of the answer. place: of its tokens. row: of the recording.
+        instead: the draft's token. new: what the target writes after it.
+        rejoins, harmless: see above; harmless is None if it was not followed to the end.
+    """
+
+    text: int
+    place: int
+    row: int
+    instead: int
+    new: list[int] = field(default_factory=list)
+    rejoins: bool = False
+    harmless: bool | None = None
+
+
+def rejoins(pair: sprinter.Pair, own: Sequence[int], error: Error) -> bool:
+    """Whether the target comes back to its own answer with the same numbers on the way."""
+    rest, new = own[error.place :], [error.instead, *error.new[:AHEAD]]
+    assert pair.tokenizer is not None
+    for j in range(1, len(new) - SAME + 1):
+        for s in range(max(1, j - SHIFT), min(len(rest) - SAME, j + SHIFT) + 1):
+            if [*new[j : j + SAME]] == [*rest[s : s + SAME]]:
+                passed = [SIGNS.findall(str(pair.tokenizer.decode(ids))) for ids in (new[:j], [*rest[:s]])]
+                return passed[0] == passed[1]
+    return False
+
+
+def go_on(pair: sprinter.Pair, prompt: Sequence[int], own: Sequence[int], errors: Sequence[Error],
+          ends: Sequence[int], room: Sequence[int]) -> None:  # fmt: skip
+    """Let the target go on after each error of one answer."""
+    over = {*ends, *pair.models.target.eos_ids}
+    live = [
+        (error, most) for error, most in zip(errors, room, strict=True) if most and error.instead not in over
+    ]
+    if live:
+        outs = pair.generate_batch(
+            [[*prompt, *own[: error.place], error.instead] for error, _ in live], method="autoregressive",
+            temperature=0.0, rows=len(live), max_new_tokens=[most for _, most in live],
+            stop_token_ids=[[*ends]] * len(live),
+        )  # fmt: skip
+        for (error, _), out in zip(live, outs, strict=True):
+            error.new = [token.id for token in out.tokens]
+    for error in errors:
+        error.rejoins = rejoins(pair, own, error)
+
+
+# --- a gate -----------------------------------------------------------------------------------------------------------
+def taught(options: Any) -> None:
+    """Train a gate on "agrees or re-joins", with the ordinary trainer."""
+    pair = sprinter.load_pair(**PAIRS[options.pair].options, prefix_cache_bytes=3 << 30)
+    settings = TrainSettings(head="linear", label="overlap", features=options.features, tau=0.5)
+    positions = read_positions([options.labels], settings.inputs)
+    labels, held = [], [*read_shards(options.labels)]
+    examples = [*read_examples([options.prompts], chat=True)]
+    for records in held:
+        for number in dict.fromkeys(records.prompt.tolist()):
+            one = records.select((records.prompt == number).nonzero()[:, 0])
+            own, example = one.token.tolist(), examples[number]
+            assert isinstance(example, Example)
+            prompt = encode_prompt(example.prompt, pair.models)
+            assert len(prompt.ids) == int(one.position[0] - one.step[0]), "these labels are of other prompts"
+            firsts = one.top_ids.gather(1, one.top_q.argmax(1, keepdim=True))[:, 0].tolist()
+            errors = [Error(number, t, t, x) for t, x in enumerate(firsts) if x != own[t]]
+            go_on(pair, prompt.ids, own, errors, prompt.ends, [AHEAD] * len(errors))
+            same = torch.ones(len(own))
+            same[[error.place for error in errors if not error.rejoins]] = 0.0
+            labels.append(same)
+            print(f"\r{len(labels)} texts", end="", file=sys.stderr)
+    joined = torch.cat(labels)
+    torch.save(joined, Path(options.out).with_suffix(".pt"))
+    positions.columns["overlap"] = joined[:, None].expand(-1, 3).clone()
+    trained = train(positions, settings)
+    report = judge(trained.head, positions.select(positions.parts(0) == 2))
+    save_trained(trained, report, positions, options.out)
+    print_written(NAME, options.out)
+
+
+# --- what harm is -----------------------------------------------------------------------------------------------------
+
+
+def errors_of(recording: Recording) -> list[Error]:
+    """All errors of the draft along the recorded answers."""
+    raw, ids = recording.raw_q, recording.outcomes
+    firsts = raw.argmax(-1) if ids is None else raw.masked_fill(ids < 0, -1.0).argmax(-1)
+    differ, found = ~first_choices(recording), []
+    for text, (start, length) in enumerate(zip(recording.starts, recording.lengths, strict=True)):
+        for row in range(start, start + length):
+            if differ[row]:
+                first = int(firsts[row])
+                found.append(Error(text, row - start, row, first if ids is None else int(ids[row, first])))
+    return found
+
+
+def followed(pair: sprinter.Pair, asked_of: Sequence[Any], recording: Recording, most: int) -> list[Error]:
+    """The errors of a suite, each with what it does."""
+    chance, errors = random.Random(0), errors_of(recording)
+    assert pair.tokenizer is not None
+    texts = recording.ids.split(list(recording.lengths))
+    for text, ((sample, prompt, ends), ids) in enumerate(zip(asked_of, texts, strict=True)):
+        own, mine = ids.tolist(), [error for error in errors if error.text == text]
+        over = {*ends, *pair.models.target.eos_ids}
+        whole = [own[-1] in over and chance.random() < SHARE for _ in mine]
+        room = [most - error.place - 1 for error in mine]
+        room = [free if full else min(AHEAD, free) for free, full in zip(room, whole, strict=True)]
+        go_on(pair, prompt, own, mine, ends, room)
+        tried = [
+            error
+            for error, full in zip(mine, whole, strict=True)
+            if full and error.new and error.new[-1] in over
+        ]
+        whole_texts = [own, *([*own[: error.place], error.instead, *error.new] for error in tried)]
+        said = [str(pair.tokenizer.decode(ids, skip_special_tokens=True)) for ids in whole_texts]
+        if sample.check.kind == "code":
+            made = [SimpleNamespace(prompt_ids=prompt, tokens=[], text=one) for one in said]
+            right: list[Any] = graded(pair, [sample] * len(made), made)  # type: ignore[arg-type]
+        else:
+            right = [final_number(one) for one in said]
+        for error, one in zip(tried, right[1:], strict=True):
+            error.harmless = one == right[0]
+        print(f"\r{text + 1} answers", end="", file=sys.stderr)
+    return errors
+
+
+def area(scores: np.ndarray, harmless: np.ndarray, text: np.ndarray) -> list[float | None]:
+    """Chance that a harmless error scores above a harmful one, with an interval by answer."""
+    texts = [np.flatnonzero(text == one) for one in np.unique(text)]
+
+    def of(rows: np.ndarray) -> float:
+        some = np.concatenate([texts[i] for i in rows])
+        good, bad = scores[some][harmless[some]], scores[some][~harmless[some]]
+        if not len(good) or not len(bad):
+            return float("nan")
+        over = good[:, None] - bad
+        return float((over > 0).mean() + (over == 0).mean() / 2)
+
+    return list(bootstrap(lambda rows: np.apply_along_axis(of, -1, rows), len(texts)))
+
+
+def guarded(pair: sprinter.Pair, recording: Recording) -> dict[str, np.ndarray]:
+    """By guard, at which positions no draft token would be trusted: all see the prefix and the draft's first choice."""
+    assert pair.tokenizer is not None
+    first = recording.raw_q.argmax(-1, keepdim=True)
+    drafted = first if recording.outcomes is None else recording.outcomes.gather(1, first)
+    said = [str(pair.tokenizer.decode([id])) for id in drafted[:, 0].tolist()]
+    before = ["", *(str(pair.tokenizer.decode([id])) for id in recording.ids[:-1].tolist())]
+    place = np.concatenate([np.arange(length) for length in recording.lengths])
+    return {
+        "everywhere": np.ones(len(said), dtype=bool),
+        "first 16 tokens": place < 16,
+        "first token of a line": np.array(["\n" in one for one in before]),
+        "a number or sign is drafted": np.array([bool(SIGNS.search(one)) for one in said]),
+        "after a number or sign": np.array([bool(SIGNS.search(one)) for one in before]),
+    }
+
+
+def facts_of(pair: sprinter.Pair, recording: Recording, errors: Sequence[Error]) -> dict[str, Any]:
+    """Counts of one suite."""
+    known = [error for error in errors if error.harmless is not None]
+    harmless = np.array([bool(error.harmless) for error in known])
+    rejoin = np.array([error.rejoins for error in known])
+    rows, raw = torch.tensor([error.row for error in known]), recording.raw_p
+    of_draft = raw.gather(1, recording.raw_q.argmax(-1, keepdim=True))[:, 0] / raw.amax(-1)
+    scores = {
+        "draft: entropy": -recording.signals["entropy"], "draft: max q": recording.signals["max_prob"],
+        **{f"{name} gate".replace("gate gate", "shipped gate"): recording.signals[name]
+           for name in recording.signals if name not in SIGNALS},
+        "target: p of its token / max p": of_draft,
+    }  # fmt: skip
+    text = np.array([error.text for error in known])
+    areas = {name: area(one[rows].double().numpy(), harmless, text) for name, one in scores.items()}
+    guards = {}
+    for name, inside in guarded(pair, recording).items():
+        here = [error for error in errors if inside[error.row]]
+        guards[name] = [
+            int(inside.sum()), len(here), sum(error.harmless is not None for error in here),
+            sum(error.harmless is False for error in here),
+        ]  # fmt: skip
+    return {
+        "errors": len(errors), "rejoin": sum(error.rejoins for error in errors), "followed": len(known),
+        "harmless": int(harmless.sum()), "rejoining": int(rejoin.sum()),
+        "harmless_rejoining": int((harmless & rejoin).sum()),
+        "areas": {**areas, "re-joins within 16 tokens": area(rejoin.astype(float), harmless, text)},
+        "guards": guards,
+        "of_each": [[one.text, one.place, one.instead, int(one.rejoins), one.harmless] for one in errors],
+    }  # fmt: skip
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """What was counted: errors, what tells them apart, where they are."""
+    first, second, third = [], [], []
+    for one in entries:
+        apart = one["followed"] - one["rejoining"]
+        first.append(
+            f"{one['suite']} | {one['positions']} | {one['errors']} | {one['rejoin'] / one['errors']:.2f} | "
+            f"{one['followed']} | {one['harmless'] / one['followed']:.2f} | "
+            f"{one['harmless_rejoining']}/{one['rejoining']} | {one['harmless'] - one['harmless_rejoining']}/{apart}"
+        )
+        second += [f"{one['suite']} | {name} | {cells(tuple(found))}" for name, found in one["areas"].items()]
+        third += [
+            f"{one['suite']} | {name} | {inside / one['positions']:.3f} | {errors / one['errors']:.3f} | "
+            f"{bad}/{known}"
+            for name, (inside, errors, known, bad) in one["guards"].items()
+        ]
+    return "\n\n".join([
+        "\n".join(grid("text | positions | errors | that re-join | followed | harmless | harmless of those that "
+                       "re-join | of the others", first)),
+        "\n".join(grid("text | signal | AU-ROC for harmless", second)),
+        "\n".join(grid("text | where no token is trusted | share of positions | of errors | harmful", third)),
+    ])  # fmt: skip
+
+
+def check(options: Any) -> None:
+    """Count harm, and judge what tells it."""
+    began, setting = time.time(), PAIRS[options.pair]
+    entries: list[dict[str, Any]] = []
+    pair = sprinter.load_pair(**setting.options, prefix_cache_bytes=3 << 30)
+    prompts, recordings = asked(pair, setting, options.data), torch.load(options.kept, weights_only=False)
+    for suite, (_, most, _) in setting.suites.items():
+        errors = followed(pair, prompts[suite], recordings[suite], most)
+        found = facts_of(pair, recordings[suite], errors)
+        entries.append({"suite": suite, "positions": len(recordings[suite].ids), **found})
+        save(f"{NAME}_{options.pair}", table(entries), began, len(prompts[suite]), suites=entries)
+
+
+def main() -> None:
+    """Do one part."""
+    parser = option_parser(__doc__)
+    parser.add_argument("part", choices=("train", "check"), nargs=None if not SMOKE else "?", default="check")
+    parser.add_argument("--pair", choices=PAIRS, default=sized("whole", "builtin"))
+    parser.add_argument("--kept", type=Path, help="what 'when_it_pays.py counts --keep' has written")
+    parser.add_argument("--labels", help="folder of 'sprinter gate label --classes target --temperature 0'")
+    parser.add_argument("--prompts", help="the prompts of these labels")
+    parser.add_argument("--features", default="hidden,entropy,max_q,top_q(k=10)", help="that the gate reads")
+    parser.add_argument("--out", type=Path, help="folder of the gate")
+    options = parser.parse_args()
+    {"train": taught, "check": check}[options.part](options)
+
+
+if __name__ == "__main__":
+    main()
