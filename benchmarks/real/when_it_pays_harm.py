@@ -1,7 +1,7 @@
 """Harm: which of the draft's errors change the target's answer, what tells them apart, can a gate be taught it?
 
     python benchmarks/real/when_it_pays_harm.py train --labels DIR --prompts FILE --out DIR
-    python benchmarks/real/when_it_pays_harm.py check --kept FILE --data DIR
+    python benchmarks/real/when_it_pays_harm.py check --kept FILE --data DIR [--gates harm=DIR]
 
 An error is a place of the target's greedy answer where the draft's first choice is another token. It is put there and
 the target goes on: an error is harmless if the answer says the same, or passes the same tests. It re-joins if within
@@ -34,8 +34,10 @@ from benchmarks.real.when_it_pays import PAIRS, asked, graded
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.quality.checks import final_number
 from sprinter.bench.statistics import bootstrap
-from sprinter.decode.signals import SIGNALS
 from sprinter.engine.prompt import encode_prompt
+from sprinter.heads.artifact import load_head
+from sprinter.heads.features import top_k_of
+from sprinter.heads.head import Head
 from sprinter.theory.recording import Recording, first_choices
 from sprinter.training.card import save_trained
 from sprinter.training.dataset import read_positions
@@ -47,6 +49,7 @@ from sprinter.training.train import train
 
 NAME = "real/when_it_pays_harm"
 AHEAD, SAME, SHIFT = 16, 4, 8
+ROWS = sized(16, 4)
 SHARE = sized(0.15, 1.0)
 """Of the errors, that are followed to the end of the answer."""
 SIGNS = re.compile(r"\d+|[-+*/=]")
@@ -91,10 +94,11 @@ def go_on(pair: sprinter.Pair, prompt: Sequence[int], own: Sequence[int], errors
         (error, most) for error, most in zip(errors, room, strict=True) if most and error.instead not in over
     ]
     if live:
+        how: Any = {"method": "autoregressive", "temperature": 0.0, "rows": ROWS}
+        pair.generate_batch([[*prompt, *own]], max_new_tokens=1, **how)  # read once: the others begin like it
         outs = pair.generate_batch(
-            [[*prompt, *own[: error.place], error.instead] for error, _ in live], method="autoregressive",
-            temperature=0.0, rows=len(live), max_new_tokens=[most for _, most in live],
-            stop_token_ids=[[*ends]] * len(live),
+            [[*prompt, *own[: error.place], error.instead] for error, _ in live],
+            max_new_tokens=[most for _, most in live], stop_token_ids=[[*ends]] * len(live), **how,
         )  # fmt: skip
         for (error, _), out in zip(live, outs, strict=True):
             error.new = [token.id for token in out.tokens]
@@ -108,10 +112,9 @@ def taught(options: Any) -> None:
     pair = sprinter.load_pair(**PAIRS[options.pair].options, prefix_cache_bytes=3 << 30)
     settings = TrainSettings(head="linear", label="overlap", features=options.features, tau=0.5)
     positions = read_positions([options.labels], settings.inputs)
-    labels, held = [], [*read_shards(options.labels)]
-    examples = [*read_examples([options.prompts], chat=True)]
-    for records in held:
-        for number in dict.fromkeys(records.prompt.tolist()):
+    labels, examples = [], [*read_examples([options.prompts], chat=True)]
+    for records in read_shards(options.labels):
+        for number in records.prompt.unique_consecutive().tolist():
             one = records.select((records.prompt == number).nonzero()[:, 0])
             own, example = one.token.tolist(), examples[number]
             assert isinstance(example, Example)
@@ -122,11 +125,13 @@ def taught(options: Any) -> None:
             go_on(pair, prompt.ids, own, errors, prompt.ends, [AHEAD] * len(errors))
             same = torch.ones(len(own))
             same[[error.place for error in errors if not error.rejoins]] = 0.0
+            if own[-1] not in pair.models.target.eos_ids:  # cut: what its last tokens lead to is not known
+                same[-AHEAD:] = torch.nan
             labels.append(same)
             print(f"\r{len(labels)} texts", end="", file=sys.stderr)
     joined = torch.cat(labels)
-    torch.save(joined, Path(options.out).with_suffix(".pt"))
     positions.columns["overlap"] = joined[:, None].expand(-1, 3).clone()
+    positions = positions.select(~joined.isnan())
     trained = train(positions, settings)
     report = judge(trained.head, positions.select(positions.parts(0) == 2))
     save_trained(trained, report, positions, options.out)
@@ -211,7 +216,19 @@ def guarded(pair: sprinter.Pair, recording: Recording) -> dict[str, np.ndarray]:
     }
 
 
-def facts_of(pair: sprinter.Pair, recording: Recording, errors: Sequence[Error]) -> dict[str, Any]:
+def scored(head: Head, recording: Recording) -> torch.Tensor:
+    """A gate's scores along a recording."""
+    ids = recording.outcomes
+    known = recording.raw_q if ids is None else recording.raw_q.masked_fill(ids < 0, 0.0)
+    values = {"hidden": recording.features["hidden"], "entropy": recording.signals["entropy"].float(),
+              "max_q": recording.signals["max_prob"].float()}  # fmt: skip
+    values |= {name: known.topk(k, -1).values for name in head.features if (k := top_k_of(name))}
+    return head({name: values[name] for name in head.features})
+
+
+def facts_of(
+    pair: sprinter.Pair, heads: Mapping[str, Head], recording: Recording, errors: Sequence[Error]
+) -> dict[str, Any]:
     """Counts of one suite."""
     known = [error for error in errors if error.harmless is not None]
     harmless = np.array([bool(error.harmless) for error in known])
@@ -220,8 +237,7 @@ def facts_of(pair: sprinter.Pair, recording: Recording, errors: Sequence[Error])
     of_draft = raw.gather(1, recording.raw_q.argmax(-1, keepdim=True))[:, 0] / raw.amax(-1)
     scores = {
         "draft: entropy": -recording.signals["entropy"], "draft: max q": recording.signals["max_prob"],
-        **{f"{name} gate".replace("gate gate", "shipped gate"): recording.signals[name]
-           for name in recording.signals if name not in SIGNALS},
+        **{f"{name} gate": scored(head, recording) for name, head in heads.items()},
         "target: p of its token / max p": of_draft,
     }  # fmt: skip
     text = np.array([error.text for error in known])
@@ -272,10 +288,11 @@ def check(options: Any) -> None:
     began, setting = time.time(), PAIRS[options.pair]
     entries: list[dict[str, Any]] = []
     pair = sprinter.load_pair(**setting.options, prefix_cache_bytes=3 << 30)
+    heads = {"shipped": pair.heads["gate"], **{name: load_head(folder) for name, folder in options.gates}}
     prompts, recordings = asked(pair, setting, options.data), torch.load(options.kept, weights_only=False)
     for suite, (_, most, _) in setting.suites.items():
         errors = followed(pair, prompts[suite], recordings[suite], most)
-        found = facts_of(pair, recordings[suite], errors)
+        found = facts_of(pair, heads, recordings[suite], errors)
         entries.append({"suite": suite, "positions": len(recordings[suite].ids), **found})
         save(f"{NAME}_{options.pair}", table(entries), began, len(prompts[suite]), suites=entries)
 
@@ -286,6 +303,9 @@ def main() -> None:
     parser.add_argument("part", choices=("train", "check"), nargs=None if not SMOKE else "?", default="check")
     parser.add_argument("--pair", choices=PAIRS, default=sized("whole", "builtin"))
     parser.add_argument("--kept", type=Path, help="what 'when_it_pays.py counts --keep' has written")
+    parser.add_argument(
+        "--gates", nargs="+", type=lambda one: one.partition("=")[::2], default=[], metavar="NAME=DIR"
+    )
     parser.add_argument("--labels", help="folder of 'sprinter gate label --classes target --temperature 0'")
     parser.add_argument("--prompts", help="the prompts of these labels")
     parser.add_argument("--features", default="hidden,entropy,max_q,top_q(k=10)", help="that the gate reads")
