@@ -53,7 +53,6 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
 from sprinter.engine.backends.base import DraftPlan
 from sprinter.engine.costs import borrow, draft_input, read_prompts, run_interleaved, target_input
-from sprinter.heads.head import Head
 from sprinter.laws import Sampling
 from sprinter.theory.recording import Passage, Recording, read_passages
 from sprinter.theory.replay import replay
@@ -253,9 +252,6 @@ def record(pairs: Mapping[str, sprinter.Pair], outs: Sequence[Any], suites: Sequ
     """Both models' laws and the scores of all gates along the target's own texts, by suite."""
     found, pair = {}, pairs[""]
     heads = {**pair.heads, **{name: one.heads["gate"] for name, one in pairs.items() if name}}
-    if "gate" in heads:  # a head that a replay must score, so that the states that it reads are kept
-        config = replace(heads["gate"].config, features=("hidden", "position"), architecture="linear")
-        heads["states"] = Head(config, config.network())
     both: Any = SimpleNamespace(models=pair.models, heads=heads)
     for suite in dict.fromkeys(suites):
         texts = [

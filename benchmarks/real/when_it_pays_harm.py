@@ -1,7 +1,7 @@
 """Harm: which of the draft's errors change the target's answer, what tells them apart, can a gate be taught it?
 
     python benchmarks/real/when_it_pays_harm.py train --labels DIR --prompts FILE --out DIR
-    python benchmarks/real/when_it_pays_harm.py check --kept FILE --data DIR [--gates harm=DIR]
+    python benchmarks/real/when_it_pays_harm.py check --data DIR [--kept FILE] [--gates harm=DIR]
 
 An error is a place of the target's greedy answer where the draft's first choice is another token. It is put there and
 the target goes on: an error is harmless if the answer says the same, or passes the same tests. It re-joins if within
@@ -30,14 +30,16 @@ import torch
 
 import sprinter
 from benchmarks.common import cells, grid, option_parser, print_written, save
-from benchmarks.real.when_it_pays import PAIRS, asked, graded
+from benchmarks.real.when_it_pays import PAIRS, PLAIN, asked, graded, record, run
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.quality.checks import final_number
 from sprinter.bench.statistics import bootstrap
 from sprinter.engine.prompt import encode_prompt
 from sprinter.heads.artifact import load_head
-from sprinter.heads.features import top_k_of
+from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
+from sprinter.laws import raw_law
+from sprinter.models.choose import make_runner
 from sprinter.theory.recording import Recording, first_choices
 from sprinter.training.card import save_trained
 from sprinter.training.dataset import read_positions
@@ -50,7 +52,7 @@ from sprinter.training.train import train
 NAME = "real/when_it_pays_harm"
 AHEAD, SAME, SHIFT = 16, 4, 8
 ROWS = sized(16, 4)
-SHARE = sized(0.15, 1.0)
+SHARE = sized(0.25, 1.0)
 """Of the errors, that are followed to the end of the answer."""
 SIGNS = re.compile(r"\d+|[-+*/=]")
 
@@ -141,16 +143,24 @@ def taught(options: Any) -> None:
 # --- what harm is -----------------------------------------------------------------------------------------------------
 
 
+def known(recording: Recording) -> torch.Tensor:
+    """The draft's law, 0 for groups of tokens, ``[N, K]``."""
+    ids, raw = recording.outcomes, recording.raw_q
+    return raw if ids is None else raw.masked_fill(ids < 0, 0.0)
+
+
+def drafted(recording: Recording) -> torch.Tensor:
+    """The draft's first choice at each position, ``[N]``."""
+    first, ids = known(recording).argmax(-1, keepdim=True), recording.outcomes
+    return (first if ids is None else ids.gather(1, first))[:, 0]
+
+
 def errors_of(recording: Recording) -> list[Error]:
     """All errors of the draft along the recorded answers."""
-    raw, ids = recording.raw_q, recording.outcomes
-    firsts = raw.argmax(-1) if ids is None else raw.masked_fill(ids < 0, -1.0).argmax(-1)
-    differ, found = ~first_choices(recording), []
+    firsts, differ, found = drafted(recording).tolist(), ~first_choices(recording), []
     for text, (start, length) in enumerate(zip(recording.starts, recording.lengths, strict=True)):
-        for row in range(start, start + length):
-            if differ[row]:
-                first = int(firsts[row])
-                found.append(Error(text, row - start, row, first if ids is None else int(ids[row, first])))
+        rows = [row for row in range(start, start + length) if differ[row]]
+        found += [Error(text, row - start, row, firsts[row]) for row in rows]
     return found
 
 
@@ -173,7 +183,7 @@ def followed(pair: sprinter.Pair, asked_of: Sequence[Any], recording: Recording,
         ]
         whole_texts = [own, *([*own[: error.place], error.instead, *error.new] for error in tried)]
         said = [str(pair.tokenizer.decode(ids, skip_special_tokens=True)) for ids in whole_texts]
-        if sample.check.kind == "code":
+        if sample.check is not None and sample.check.kind == "code":
             made = [SimpleNamespace(prompt_ids=prompt, tokens=[], text=one) for one in said]
             right: list[Any] = graded(pair, [sample] * len(made), made)  # type: ignore[arg-type]
         else:
@@ -187,6 +197,8 @@ def followed(pair: sprinter.Pair, asked_of: Sequence[Any], recording: Recording,
 def area(scores: np.ndarray, harmless: np.ndarray, text: np.ndarray) -> list[float | None]:
     """Chance that a harmless error scores above a harmful one, with an interval by answer."""
     texts = [np.flatnonzero(text == one) for one in np.unique(text)]
+    if not len(texts):
+        return [None, None, None]
 
     def of(rows: np.ndarray) -> float:
         some = np.concatenate([texts[i] for i in rows])
@@ -202,13 +214,13 @@ def area(scores: np.ndarray, harmless: np.ndarray, text: np.ndarray) -> list[flo
 def guarded(pair: sprinter.Pair, recording: Recording) -> dict[str, np.ndarray]:
     """By guard, at which positions no draft token would be trusted: all see the prefix and the draft's first choice."""
     assert pair.tokenizer is not None
-    first = recording.raw_q.argmax(-1, keepdim=True)
-    drafted = first if recording.outcomes is None else recording.outcomes.gather(1, first)
-    said = [str(pair.tokenizer.decode([id])) for id in drafted[:, 0].tolist()]
+    said = [str(pair.tokenizer.decode([id])) for id in drafted(recording).tolist()]
     before = ["", *(str(pair.tokenizer.decode([id])) for id in recording.ids[:-1].tolist())]
     place = np.concatenate([np.arange(length) for length in recording.lengths])
     return {
         "everywhere": np.ones(len(said), dtype=bool),
+        "first token": place < 1,
+        "first 4 tokens": place < 4,
         "first 16 tokens": place < 16,
         "first token of a line": np.array(["\n" in one for one in before]),
         "a number or sign is drafted": np.array([bool(SIGNS.search(one)) for one in said]),
@@ -216,44 +228,62 @@ def guarded(pair: sprinter.Pair, recording: Recording) -> dict[str, np.ndarray]:
     }
 
 
-def scored(head: Head, recording: Recording) -> torch.Tensor:
-    """A gate's scores along a recording."""
-    ids = recording.outcomes
-    known = recording.raw_q if ids is None else recording.raw_q.masked_fill(ids < 0, 0.0)
-    values = {"hidden": recording.features["hidden"], "entropy": recording.signals["entropy"].float(),
-              "max_q": recording.signals["max_prob"].float()}  # fmt: skip
-    values |= {name: known.topk(k, -1).values for name in head.features if (k := top_k_of(name))}
-    return head({name: values[name] for name in head.features})
+@torch.inference_mode()
+def scored(
+    pair: sprinter.Pair, heads: Mapping[str, Head], prompts: Sequence[Sequence[int]], recording: Recording
+) -> dict[str, torch.Tensor]:
+    """Scores of gates along a recording, by name, ``[N]`` each: the draft reads it once more."""
+    assert pair.models.draft is not None
+    longest = max(map(len, prompts)) + max(recording.lengths)
+    runner = make_runner(pair.models.draft.model, batch=1, max_len=longest)
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in heads}
+    texts = recording.ids.split(list(recording.lengths))  # type: ignore[no-untyped-call]
+    for prompt, ids in zip(prompts, texts, strict=True):
+        runner.rewind([0])
+        read = runner.extend(torch.tensor([[*prompt, *ids.tolist()[:-1]]]))
+        assert read.logits is not None
+        law = raw_law(read.logits[0, len(prompt) - 1 :, : pair.models.vocab_size].float())
+        step = DraftStep(read.hidden[0, len(prompt) - 1 :], law=law, temperature=torch.zeros(len(ids)))
+        for name, head in heads.items():
+            parts[name].append(head(read_features(head.features, step)))
+    return {name: torch.cat(each) for name, each in parts.items()}
 
 
 def facts_of(
-    pair: sprinter.Pair, heads: Mapping[str, Head], recording: Recording, errors: Sequence[Error]
+    pair: sprinter.Pair, gates: Mapping[str, torch.Tensor], recording: Recording, errors: Sequence[Error]
 ) -> dict[str, Any]:
     """Counts of one suite."""
-    known = [error for error in errors if error.harmless is not None]
-    harmless = np.array([bool(error.harmless) for error in known])
-    rejoin = np.array([error.rejoins for error in known])
-    rows, raw = torch.tensor([error.row for error in known]), recording.raw_p
-    of_draft = raw.gather(1, recording.raw_q.argmax(-1, keepdim=True))[:, 0] / raw.amax(-1)
+    sure = [error for error in errors if error.harmless is not None]
+    harmless = np.array([bool(error.harmless) for error in sure], dtype=bool)
+    rejoin = np.array([error.rejoins for error in sure], dtype=bool)
+    rows, raw = torch.tensor([error.row for error in sure], dtype=torch.int64), recording.raw_p
+    of_draft = raw.gather(1, known(recording).argmax(-1, keepdim=True))[:, 0] / raw.amax(-1)
     scores = {
         "draft: entropy": -recording.signals["entropy"], "draft: max q": recording.signals["max_prob"],
-        **{f"{name} gate": scored(head, recording) for name, head in heads.items()},
+        **{f"{name} gate": scores for name, scores in gates.items()},
         "target: p of its token / max p": of_draft,
     }  # fmt: skip
-    text = np.array([error.text for error in known])
-    areas = {name: area(one[rows].double().numpy(), harmless, text) for name, one in scores.items()}
-    guards = {}
-    for name, inside in guarded(pair, recording).items():
+    guards, guards_here = {}, guarded(pair, recording)
+    for name, inside in guards_here.items():
+        if not inside.all():
+            least = scores["draft: max q"].masked_fill(torch.from_numpy(inside), -1.0)
+            scores[f"draft: max q, none trusted: {name}"] = least
+    text = np.array([error.text for error in sure])
+    told = {name: one[rows].double().numpy() for name, one in scores.items()}
+    told["re-joins within 16 tokens"] = rejoin.astype(float)
+    for name, inside in guards_here.items():
         here = [error for error in errors if inside[error.row]]
         guards[name] = [
             int(inside.sum()), len(here), sum(error.harmless is not None for error in here),
             sum(error.harmless is False for error in here),
         ]  # fmt: skip
     return {
-        "errors": len(errors), "rejoin": sum(error.rejoins for error in errors), "followed": len(known),
+        "errors": len(errors), "rejoin": sum(error.rejoins for error in errors), "followed": len(sure),
         "harmless": int(harmless.sum()), "rejoining": int(rejoin.sum()),
         "harmless_rejoining": int((harmless & rejoin).sum()),
-        "areas": {**areas, "re-joins within 16 tokens": area(rejoin.astype(float), harmless, text)},
+        "areas": {name: area(one, harmless, text) for name, one in told.items()},
+        "kept": {name: int((~harmless[np.argsort(-one, kind="stable")[: len(one) // 2]]).sum())
+                 for name, one in told.items()},
         "guards": guards,
         "of_each": [[one.text, one.place, one.instead, int(one.rejoins), one.harmless] for one in errors],
     }  # fmt: skip
@@ -263,22 +293,24 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
     """What was counted: errors, what tells them apart, where they are."""
     first, second, third = [], [], []
     for one in entries:
-        apart = one["followed"] - one["rejoining"]
+        apart, most = one["followed"] - one["rejoining"], max(1, one["followed"])
         first.append(
-            f"{one['suite']} | {one['positions']} | {one['errors']} | {one['rejoin'] / one['errors']:.2f} | "
-            f"{one['followed']} | {one['harmless'] / one['followed']:.2f} | "
+            f"{one['suite']} | {one['positions']} | {one['errors']} | {one['rejoin'] / max(1, one['errors']):.2f} | "
+            f"{one['followed']} | {one['harmless'] / most:.2f} | "
             f"{one['harmless_rejoining']}/{one['rejoining']} | {one['harmless'] - one['harmless_rejoining']}/{apart}"
         )
-        second += [f"{one['suite']} | {name} | {cells(tuple(found))}" for name, found in one["areas"].items()]
+        for name, found in one["areas"].items():
+            told = "–" if found[0] is None else cells(tuple(found))
+            second.append(f"{one['suite']} | {name} | {told} | {one['kept'][name]}/{one['followed'] // 2}")
         third += [
-            f"{one['suite']} | {name} | {inside / one['positions']:.3f} | {errors / one['errors']:.3f} | "
+            f"{one['suite']} | {name} | {inside / one['positions']:.3f} | {errors / max(1, one['errors']):.3f} | "
             f"{bad}/{known}"
             for name, (inside, errors, known, bad) in one["guards"].items()
         ]
     return "\n\n".join([
         "\n".join(grid("text | positions | errors | that re-join | followed | harmless | harmless of those that "
                        "re-join | of the others", first)),
-        "\n".join(grid("text | signal | AU-ROC for harmless", second)),
+        "\n".join(grid("text | signal | AU-ROC for harmless | harmful in the upper half", second)),
         "\n".join(grid("text | where no token is trusted | share of positions | of errors | harmful", third)),
     ])  # fmt: skip
 
@@ -289,11 +321,17 @@ def check(options: Any) -> None:
     entries: list[dict[str, Any]] = []
     pair = sprinter.load_pair(**setting.options, prefix_cache_bytes=3 << 30)
     heads = {"shipped": pair.heads["gate"], **{name: load_head(folder) for name, folder in options.gates}}
-    prompts, recordings = asked(pair, setting, options.data), torch.load(options.kept, weights_only=False)
+    prompts = asked(pair, setting, options.data)
+    if options.kept is None:
+        _, outs = run(pair, PLAIN, prompts, setting)
+        recordings = record({"": pair}, outs, [suite for suite, each in prompts.items() for _ in each])
+    else:
+        recordings = torch.load(options.kept, weights_only=False)
     for suite, (_, most, _) in setting.suites.items():
-        errors = followed(pair, prompts[suite], recordings[suite], most)
-        found = facts_of(pair, heads, recordings[suite], errors)
-        entries.append({"suite": suite, "positions": len(recordings[suite].ids), **found})
+        recording = recordings[suite]
+        gates = scored(pair, heads, [ids for _, ids, _ in prompts[suite]], recording)
+        found = facts_of(pair, gates, recording, followed(pair, prompts[suite], recording, most))
+        entries.append({"suite": suite, "positions": len(recording.ids), **found})
         save(f"{NAME}_{options.pair}", table(entries), began, len(prompts[suite]), suites=entries)
 
 
@@ -302,7 +340,9 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("part", choices=("train", "check"), nargs=None if not SMOKE else "?", default="check")
     parser.add_argument("--pair", choices=PAIRS, default=sized("whole", "builtin"))
-    parser.add_argument("--kept", type=Path, help="what 'when_it_pays.py counts --keep' has written")
+    parser.add_argument(
+        "--kept", type=Path, help="laws of 'when_it_pays.py counts --keep'; else it records them"
+    )
     parser.add_argument(
         "--gates", nargs="+", type=lambda one: one.partition("=")[::2], default=[], metavar="NAME=DIR"
     )
