@@ -52,7 +52,7 @@ from sprinter.training.train import train
 NAME = "real/when_it_pays_harm"
 AHEAD, SAME, SHIFT = 16, 4, 8
 ROWS = sized(16, 4)
-SHARE = sized(0.25, 1.0)
+SHARE = sized(0.15, 1.0)
 """Of the errors, that are followed to the end of the answer."""
 SIGNS = re.compile(r"\d+|[-+*/=]")
 
