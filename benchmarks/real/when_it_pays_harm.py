@@ -321,7 +321,11 @@ def check(options: Any) -> None:
     entries: list[dict[str, Any]] = []
     pair = sprinter.load_pair(**setting.options, prefix_cache_bytes=3 << 30)
     heads = {"shipped": pair.heads["gate"], **{name: load_head(folder) for name, folder in options.gates}}
-    prompts = asked(pair, setting, options.data)
+    prompts, before = (
+        asked(pair, setting, options.data),
+        options.errors is not None and options.errors.is_file(),
+    )
+    done = torch.load(options.errors, weights_only=False) if before else {}
     if options.kept is None:
         _, outs = run(pair, PLAIN, prompts, setting)
         recordings = record({"": pair}, outs, [suite for suite, each in prompts.items() for _ in each])
@@ -330,7 +334,11 @@ def check(options: Any) -> None:
     for suite, (_, most, _) in setting.suites.items():
         recording = recordings[suite]
         gates = scored(pair, heads, [ids for _, ids, _ in prompts[suite]], recording)
-        found = facts_of(pair, gates, recording, followed(pair, prompts[suite], recording, most))
+        if suite not in done:
+            done[suite] = followed(pair, prompts[suite], recording, most)
+            if options.errors is not None:
+                torch.save(done, options.errors)
+        found = facts_of(pair, gates, recording, done[suite])
         entries.append({"suite": suite, "positions": len(recording.ids), **found})
         save(f"{NAME}_{options.pair}", table(entries), began, len(prompts[suite]), suites=entries)
 
@@ -345,6 +353,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--gates", nargs="+", type=lambda one: one.partition("=")[::2], default=[], metavar="NAME=DIR"
+    )
+    parser.add_argument(
+        "--errors", type=Path, help="file of the followed errors, to judge further gates by them"
     )
     parser.add_argument("--labels", help="folder of 'sprinter gate label --classes target --temperature 0'")
     parser.add_argument("--prompts", help="the prompts of these labels")
