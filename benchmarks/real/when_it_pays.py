@@ -95,7 +95,11 @@ _WHOLE = (
     "stop=calibrated(rate=0.4),accept=margin(theta=0.9)", f"trust=certain,{_TAIL},budget=0.1", "draft-only",
     f"trust=gate(tau=0.8),{_TAIL},accept=margin(theta=0.95)",
 )  # fmt: skip
-_TAUGHT = f"harm trust=gate(tau=0.7),{_TAIL}", "paper sprinter(tau=0.5)", f"harm trust=gate(tau=0.85),{_TAIL}"
+_TAUGHT = (
+    "paper sprinter(tau=0.5)",
+    f"trust=gate(tau=0.7),{_TAIL},head=16",
+    f"harm trust=gate(tau=0.7),{_TAIL}",
+)
 PAIRS = {
     "qwen": Setting(
         _QWEN,
