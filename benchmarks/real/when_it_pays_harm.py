@@ -12,6 +12,7 @@ models agree or the draft's token re-joins. ``check`` counts both on other answe
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import sys
@@ -52,8 +53,8 @@ from sprinter.training.train import train
 NAME = "real/when_it_pays_harm"
 AHEAD, SAME, SHIFT = 16, 4, 8
 ROWS = sized(16, 4)
-SHARE = sized(0.15, 1.0)
-"""Of the errors, that are followed to the end of the answer."""
+ANSWERS, FOLLOWED, SHARE = sized((12, 4, 0.5), (2, 2, 1.0))
+"""Answers that are read, those of them of which errors are followed to the end, and the share of these errors."""
 SIGNS = re.compile(r"\d+|[-+*/=]")
 
 
@@ -169,10 +170,10 @@ def followed(pair: sprinter.Pair, asked_of: Sequence[Any], recording: Recording,
     chance, errors = random.Random(0), errors_of(recording)
     assert pair.tokenizer is not None
     texts = recording.ids.split(list(recording.lengths))
-    for text, ((sample, prompt, ends), ids) in enumerate(zip(asked_of, texts, strict=True)):
+    for text, ((sample, prompt, ends), ids) in enumerate(zip(asked_of, texts, strict=False)):
         own, mine = ids.tolist(), [error for error in errors if error.text == text]
         over = {*ends, *pair.models.target.eos_ids}
-        whole = [own[-1] in over and chance.random() < SHARE for _ in mine]
+        whole = [text < FOLLOWED and own[-1] in over and chance.random() < SHARE for _ in mine]
         room = [most - error.place - 1 for error in mine]
         room = [free if full else min(AHEAD, free) for free, full in zip(room, whole, strict=True)]
         go_on(pair, prompt, own, mine, ends, room)
@@ -194,19 +195,14 @@ def followed(pair: sprinter.Pair, asked_of: Sequence[Any], recording: Recording,
     return errors
 
 
-def area(scores: np.ndarray, harmless: np.ndarray, text: np.ndarray) -> list[float | None]:
-    """Chance that a harmless error scores above a harmful one, with an interval by answer."""
+def area(scores: np.ndarray, good: np.ndarray, text: np.ndarray) -> list[float | None]:
+    """Chance that a re-joining error scores above another, with an interval by answer."""
     texts = [np.flatnonzero(text == one) for one in np.unique(text)]
-    if not len(texts):
-        return [None, None, None]
 
     def of(rows: np.ndarray) -> float:
         some = np.concatenate([texts[i] for i in rows])
-        good, bad = scores[some][harmless[some]], scores[some][~harmless[some]]
-        if not len(good) or not len(bad):
-            return float("nan")
-        over = good[:, None] - bad
-        return float((over > 0).mean() + (over == 0).mean() / 2)
+        over = scores[some][good[some]][:, None] - scores[some][~good[some]]
+        return float((over > 0).mean() + (over == 0).mean() / 2) if over.size else math.nan
 
     return list(bootstrap(lambda rows: np.apply_along_axis(of, -1, rows), len(texts)))
 
@@ -253,39 +249,31 @@ def facts_of(
     pair: sprinter.Pair, gates: Mapping[str, torch.Tensor], recording: Recording, errors: Sequence[Error]
 ) -> dict[str, Any]:
     """Counts of one suite."""
-    sure = [error for error in errors if error.harmless is not None]
-    harmless = np.array([bool(error.harmless) for error in sure], dtype=bool)
-    rejoin = np.array([error.rejoins for error in sure], dtype=bool)
-    rows, raw = torch.tensor([error.row for error in sure], dtype=torch.int64), recording.raw_p
-    of_draft = raw.gather(1, known(recording).argmax(-1, keepdim=True))[:, 0] / raw.amax(-1)
+    rejoin, text, rows = (
+        np.array([getattr(one, name) for one in errors]) for name in ("rejoins", "text", "row")
+    )
+    raw, tables = recording.raw_p, {}
     scores = {
         "draft: entropy": -recording.signals["entropy"], "draft: max q": recording.signals["max_prob"],
         **{f"{name} gate": scores for name, scores in gates.items()},
-        "target: p of its token / max p": of_draft,
+        "target: p of the draft's token / max p":
+            raw.gather(1, known(recording).argmax(-1, keepdim=True))[:, 0] / raw.amax(-1),
     }  # fmt: skip
-    guards, guards_here = {}, guarded(pair, recording)
-    for name, inside in guards_here.items():
-        if not inside.all():
-            least = scores["draft: max q"].masked_fill(torch.from_numpy(inside), -1.0)
-            scores[f"draft: max q, none trusted: {name}"] = least
-    text = np.array([error.text for error in sure])
-    told = {name: one[rows].double().numpy() for name, one in scores.items()}
-    told["re-joins within 16 tokens"] = rejoin.astype(float)
-    for name, inside in guards_here.items():
-        here = [error for error in errors if inside[error.row]]
-        guards[name] = [
-            int(inside.sum()), len(here), sum(error.harmless is not None for error in here),
-            sum(error.harmless is False for error in here),
-        ]  # fmt: skip
+    for name, inside in guarded(pair, recording).items():
+        here = inside[rows]
+        tables[name] = [int(inside.sum()), int(here.sum()), int((here & ~rejoin).sum())]
+        if name != "everywhere":
+            kept = scores["draft: max q"].masked_fill(torch.from_numpy(inside), -1.0)
+            scores[f"draft: max q, none trusted: {name}"] = kept
+    told = {name: one.double().numpy()[rows] for name, one in scores.items()}
+    half = len(errors) // 2
+    sure = [error for error in errors if error.harmless is not None]
     return {
-        "errors": len(errors), "rejoin": sum(error.rejoins for error in errors), "followed": len(sure),
-        "harmless": int(harmless.sum()), "rejoining": int(rejoin.sum()),
-        "harmless_rejoining": int((harmless & rejoin).sum()),
-        "areas": {name: area(one, harmless, text) for name, one in told.items()},
-        "kept": {name: int((~harmless[np.argsort(-one, kind="stable")[: len(one) // 2]]).sum())
-                 for name, one in told.items()},
-        "guards": guards,
-        "of_each": [[one.text, one.place, one.instead, int(one.rejoins), one.harmless] for one in errors],
+        "errors": len(errors), "rejoin": int(rejoin.sum()),
+        "followed": [[error.rejoins, error.harmless] for error in sure],
+        "areas": {name: area(one, rejoin, text) for name, one in told.items()},
+        "kept": {name: int((~rejoin)[np.argsort(-one, kind="stable")[:half]].sum()) for name, one in told.items()},
+        "guards": tables,
     }  # fmt: skip
 
 
@@ -293,25 +281,21 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
     """What was counted: errors, what tells them apart, where they are."""
     first, second, third = [], [], []
     for one in entries:
-        apart, most = one["followed"] - one["rejoining"], max(1, one["followed"])
-        first.append(
-            f"{one['suite']} | {one['positions']} | {one['errors']} | {one['rejoin'] / max(1, one['errors']):.2f} | "
-            f"{one['followed']} | {one['harmless'] / most:.2f} | "
-            f"{one['harmless_rejoining']}/{one['rejoining']} | {one['harmless'] - one['harmless_rejoining']}/{apart}"
-        )
+        suite, errors, share = one["suite"], one["errors"], one["rejoin"] / max(1, one["errors"])
+        kinds = [[fine for rejoins, fine in one["followed"] if rejoins is kind] for kind in (True, False)]
+        of_kinds = " | ".join(f"{sum(each)}/{len(each)}" for each in kinds)
+        first.append(f"{suite} | {one['positions']} | {errors} | {share:.2f} | {of_kinds}")
         for name, found in one["areas"].items():
-            told = "–" if found[0] is None else cells(tuple(found))
-            second.append(f"{one['suite']} | {name} | {told} | {one['kept'][name]}/{one['followed'] // 2}")
-        third += [
-            f"{one['suite']} | {name} | {inside / one['positions']:.3f} | {errors / max(1, one['errors']):.3f} | "
-            f"{bad}/{known}"
-            for name, (inside, errors, known, bad) in one["guards"].items()
-        ]
+            told = "–" if math.isnan(found[0]) else cells(tuple(found))
+            second.append(f"{suite} | {name} | {told} | {one['kept'][name]}/{errors // 2}")
+        for name, (inside, here, bad) in one["guards"].items():
+            third.append(
+                f"{suite} | {name} | {inside / one['positions']:.3f} | {here / max(1, errors):.3f} | {bad}/{here}"
+            )
     return "\n\n".join([
-        "\n".join(grid("text | positions | errors | that re-join | followed | harmless | harmless of those that "
-                       "re-join | of the others", first)),
-        "\n".join(grid("text | signal | AU-ROC for harmless | harmful in the upper half", second)),
-        "\n".join(grid("text | where no token is trusted | share of positions | of errors | harmful", third)),
+        "\n".join(grid("text | positions | errors | that re-join | harmless of those | of the others", first)),
+        "\n".join(grid("text | signal | AU-ROC for re-joining | that do not, in the upper half", second)),
+        "\n".join(grid("text | where none is trusted | share of positions | of errors | that do not re-join", third)),
     ])  # fmt: skip
 
 
@@ -332,15 +316,15 @@ def check(options: Any) -> None:
     else:
         recordings = torch.load(options.kept, weights_only=False)
     for suite, (_, most, _) in setting.suites.items():
-        recording = recordings[suite]
-        gates = scored(pair, heads, [ids for _, ids, _ in prompts[suite]], recording)
+        recording = recordings[suite].first_texts(ANSWERS)
+        gates = scored(pair, heads, [ids for _, ids, _ in prompts[suite]][:ANSWERS], recording)
         if suite not in done:
             done[suite] = followed(pair, prompts[suite], recording, most)
             if options.errors is not None:
                 torch.save(done, options.errors)
         found = facts_of(pair, gates, recording, done[suite])
         entries.append({"suite": suite, "positions": len(recording.ids), **found})
-        save(f"{NAME}_{options.pair}", table(entries), began, len(prompts[suite]), suites=entries)
+        save(f"{NAME}_{options.pair}", table(entries), began, len(recording.lengths), suites=entries)
 
 
 def main() -> None:

@@ -289,8 +289,11 @@ def main() -> None:
     began, entries, used = time.time(), list[dict[str, Any]](), {}
     for pair in PAIRS:
         counts, timed = read("counts", pair), read("costs", PAIRS[pair].costs or pair)
-        if counts is None or timed is None:
+        if counts is None or timed is None or PLAIN not in counts["runs"]:
             continue
+        if pair == "whole" and (more := read("counts", "taught")) is not None:
+            counts["runs"] |= more["runs"]
+            used["taught"] = {"counts": more["environment"]["commit"]}
         used[pair] = {"counts": counts["environment"]["commit"], "costs": timed["environment"]["commit"]}
         entries += lines_of(pair, counts, timed["costs"])
     measured = [one for one in entries if one["kind"] == "measured"]
