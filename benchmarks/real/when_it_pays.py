@@ -96,9 +96,9 @@ _WHOLE = (
     f"trust=gate(tau=0.8),{_TAIL},accept=margin(theta=0.95)",
 )  # fmt: skip
 _TAUGHT = (
+    f"harm trust=gate(tau=0.9),{_TAIL}",
     "paper sprinter(tau=0.5)",
     f"trust=gate(tau=0.7),{_TAIL},head=16",
-    f"harm trust=gate(tau=0.7),{_TAIL}",
 )
 PAIRS = {
     "qwen": Setting(
