@@ -14,7 +14,7 @@ from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.errors import SprinterError
 from sprinter.laws import entropy, kl_divergence, one_hot, overlap, tv_distance
 from sprinter.reproduce.answers import Answers, Quotient, difference, percent
-from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
+from sprinter.reproduce.claims import ENOUGH, Check, Claim, PaperTable, cell
 from sprinter.reproduce.study import Paper, Study
 
 __all__ = ["FSD"]
@@ -96,7 +96,7 @@ def laws(study: Study, name: str, *, tuning: bool = False) -> Laws:
     """One text of the target a prompt, both laws along it, temperature 1."""
 
     def read() -> Laws:
-        count, skip = (study.tuning, 0) if tuning else (study.prompts, study.tuning)
+        count, skip = (study.tuning, 0) if tuning else (max(ENOUGH, study.prompts), study.tuning)
         suite = study.suite(SUITES[name], count, skip)
         found = study.laws(suite, f"{name}: ")
         p, q = found.raw_p.double(), found.raw_q.double()
@@ -429,8 +429,9 @@ def spread(study: Study) -> list[PaperTable]:
         Claim("JS keeps quality best; asked: it loses least at 70 % kept.", (*better,)),
         Claim("Any tokens kept by chance lose more.", (*chance,)),
     ]
+    prompts = min(int(one.texts[-1]) + 1 for one in found.values())
     told = (
-        f"{study.prompts} prompts a data set, {study.new_tokens} tokens drawn from the target, temperature 1; laws of "
+        f"{prompts} prompts a data set, {study.new_tokens} tokens drawn from the target, temperature 1; laws of "
         "large vocabularies on their likeliest tokens and groups of the rest."
     )
     bins = [f"from {low:g}" for low in EDGES]
@@ -439,16 +440,14 @@ def spread(study: Study) -> list[PaperTable]:
         "tokens are kept at the positions of least divergence. js_reference is the published code's JS."
     )
     return [
-        PaperTable(
-            "Figure 3", told, ("data set", *bins, "mean JS", "SD accepts"), rows, claims, study.prompts
-        ),
+        PaperTable("Figure 3", told, ("data set", *bins, "mean JS", "SD accepts"), rows, claims, prompts),
         PaperTable(
             "Appendix C",
             cells,
             ("data set", "divergence", *(f"{share:.0%} kept" for share in KEPT)),
             losses,
             more,
-            study.prompts,
+            prompts,
         ),
     ]
 

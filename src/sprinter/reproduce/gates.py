@@ -49,7 +49,7 @@ def trained(study: Study, suite: str, lam: float = 1.2, head: str = "paper") -> 
     """A head of these texts: the paper's gate for a λ, or a preset with its own label."""
 
     def make() -> Head:
-        settings = TrainSettings(head=head, label=f"ratio(lambda={lam:g})" if head == "paper" else None)
+        settings = TrainSettings(preset=head, label=f"ratio(lambda={lam:g})" if head == "paper" else None)
         with torch.inference_mode(False):
             return train(read_positions([labelled(study, suite)[0]], settings.inputs), settings).head
 

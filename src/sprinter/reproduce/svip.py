@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 from sprinter.laws import kl_divergence, overlap
 from sprinter.reproduce.answers import Answers, Quotient
-from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
+from sprinter.reproduce.claims import ENOUGH, Check, Claim, PaperTable, cell
 from sprinter.reproduce.study import Paper, Study
 
 __all__ = ["SVIP"]
@@ -211,7 +211,8 @@ def long_form(study: Study, temperature: float) -> list[PaperTable]:
     ended = sum(len(one) < longest for one in times[PLAIN])
     told = (
         f"MT-Bench, first turns, {len(times[PLAIN])} prompts; {ended} of plain decoding's texts ended before {longest} "
-        "tokens. A text counts as long as it is. Paper: three pairs, at 128 and at 8K tokens."
+        f"tokens. A text counts as long as it is. Paper: three pairs, at 128 and at 8K tokens; here to {longest}, at "
+        "most 16 times --max-new-tokens and half of the context."
     )
     title = f"Table {6 if temperature == 0 else 2}, temperature {temperature:g}"
     head = ("arm", "method", *map(str, reach), "paper")
@@ -230,7 +231,7 @@ def accepted_run(beta: NDArray[np.float64], lengths: Sequence[int]) -> NDArray[n
 
 def signals(study: Study) -> list[PaperTable]:
     """Figures 2 to 4: what the draft's entropy says of acceptance, along the target's own texts."""
-    suite = study.suite("mt-bench", max(2, study.prompts), study.tuning)
+    suite = study.suite("mt-bench", max(ENOUGH, study.prompts), study.tuning)
     found = study.laws(suite)
     p, q = found.raw_p.double(), found.raw_q.double()
     h, beta = found.signals["entropy"].numpy(), overlap(p, q).numpy()  # whole, where the laws are grouped
