@@ -67,7 +67,15 @@ def test_a_paper_on_the_built_in_pair(paper: str, run: Run, tmp_path: Path) -> N
     again = run(
         *command
     )  # every answer is there: the same rows give the same tables, measured times included
-    assert again[0] == 0 and read(tmp_path, paper)["parts"] == results["parts"]
+    redrawn = read(tmp_path, paper)
+    assert again[0] == 0 and redrawn["parts"] == results["parts"]
+    made = results["environment"]  # it is that of the answers
+    assert redrawn["environment"] == made | {"commit_of_tables": made["commit"]} and redrawn["calls"] == 1
+    if paper == "sprinter":  # no gate is judged on its own texts
+        trained, judged = re.findall(r"(\d+) and (\d+) (?:texts|prompts that it was not trained on)", lines)[
+            :2
+        ]
+        assert all(0 < int(few) < 0.3 * int(all_) for few, all_ in zip(judged, trained, strict=True))
 
 
 def test_one_part_and_its_pair(run: Run, tmp_path: Path) -> None:
@@ -110,8 +118,8 @@ def test_tables_of_laws_alone_are_a_trial_too_and_a_second_call_is_told(run: Run
     assert run(*command, "--part", "signals")[0] == 0
     results = read(folder, "svip")
     assert [table["prompts"] for table in results["parts"]["signals"]] == [11] and results["calls"] == 1
-    for calls in (1, 2):  # the first is whole, the second one resumes it
-        assert run(*command, "--part", "spec-bench")[0] == 0
+    for repeats, calls in (("1", 1), ("1", 1), ("2", 2)):  # the second asks nothing, the third one more
+        assert run(*command, "--part", "spec-bench", "--repeats", repeats)[0] == 0
         assert read(folder, "svip")["calls"] == calls
     assert "in the last of 2 calls" in " ".join((folder / "svip.md").read_text(encoding="utf-8").split())
 

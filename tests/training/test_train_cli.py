@@ -148,7 +148,7 @@ def test_training_again_takes_the_place_of_a_head(
                 "{labels}",
                 "--out",
                 "{tmp}/g",
-                "--head",
+                "--preset",
                 "specdec++",
                 "--mix",
                 "0.3",

@@ -45,7 +45,8 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
     paper, began = PAPERS[name], time.time()
     for part in parts:
         one_of("part", part, paper.parts)
-    before, busy, results = environment(), BusyCores(), dict[str, Any]()
+    before, busy, results, file = environment(), BusyCores(), dict[str, Any](), study.out / f"{name}.json"
+    there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() and not study.restart else {}
     own = study.pair.models.target.id == str(builtin_paths()["target"])
     named = {role: one["name"] for role, one in pair_facts(study.pair).items() if "name" in one}
     names = "the built-in pair" if own else ", ".join(f"{role} {name}" for role, name in named.items())
@@ -54,6 +55,13 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
         done[part] = paper.parts[part](study)
         tables = [table for part in done.values() for table in part]
         where = {**before, "load_at_end": environment()["load"], "busy_with_others": busy.others()}
+        seconds = round(time.time() - began, 1)
+        if there and not study.asked:  # tables anew, of answers that an earlier call asked for
+            where = {
+                **there["environment"], "commit_of_tables": before["commit"],
+                "dirty": there["environment"]["dirty"] or before["dirty"],
+            }  # fmt: skip
+            seconds = there["seconds"]
         results = {
             "paper": name, "command": command, "environment": where, "models": names, "pair": pair_facts(study.pair),
             "settings": {
@@ -63,14 +71,11 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
             "verdicts": {f"{table.title}: {claim.says}": claim.verdict for table in tables for claim in table.claims},
             "parts": {part: [table.facts() for table in made] for part, made in done.items()},
             "calls": study.calls,
-            "seconds": round(time.time() - began, 1),
+            "seconds": seconds,
         }  # fmt: skip
         pictures = [table.picture for table in tables if table.picture is not None and no_plots() is None]
-        with writing(study.out / f"{name}.json"):
-            write_atomic(
-                study.out / f"{name}.json",
-                json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-            )
+        with writing(file):
+            write_atomic(file, json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
             for one in pictures:
                 write_atomic(study.out / f"{name}-{one.name}.png", one.png())
             write_atomic(study.out / f"{name}.md", page(results, name) + "\n")
@@ -88,14 +93,16 @@ def page(results: Mapping[str, Any], pictures: str) -> str:
     machine = f"{where['cpu']}, {where['threads']} of {where['cores']} cores"
     load = f"load {where['load']} to {where['load_at_end']}"
     load += f" in the last of {results['calls']} calls" if results.get("calls", 1) > 1 else ""
-    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}: {results['models']}."
+    tables = where.get("commit_of_tables", where["commit"])
+    anew = "" if tables == where["commit"] else f" (tables: {tables})"
+    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}{anew}: {results['models']}."
     if (others := where.get("busy_with_others") or 0) > QUIET:
         run += (
             f" Other programs kept {others:.1f} cores busy meanwhile. The arms took turns, so ratios of speeds compare "
             "like with like; times are longer than on a quiet machine."
         )
-    tables = [PaperTable.of(one).markdown(pictures) for part in results["parts"].values() for one in part]
-    parts = [f"# {paper.title}, measured again", paper.about, run, *tables]
+    made = [PaperTable.of(one).markdown(pictures) for part in results["parts"].values() for one in part]
+    parts = [f"# {paper.title}, measured again", paper.about, run, *made]
     return "\n".join(line for text in "\n\n".join(parts).split("\n") for line in _wrapped(text))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -96,6 +97,8 @@ class Study:
         self._kept: dict[object, object] = {}
         self.calls = 1
         """Calls that the answers come from: more than one after an interruption."""
+        self.asked, self._began = False, datetime.now(UTC).isoformat(timespec="seconds")
+        """Whether this call asked for an answer; no: all of them lay there."""
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """What ``make`` returns, made once for a key."""
@@ -191,6 +194,7 @@ class Study:
             progress=lambda done, wanted, note: self.progress(done, wanted, f"{part}: {note}"),
         )  # fmt: skip
         self.calls = max(self.calls, len(results["sessions"]))
+        self.asked |= results["sessions"][-1]["began"] >= self._began
         for arm in results["arms"]:
             if arm["status"] != "ok":
                 raise UserError(f"{arm['name']} failed in {part}: {arm['error']}")
