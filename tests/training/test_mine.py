@@ -228,7 +228,7 @@ def test_the_command_line_makes_a_head_that_decodes(
             == 0
         )
         facts = json.loads(capsys.readouterr().out)
-        assert facts["mined"]["tokens"] == 400 and facts["head"] == head
+        assert facts["mined"]["tokens"] == 400 and facts["preset"] == head
         assert "400 tokens of 40 prompts" in (out / "README.md").read_text()
     heads = [load_head(tmp_path / name) for name in ("judge", "diversed")]
     pair = sprinter.load_pair(folder / "target", folder / "draft", heads=heads, compile=False)
