@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sprinter.errors import SprinterError
+from sprinter.errors import SprinterError, UserError
 from sprinter.reproduce.answers import Answers, difference, duel, win_shares
 from sprinter.reproduce.claims import Check, Claim, PaperTable
 from sprinter.reproduce.fsd import (
@@ -181,7 +181,9 @@ def test_the_mixture_of_whole_texts_that_is_as_fast() -> None:
 
 
 def study(template: str | None, **settings: Any) -> Any:
-    return SimpleNamespace(chats=template is not None, settings=ReproduceSettings(**settings), new_tokens=48)
+    return SimpleNamespace(
+        chats=template is not None, suites=(), settings=ReproduceSettings(**settings), new_tokens=48
+    )
 
 
 def test_accuracies_and_log_likelihoods_are_not_mixed() -> None:
@@ -190,6 +192,9 @@ def test_accuracies_and_log_likelihoods_are_not_mixed() -> None:
     assert [part.tolist() for part in score(study(None), answers)] == [[-6.0], [4.0]]
     assert "HumanEval" not in with_scores(study("{}")) and "HumanEval" in with_scores(study(None))
     assert "HumanEval" in with_scores(study("{}", run_code=True))
+    alone = SimpleNamespace(chats=True, suites=("humaneval",), settings=ReproduceSettings())
+    with pytest.raises(UserError, match="give --run-code"):
+        with_scores(alone)  # type: ignore[arg-type]
     with pytest.raises(SprinterError, match="no answer by x has an accuracy"):
         score(study("{}"), Answers("x", [answer("a", quality={"log_likelihood": -6.0})]))
 
@@ -214,7 +219,7 @@ def test_sds_acceptance_is_that_of_the_drafts_that_it_judges() -> None:
 
     def found(chats: bool) -> Laws:
         one = SimpleNamespace(
-            chats=chats, prompts=2, tuning=1, suite=lambda *_: suite, laws=lambda *_: recording,
+            chats=chats, suites=(), prompts=2, tuning=1, suite=lambda *_: suite, laws=lambda *_: recording,
             once=lambda _, make: make(),
         )  # fmt: skip
         return fsd_laws(one, "CSQA")  # type: ignore[arg-type]

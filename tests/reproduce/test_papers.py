@@ -78,6 +78,28 @@ def test_a_paper_on_the_built_in_pair(paper: str, run: Run, tmp_path: Path) -> N
         assert all(0 < int(few) < 0.3 * int(all_) for few, all_ in zip(judged, trained, strict=True))
 
 
+def test_fsd_on_one_data_set(run: Run, tmp_path: Path) -> None:
+    command = (
+        "reproduce",
+        "fsd",
+        "--data",
+        str(made_up_data()),
+        "--out",
+        str(tmp_path),
+        *TINY,
+        "--suite",
+        "mmlu",
+    )
+    status, _, err = run(*command)
+    assert status == 0, err
+    results = read(tmp_path, "fsd")
+    tables = [table for part in results["parts"].values() for table in part]
+    assert results["settings"]["suites"] == ["mmlu"]
+    assert all(row[0] == "MMLU" for table in tables for row in table["rows"]), tables
+    told = [claim for table in tables for claim in table["claims"] if "only one side" in claim["missing"]]
+    assert len(told) == 1 and told[0]["verdict"] == "not testable here"
+
+
 def test_one_part_and_its_pair(run: Run, tmp_path: Path) -> None:
     part = ("--part", "table-2", "--data", str(made_up_data()), "--out", str(tmp_path))
     status, _, err = run("reproduce", "yin", *part, *TINY)
@@ -95,6 +117,8 @@ def test_one_part_and_its_pair(run: Run, tmp_path: Path) -> None:
         (("spinter",), "sprinter"),
         (("svip", "--part", "long-gredy"), "long-greedy"),
         (("yin", "--prompts", "0"), "prompts"),
+        (("yin", "--suite", "mmlu"), "yin needs all of its prompts"),
+        (("fsd", "--suite", "mmul"), "did you mean 'mmlu'"),
         (("yin", "--data", "nowhere"), "nowhere"),
         (("fsd", "--target", str(sprinter.builtin_paths()["target"])), "this pair has none: give --draft"),
     ],

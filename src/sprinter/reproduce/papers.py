@@ -10,6 +10,7 @@ from typing import Any
 
 from sprinter.bench.environment import BusyCores, environment, pair_facts
 from sprinter.decode.checks import one_of
+from sprinter.errors import UserError
 from sprinter.files import write_atomic, writing
 from sprinter.models.pair import builtin_paths
 from sprinter.plots import no_plots
@@ -20,7 +21,7 @@ from sprinter.reproduce.study import Paper, Study
 from sprinter.reproduce.svip import SVIP
 from sprinter.reproduce.yin import YIN
 
-__all__ = ["PAPERS", "page", "reproduce", "trials"]
+__all__ = ["PAPERS", "check_suites", "page", "reproduce", "trials"]
 
 QUIET = 0.2
 """Cores that other programs may keep busy without a word."""
@@ -40,11 +41,12 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
         "seconds"}.
 
     Raises:
-        UserError: no such part, and whatever a run of the bench refuses.
+        UserError: no such part or suite, and whatever a run of the bench refuses.
     """
     paper, began = PAPERS[name], time.time()
     for part in parts:
         one_of("part", part, paper.parts)
+    check_suites(name, study.suites)
     before, busy, results, file = environment(), BusyCores(), dict[str, Any](), study.out / f"{name}.json"
     there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() and not study.restart else {}
     own = study.pair.models.target.id == str(builtin_paths()["target"])
@@ -67,6 +69,7 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
             "settings": {
                 "prompts": study.prompts, "tuning_prompts": study.tuning, "new_tokens": study.new_tokens,
                 "repeats": study.repeats, "gate_texts": study.settings.gate_texts,
+                "suites": [*study.suites],
             },
             "verdicts": {f"{table.title}: {claim.says}": claim.verdict for table in tables for claim in table.claims},
             "parts": {part: [table.facts() for table in made] for part, made in done.items()},
@@ -80,6 +83,14 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
                 write_atomic(study.out / f"{name}-{one.name}.png", one.png())
             write_atomic(study.out / f"{name}.md", page(results, name) + "\n")
     return results
+
+
+def check_suites(paper: str, suites: Sequence[str]) -> None:
+    """Raise a UserError where a paper cannot be measured on these suites alone."""
+    if suites and not PAPERS[paper].suites:
+        raise UserError(f"{paper} needs all of its prompts: leave --suite out")
+    for suite in suites:
+        one_of("suite", suite, PAPERS[paper].suites)
 
 
 def page(results: Mapping[str, Any], pictures: str) -> str:

@@ -60,6 +60,7 @@ class Study:
         out: directory of results.
         settings: see ``ReproduceSettings``; values that are None are ``usual``'s.
         usual: the paper's prompts, new_tokens and repeats.
+        suites: those of the paper's ``suites`` to measure; (): all.
         command: command line, stored with the results.
         restart: forget what an earlier run left in ``out``.
         progress: called after each answer.
@@ -76,6 +77,7 @@ class Study:
         settings: ReproduceSettings,
         usual: Mapping[str, int],
         *,
+        suites: Sequence[str] = (),
         command: str = "",
         restart: bool = False,
         progress: OnBenchProgress = lambda done, wanted, note: None,
@@ -93,6 +95,7 @@ class Study:
         self.new_tokens = settings.new_tokens or usual["new_tokens"]
         self.repeats = settings.repeats or usual["repeats"]
         self.tuning = settings.tuning_prompts or usual["tuning_prompts"]
+        self.suites = suites
         self._command, self.restart, self.progress = command, restart, progress
         self._kept: dict[object, object] = {}
         self.calls = 1
@@ -221,9 +224,11 @@ class Paper:
         about: how, as Markdown paragraphs; what differs from the paper.
         parts: functions of a study by name; each returns its tables.
         usual: prompts, new_tokens and repeats where the user gives none.
+        suites: that the user may choose from; (): all are needed.
     """
 
     title: str
     about: str
     parts: Mapping[str, PaperPart]
     usual: Mapping[str, int]
+    suites: Sequence[str] = ()
