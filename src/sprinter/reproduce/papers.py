@@ -106,7 +106,8 @@ def page(results: Mapping[str, Any], pictures: str) -> str:
     load += f" in the last of {results['calls']} calls" if results.get("calls", 1) > 1 else ""
     tables = where.get("commit_of_tables", where["commit"])
     anew = "" if tables == where["commit"] else f" (tables: {tables})"
-    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}{anew}: {results['models']}."
+    pair = "" if "--target" in results["command"] else f": {results['models']}"
+    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}{anew}{pair}."
     if (others := where.get("busy_with_others") or 0) > QUIET:
         run += (
             f" Other programs kept {others:.1f} cores busy meanwhile. The arms took turns, so ratios of speeds compare "
