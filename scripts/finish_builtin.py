@@ -40,17 +40,23 @@ DATA_LICENCES = """| SmolLM2-135M-Instruct (weights, and the stories that it wro
 | English Wikipedia, 2015, first paragraphs | CC BY-SA 3.0; its contributors (via jason-feng/wikiVisual) |"""
 
 
+def halve(path: Path) -> int:
+    """Store the matrices of a model with 8 bits a weight, which transformers reads like any other; returns its size."""
+    weights = {
+        name: value.to(torch.float8_e4m3fn if value.ndim == 2 else torch.bfloat16)
+        for name, value in load_file(path).items()
+    }
+    save_file(weights, path, {"format": "pt"})
+    return sum(value.numel() for value in weights.values())
+
+
 def finish(recipe: Recipe) -> None:
     """The target with 8 bits a weight, and what goes with it, from nothing; beside each its card."""
     target = recipe.out / "pair" / "target"
     for folder in ("pair", "draft", "labels"):
         shutil.rmtree(recipe.out / folder, ignore_errors=True)
     shutil.copytree(recipe.out / "target", target)
-    weights = {
-        name: value.to(torch.float8_e4m3fn if value.ndim == 2 else torch.bfloat16)
-        for name, value in load_file(target / "model.safetensors").items()
-    }
-    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    size = halve(target / "model.safetensors")
     recipe.openings(8), recipe.openings(9)
     for step in STEPS:
         words = [word.format(recipe.out) for word in step]
@@ -61,7 +67,7 @@ def finish(recipe: Recipe) -> None:
             (recipe.out / "pair" / "draft").mkdir()
             for name in (*names, "tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(recipe.out / "draft" / name, recipe.out / "pair" / "draft")
-    write_atomic(target / "README.md", card(recipe, sum(value.numel() for value in weights.values())))
+    write_atomic(target / "README.md", card(recipe, size))
 
 
 def card(recipe: Recipe, size: int) -> str:
