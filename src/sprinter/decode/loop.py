@@ -61,10 +61,10 @@ def decode(
     while record.finish is None:
         decoding.begin_round()
         before = len(record.tokens)
-        if decoding.pace.drafts:
+        pace, apart = decoding.pace, drafting is draft_tree or method.drafter.by_heads
+        copied = (apart or not pace.drafts) and copy_run(decoding, pace.copies)
+        if pace.drafts and not copied:
             yield from drafting(decoding)
-        elif decoding.pace.copies:
-            copy_run(decoding)
         record.stats.drafted += len(record.tokens) - before + len(sequence.tree.tokens)
         read = accepted = checked = 0
         if record.finish is None:
