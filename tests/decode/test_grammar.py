@@ -67,9 +67,7 @@ def test_forced_tokens_cost_no_draft_steps(name: str) -> None:
     for free in (True, False):
         grammar = Alone(free=free)
         pair = FollowingPair(grammar, 1)
-        records[free] = run_chain(
-            method, pair, (0,), limits(grammar), EnumeratedDraws()
-        )
+        records[free] = run_chain(method, pair, (0,), limits(grammar), EnumeratedDraws())
     assert [token.id for token in records[True].tokens] == [token.id for token in records[False].tokens]
     assert records[False].stats.rounds < records[True].stats.rounds
     assert records[False].stats.mean_drift == 0
@@ -79,7 +77,12 @@ def test_lossy_methods_keep_forced_tokens_and_meter_them() -> None:
     grammar = ToyGrammar(seed=2)
     pair = FollowingPair(grammar, 5)
     record = run_chain(
-        parse_method("sprinter(tau=0.3, cap=3)"), pair, (0,), limits(grammar), EnumeratedDraws(), complete=True
+        parse_method("sprinter(tau=0.3, cap=3)"),
+        pair,
+        (0,),
+        limits(grammar),
+        EnumeratedDraws(),
+        complete=True,
     )
     assert grammar.asked and record.stats.trusted > 0
     assert grammar.follows([token.id for token in record.tokens])

@@ -157,8 +157,8 @@ class Adjuster:
             return draft
         if float(draft.laws[n, draft.tokens[n]]) < 1.0:
             raise SprinterError(
-                f"the drafter drew token {draft.tokens[n]}, which is forbidden here (bad_words, min_new_tokens, a grammar), from "
-                "a law of its own: use a drafter whose laws are one-hot, or the draft model"
+                f"the drafter drew token {draft.tokens[n]}, which is forbidden here (bad_words, min_new_tokens, a "
+                "grammar), from a law of its own: use a drafter whose laws are one-hot, or the draft model"
             )
         signals = {name: values[:n] for name, values in draft.signals.items()}
         raw = None if draft.raw is None else draft.raw[:n]

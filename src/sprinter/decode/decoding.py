@@ -312,7 +312,7 @@ class Decoding:
     @property
     def room(self) -> int:
         """Number of tokens that may still be drafted in this round."""
-        method, left = self.method, self.left
+        left = self.left
         longest = self.longest
         if longest is None and (self.guarded or self.account is not None):  # made for runs of trusted tokens
             longest = GUARDED_RUN if self.guarded else BUDGET_RUN
@@ -341,7 +341,10 @@ def draft_run(decoding: Decoding) -> Asking:
     while not stopped and (room := decoding.room) >= 1:
         # Where trusted tokens wait for the target, an untrusted one would end them.
         must = None if trusting and decoding.provisional else decoding.force()
-        answer = (yield AskDraft(sequence, room)) if must is None else must
+        if must is None:
+            answer = yield AskDraft(sequence, room)
+        else:
+            answer = must
         assert isinstance(answer, Draft)
         stopped, copied = not answer.tokens, answer.proposed and decoding.by_model
         for i, x in enumerate(answer.tokens):
@@ -394,8 +397,8 @@ def draft_run(decoding: Decoding) -> Asking:
 
 
 def copy_run(decoding: Decoding, copies: bool) -> bool:
-    """A draft without the method's: what the grammar forces, else, with ``copies``, what followed the text's last tokens
-    earlier (prompt lookup). Returns whether there is one."""
+    """A draft apart from the method's: what the grammar forces, else, with ``copies``, what followed the text's last
+    tokens earlier (prompt lookup). Returns whether there is one."""
     at_most, text = min(decoding.room, COPIES.length), decoding.sequence.tokens
     if decoding.like is None or at_most < 1:
         return False

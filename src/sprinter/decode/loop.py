@@ -58,10 +58,11 @@ def decode(
     sequence = prompt if isinstance(prompt, TokenSequence) else TokenSequence.begin(prompt)
     decoding = Decoding.begin(sequence, method, limits, draws, record, complete, rules, switch)
     drafting = draft_run if method.drafter.siblings is Siblings.ALONE else draft_tree
+    apart = drafting is draft_tree or method.drafter.by_heads  # no forced tokens stand among their drafts
     while record.finish is None:
         decoding.begin_round()
         before = len(record.tokens)
-        pace, apart = decoding.pace, drafting is draft_tree or method.drafter.by_heads
+        pace = decoding.pace
         copied = (apart or not pace.drafts) and copy_run(decoding, pace.copies)
         if pace.drafts and not copied:
             yield from drafting(decoding)

@@ -210,7 +210,9 @@ class TextGrammar:
 
     def _masks(self, texts: Sequence[tuple[int, ...]]) -> Tensor:
         bits = np.stack([self._mask(text) for text in texts])
-        return torch.from_numpy(np.unpackbits(bits, axis=1, count=self._vocab, bitorder="little").view(np.bool_))
+        return torch.from_numpy(
+            np.unpackbits(bits, axis=1, count=self._vocab, bitorder="little").view(np.bool_)
+        )
 
     def _mask(self, text: tuple[int, ...]) -> NDArray[np.uint8]:
         known = self._known.get(text)
@@ -232,7 +234,7 @@ class TextGrammar:
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())[:300]
             raise UserError(f"the grammar cannot be followed after {len(text)} new tokens: {reason}")
-        bits = words.view(np.uint8)[0].copy()
+        bits: NDArray[np.uint8] = words.view(np.uint8)[0].copy()
         for id in self._ends:
             byte, bit = id >> 3, np.uint8(1 << (id & 7))
             bits[byte] = bits[byte] | bit if accepting else bits[byte] & ~bit

@@ -131,11 +131,20 @@ def _named(value: Any) -> dict[str, Any] | None:
 
 
 def _format(value: Any) -> Any:
-    """A pydantic model as the format of its JSON schema."""
+    """A pydantic model as the format of its JSON schema, without further fields."""
     if isinstance(value, type) and issubclass(value, BaseModel):
-        schema = {"name": value.__name__, "schema": value.model_json_schema()}
+        schema = {"name": value.__name__, "schema": _closed(value.model_json_schema())}
         return {"type": "json_schema", "json_schema": schema}
     return _named(value)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    more = {"additionalProperties": False} if isinstance(schema.get("properties"), dict) else {}
+    return more | {name: _closed(one) for name, one in schema.items()}
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -265,18 +274,18 @@ class GenerationOptions(Checked):
     ))  # fmt: skip
     response_format: Annotated[
         Mapping[str, Any] | None, BeforeValidator(_format),
-        Expected("is not a format", "{'type': 'json_object'}, {'type': 'json_schema', 'json_schema': {'schema': {...}}} "
-                 "or a pydantic model"),
+        Expected("is not a format", "{'type': 'json_object'}, {'type': 'json_schema', ...} or a pydantic model"),
     ] = Field(None, description=(
-        "The text is JSON, of any object or of a schema. OpenAI's ``{\"type\": \"json_object\"}`` or ``{\"type\": "
-        "\"json_schema\", \"json_schema\": {\"schema\": {...}}}``, or a pydantic model; written as ``json.dumps`` does."
+        "The text is JSON: any object, or by a schema. OpenAI's ``{\"type\": \"json_object\"}`` or ``{\"type\": "
+        "\"json_schema\", \"json_schema\": {\"schema\": {...}}}``, or a pydantic model; see docs/structured-output.md."
     ))  # fmt: skip
     grammar: NonEmpty | None = Field(None, description=(
         "The text follows a grammar, in Lark's or llama.cpp's (GBNF) notation."
     ))  # fmt: skip
     regex: NonEmpty | None = Field(None, description="The whole text matches a regular expression.")
     choices: Annotated[
-        tuple[NonEmpty, ...], BeforeValidator(_several),
+        tuple[NonEmpty, ...],
+        BeforeValidator(_several),
         Expected("is not a list of texts, none of them empty", "some text"),
     ] = Field((), description="The text is one of these.")
 
@@ -286,7 +295,9 @@ class GenerationOptions(Checked):
     def __hash__(self) -> int:
         return hash(
             tuple(
-                value for name, value in vars(self).items() if name not in ("rules", "chat_template_kwargs", "response_format")
+                value
+                for name, value in vars(self).items()
+                if name not in ("rules", "chat_template_kwargs", "response_format")
             )
         )
 

@@ -187,7 +187,9 @@ class Request:
         switch = self._switch()
         method, complete = self.method, options.meter == "complete"
         logprobs = None if options.logprobs is None else LogProbs(self.sequence.prompt, options.logprobs)
-        loop = decode(self.sequence, method, self._limits(models), draws, record, complete, self._rules, switch)
+        loop = decode(
+            self.sequence, method, self._limits(models), draws, record, complete, self._rules, switch
+        )
         self._run = RequestRun(
             models, row, self.sequence, loop, method, options.sampling, draws, record, heads=self._runtime.heads,
             costs=self._runtime.costs, ahead=options.ahead if isinstance(options.ahead, int) else None,
