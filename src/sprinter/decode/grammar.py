@@ -11,8 +11,8 @@ __all__ = ["Grammar"]
 
 
 class Grammar(Protocol):
-    """The grammar of one text. Texts are token ids without the prompt; an answer depends on its text alone, whatever was
-    asked before."""
+    """The grammar of one text. Texts are token ids without the prompt; an answer depends on its text alone, not on what
+    was asked before."""
 
     def masks(self, texts: Sequence[Sequence[int]]) -> Callable[[], Tensor]:
         """Begin to find which tokens may follow each text; the result waits for them: bool ``[n, V]`` on the CPU.
