@@ -137,6 +137,12 @@ def test_answers_are_paired_by_prompt_and_repeats_are_added_up() -> None:
     assert difference((answers.tokens, answers.rounds), (shuffled.tokens, shuffled.rounds)) == (0.0, 0.0, 0.0)
 
 
+def test_what_comes_after_the_first_token_takes_no_prompt() -> None:
+    rows = [answer("a", arrivals_ms=[[500.0, 500.0, 600.0, 900.0]]), answer("b", arrivals_ms=[[70.0]])]
+    tokens, seconds = Answers("x", rows).after_the_first  # two tokens of the first round came at once
+    assert tokens.tolist() == [2.0, 0.0] and seconds.tolist() == pytest.approx([0.4, 0.0])
+
+
 def test_a_measure_that_no_answer_has_is_none_and_empty_references_are_left_out() -> None:
     answers = Answers("x", [answer("a", quality={"rouge1": 0.5}), answer("b")])
     top, bottom = answers.quality("rouge1") or (np.zeros(1), np.zeros(1))
