@@ -1,16 +1,15 @@
-"""Make a target that writes simple stories: five layers of SmolLM2-135M-Instruct on a small vocabulary.
+"""Make a pair that writes simple stories: its target is ten layers of SmolLM2-135M-Instruct on a small vocabulary.
 
     python scripts/cut_builtin.py teacher --data DATA --out OUT --minutes 15    all its layers, tuned to the stories
-    python scripts/cut_builtin.py write --data DATA --out OUT --limit 4800      the teacher's stories and their laws
-    python scripts/cut_builtin.py target --data DATA --out OUT --minutes 60     five layers, trained on all texts
-    python scripts/cut_builtin.py show --data DATA --out OUT                    losses on held-out stories, three texts
+    python scripts/cut_builtin.py write --data DATA --out OUT --limit 9984      the teacher's stories and their laws
+    python scripts/cut_builtin.py target --data DATA --out OUT --minutes 90     ten layers, trained on all texts
+    python scripts/cut_builtin.py show --data DATA --out OUT                    losses on held-out stories, ten texts
 
 A stage that was interrupted is continued by the same command. ``write`` with a larger limit writes more, and --part
 begins other stories, so that several processes can write. ``target --start FOLDER`` trains an earlier target further,
 on the texts that there are by then. DATA is the folder with the text files; of these, about one document in a hundred
-is never trained on (``bench.suites.heldout``). SmolLM2 is found like any other model. The draft is a user's:
-
-    sprinter draft distill --target OUT/target --data OUT/openings-0.jsonl --layers 1 --width 128 --out OUT/draft
+is never trained on (``bench.suites.heldout``). SmolLM2 is found like any other model. ``finish_builtin`` makes the rest
+of the pair.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ import collections
 import hashlib
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +50,32 @@ SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct.Q4_1.g
 STORIES = "tinystories_sample.txt.gz"
 EOS_ID = 0
 VOCABULARY, GENERAL = 4096, 0.15  # tokens; share of their count that is not the stories'
-LAYERS, NEURONS = (0, 1, 10, 20, 29), 768  # of 30, chosen by their loss without training; of 1,536 in each
+LAYERS = (
+    0,
+    1,
+    2,
+    8,
+    11,
+    21,
+    24,
+    27,
+    28,
+    29,
+)  # of the teacher's 30: those that are left when, again and again, the one
+NEURONS = 768  # goes without which the loss on stories is least; and of 1,536 in each
 WRITES = "int8"  # the dtype in which the teacher writes
 TOP = 16  # of the teacher's tokens with their probabilities; all others are one more outcome
 TUNED = 10  # the teacher's last layers
-TEMPERATURE = (
-    0.75  # the target's laws are the teacher's at this temperature: few layers have no room for its tail
+TEMPERATURE = 0.75  # of the teacher when it writes
+SHARPER = (
+    0.65  # the target's laws are the teacher's at this temperature: few layers have no room for its tail
 )
-OTHERS = 3  # one in so many texts that are no stories is trained on: more would take room in few layers
+OTHERS = 8  # one in so many texts that are no stories is trained on: more would take room in few layers
 LONGEST = 256  # tokens of a text
 BEGUN = 32  # of them before the teacher goes on
 OPENED, ROWS = 20_000, 64  # beginnings of stories of a part; stories that are written at a time
 REPEATS = 0.7  # a story in which fewer of the groups of four tokens differ goes round in circles
+WORD = re.compile(rb"[a-z]+")
 
 WORDS = {
     "name": "Lily Mia Anna Sara Emma Ruby Rosie Lucy Molly Ella Grace Daisy Nora Amy Zoe Jane Kate Sue Mary Bella Ivy "
@@ -88,7 +102,15 @@ SHOWN = (
     "Once upon a time, there was a little",
     "A small hedgehog found a red umbrella under the apple tree. She",
     "Tom and his mom went to the park.",
+    "Once upon a time, there was a girl named Lily. She had a cat.",
+    '"Look!" said Ben.',
+    "It was a cold day.",
+    "The brave little mouse",
+    "One day, Sam lost his ball.",
+    "In the forest there was an old owl.",
+    "Grandma baked a cake.",
 )
+SHOWN_TOKENS = 100
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -218,7 +240,7 @@ class Recipe:
     """What the stages share: SmolLM2, the vocabulary, the folders."""
 
     def __init__(self, data: Path, out: Path) -> None:
-        self.data, self.out = data, out
+        self.data, self.out, self.known = data, out, None
         self.plain = [*plain_texts(data)]
         path = find(SMOLLM2, "target").gguf
         assert path is not None
@@ -227,13 +249,34 @@ class Recipe:
             tokenizer_object=own, eos_token=EOS, pad_token=EOS, model_max_length=CONTEXT
         )
 
+    @torch.no_grad()
     def cut(self, layers: Sequence[int] | None = None) -> LlamaForCausalLM:
-        """All of SmolLM2's layers, or some of them without most of their neurons."""
-        whole: Any = load_models(SMOLLM2, dtype="float32", dequantise=True).target.module("a cut")
+        """All of SmolLM2's layers, or some of the teacher's without most of their neurons."""
         if layers is None:
+            whole: Any = load_models(SMOLLM2, dtype="float32", dequantise=True).target.module("a cut")
             return cut_model(whole, self.ids, range(whole.config.num_hidden_layers), None)
-        neurons = best_neurons(self.cut(), self.encoded("tinystories")[:12])
-        return cut_model(whole, self.ids, layers, neurons)
+        whole = LlamaForCausalLM.from_pretrained(self.out / "teacher", dtype=torch.float32)
+        whole.get_input_embeddings().weight.copy_(whole.get_output_embeddings().weight)
+        neurons = best_neurons(whole, self.encoded("tinystories")[:12])
+        return cut_model(whole, torch.arange(len(self.ids)), layers, neurons)
+
+    def up_to_unknown(self, text: TargetText) -> TargetText:
+        """A text up to its first word that no plain text has: what the teacher makes up is often no word at all."""
+        if self.known is None:
+            self.known = frozenset(
+                word for _, one in self.plain for word in WORD.findall(one.lower().encode())
+            )
+        tokens = [one for one in self.tokenizer.convert_ids_to_tokens(text.ids.tolist()) if one != EOS]
+        written = self.tokenizer.decode(text.ids, skip_special_tokens=True).lower().encode()
+        unknown = next(
+            (one.start() for one in WORD.finditer(written) if one[0] not in self.known), len(written)
+        )
+        ends = accumulate(len(one) for one in tokens)  # a letter of a token is a byte
+        count = len(text.ids) if unknown == len(written) else sum(end <= unknown for end in ends)
+        laws = max(0, count - text.prompt)
+        return replace(
+            text, ids=text.ids[:count], top_ids=text.top_ids[:laws], top_probs=text.top_probs[:laws]
+        )
 
     def encoded(self, *sources: str, every: int = 1) -> list[TargetText]:
         """Plain texts of these sources, or one in ``every``."""
@@ -274,14 +317,15 @@ class Recipe:
         return write_texts(Pair(models), [self.openings(part)], self.out / f"written-{part}", settings, said)
 
     def written(self) -> list[TargetText]:
-        """The teacher's stories that are there, each token with the law to learn."""
+        """The teacher's stories that are there, up to its first unknown word; each token with the law to learn."""
         found = []
         for folder in sorted(self.out.glob("written-*")):
             there = len([*folder.glob("*.safetensors")]) * ROWS
             for text in self.write(int(folder.name.partition("-")[2]), there).texts if there else ():
+                text = self.up_to_unknown(text)
                 groups = {*zip(*(text.ids[at:].tolist() for at in range(4)), strict=False)}
-                if len(groups) > REPEATS * len(text.ids):
-                    laws = tempered(text.laws, TEMPERATURE)
+                if len(text.top_ids) > BEGUN and len(groups) > REPEATS * len(text.ids):
+                    laws = tempered(text.laws, SHARPER)
                     found.append(replace(text, top_ids=laws.ids[:, :TOP], top_probs=laws.probs[:, :TOP]))
         return found
 
@@ -324,7 +368,7 @@ def tune_teacher(recipe: Recipe, minutes: float, threads: int) -> None:
 
 
 def train_target(recipe: Recipe, minutes: float, threads: int, start: Path | None) -> None:
-    """Five narrower layers, fresh or from an earlier training, on the teacher's stories and plain texts."""
+    """Fewer and narrower layers, fresh or from an earlier training, on the teacher's stories and plain texts."""
     written, plain = recipe.written(), recipe.held_out() + recipe.encoded("tinystories")
     plain += recipe.encoded("gsm8k", "wikipedia", every=OTHERS)
     if start is None:
@@ -333,29 +377,49 @@ def train_target(recipe: Recipe, minutes: float, threads: int, start: Path | Non
         model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
         model.get_input_embeddings().padding_idx = None
     settings = TrainingSettings(
-        loss="kl", warm_up=0, minutes=minutes, epochs=20, lr=1e-3, decay=0.05, precision="bfloat16", threads=threads
+        loss="kl", warm_up=0, minutes=minutes, epochs=20, lr=1e-3, decay=0.1, precision="bfloat16", threads=threads
     )  # fmt: skip
     texts = assembled([*written, *plain])
     run = train(model, texts, settings, recipe.out / f"training-{texts.info['hash'][:8]}", progress=said)
     save_student(model, recipe.tokenizer, recipe.out / "target", (EOS_ID,))
-    facts = {"written": len(written), "plain": len(plain), "steps": run.done, "positions": run.tokens}
-    facts |= {"tokens": sum(len(text.ids) for text in texts.texts), "last": run.history[-1]._asdict()}
-    write_atomic(recipe.out / "target.json", json.dumps(facts, indent=1) + "\n")
+    path = recipe.out / "target.json"
+    runs = json.loads(path.read_text())["runs"] if start is not None and path.is_file() else []
+    tokens, last = sum(len(text.ids) for text in texts.texts), run.history[-1].train
+    runs += [
+        f"{run.done:,} steps, {run.tokens:,} positions in {run.seconds / 60:.0f} minutes, {len(written):,} stories of "
+        f"the teacher, {len(plain):,} other texts, {tokens:,} tokens; at the end KL {last['kl']:.2f}"
+    ]
+    write_atomic(path, json.dumps({"runs": runs}, indent=1) + "\n")
+
+
+@torch.no_grad()
+def losses(recipe: Recipe) -> dict[str, dict[str, float]]:
+    """Mean losses of teacher, target and finished target on the held-out stories."""
+    found = {}
+    for role in ("teacher", "target", "pair/target"):
+        if (recipe.out / role / "config.json").is_file():
+            model = load_models(recipe.out / role, dtype="float32").target.module("losses")
+            found[role] = StudentLearner(model, 1.0).held_out(recipe.held_out(), 2048)
+    return found
+
+
+def samples(target: Path, temperature: float) -> Iterator[str]:
+    """How the target goes on after some beginnings, at seeds 0, 1, 2, ..."""
+    pair = Pair(load_models(target))
+    for seed, begun in enumerate(SHOWN):
+        out = pair.generate(
+            begun, method="autoregressive", seed=seed, temperature=temperature, max_new_tokens=SHOWN_TOKENS
+        )
+        yield f"**{begun}**" + out.text.replace("\n", " / ")
 
 
 @torch.no_grad()
 def show(recipe: Recipe) -> None:
-    """Print the mean losses of teacher and target on the held-out stories, and three texts of the target."""
-    for role in ("teacher", "target"):
-        if (recipe.out / role / "config.json").is_file():
-            model = LlamaForCausalLM.from_pretrained(recipe.out / role, dtype=torch.float32)
-            learner = StudentLearner(model.eval(), 1.0)
-            print(role, learner.held_out(recipe.held_out(), 2048))
-    pair = Pair(load_models(recipe.out / "target"))
-    for seed, begun in enumerate(SHOWN):
-        print(
-            f"--- {begun} |{pair.generate(begun, method='autoregressive', max_new_tokens=120, seed=seed).text}"
-        )
+    """Print losses, and texts of the target at two temperatures."""
+    for role, loss in losses(recipe).items():
+        print(role, loss)
+    for heat in (1.0, 0.7):
+        print(f"temperature {heat}", *samples(recipe.out / "target", heat), sep="\n--- ")
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ makes one:
 
     sprinter gate label --data OUT/gate-training.jsonl --target OUT/target --draft OUT/draft --dtype float32 \\
         --max-new-tokens 48 --out LABELS
-    sprinter gate train --labels LABELS --head mlp --label 'overlap(temperature=own)' \\
+    sprinter gate train --labels LABELS --preset mlp --label 'overlap(temperature=own)' \\
         --features 'hidden, entropy, max_q, top_q(k=10), temperature' --out OUT/gate
 
 ``benchmarks/gpu`` makes pairs of the same parts.

@@ -24,7 +24,9 @@ from typing import Any
 
 import records
 from records import RESULTS, ROOT, Run
+from sprinter.reproduce.claims import PaperTable
 from sprinter.reproduce.papers import page as paper_page
+from sprinter.reproduce.pictures import PaperPicture
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 LONGEST_PAGE = 150
@@ -217,6 +219,17 @@ def paper_pages() -> dict[Path, str]:
     return {path: wrapped(lines) + "\n" for path, lines in pages.items()}
 
 
+def pictures() -> dict[Path, PaperPicture]:
+    """Pictures of the pages of papers."""
+    found: dict[Path, PaperPicture] = {}
+    for path in sorted(RESULTS.glob("papers/*.json")):
+        parts = json.loads(path.read_text(encoding="utf-8"))["parts"].values()
+        for table in (PaperTable.of(one) for part in parts for one in part):
+            if table.picture is not None:
+                found[ROOT / "docs" / "papers" / f"{path.stem}-{table.picture.name}.png"] = table.picture
+    return found
+
+
 def documents() -> dict[Path, str]:
     """What every document must hold.
 
@@ -256,7 +269,14 @@ def main() -> int:
             )
         else:
             path.write_text(text, encoding="utf-8")
-    return 1 if stale and "--check" in sys.argv else 0
+    drawn = pictures()
+    missing = [path for path in drawn if not path.is_file()]
+    for path in missing if "--check" in sys.argv else drawn:
+        if "--check" in sys.argv:
+            print(f"{path.relative_to(ROOT)} is missing: run python scripts/update_results.py")
+        else:
+            path.write_bytes(drawn[path].png())
+    return 1 if (stale or missing) and "--check" in sys.argv else 0
 
 
 if __name__ == "__main__":

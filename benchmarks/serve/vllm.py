@@ -13,7 +13,7 @@ SmolLM2: ``benchmarks.real.arms.dequantised`` writes the target's folder from it
       --width 256 --layers 2 --tokens 1024 --minutes 18 --precision bfloat16
     sprinter gate label --target FILE --dtype gguf --draft DRAFT --draft-dtype float32 --data prompts.jsonl
       --limit 1000 --prompt-tokens 64 -n 32 --out LABELS
-    sprinter gate train --labels LABELS --head mlp --out GATE
+    sprinter gate train --labels LABELS --preset mlp --out GATE
 """
 
 from __future__ import annotations

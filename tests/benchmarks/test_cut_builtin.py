@@ -1,4 +1,5 @@
-"""scripts/cut_builtin.py: a vocabulary closed under merges, a cut model that says what the whole says, openings."""
+"""scripts/cut_builtin.py and finish_builtin.py: a vocabulary closed under merges, a cut model that says what the whole
+says, openings, texts without unknown words, weights in 8 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.data import TargetText
@@ -96,6 +97,43 @@ def test_neurons_that_say_nothing_are_left_out(script: Any, monkeypatch: pytest.
     cut = script.cut_model(whole, ids, (0, 1, 2), neurons).eval()
     assert cut.config.intermediate_size == 16
     assert torch.allclose(cut(given[None]).logits, whole(given[None]).logits, atol=1e-5)
+
+
+def test_a_text_ends_before_its_first_unknown_word(script: Any) -> None:
+    whole = whole_tokenizer(script)
+    recipe = object.__new__(script.Recipe)
+    recipe.plain, recipe.known = TEXTS, None
+    recipe.tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, eos_token=script.EOS)
+
+    def text(words: str) -> TargetText:
+        ids = torch.tensor([*recipe.tokenizer(words)["input_ids"], whole.token_to_id(script.EOS)])
+        return TargetText(ids, 2, ids[2:, None], torch.ones(len(ids) - 2, 1), "written")
+
+    good = text("The little dog played with Tom.")
+    assert (
+        recipe.up_to_unknown(good) is not good
+        and recipe.up_to_unknown(good).ids.tolist() == good.ids.tolist()
+    )
+    bad = recipe.up_to_unknown(text("The little dog played with Tomolu. The park was big."))
+    assert recipe.tokenizer.decode(bad.ids) in ("The little dog played with", "The little dog played with ")
+    assert len(bad.top_ids) == len(bad.top_probs) == len(bad.ids) - 2 and bad.top_ids[:, 0].equal(bad.ids[2:])
+
+
+def test_a_model_in_8_bits_is_loaded_as_any_other(script: Any, tmp_path: Path) -> None:
+    finish = importlib.import_module("finish_builtin")
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert finish.halve(tmp_path / "model.safetensors") == sum(
+        value.numel() for value in model.state_dict().values()
+    ) - (model.lm_head.weight.numel())
+    assert (tmp_path / "model.safetensors").stat().st_size < 0.3 * size
+    for dtype in (torch.float32, torch.bfloat16):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        assert loaded.dtype == dtype
+        for (name, value), own in zip(loaded.named_parameters(), model.parameters(), strict=True):
+            kind = torch.float8_e4m3fn if value.ndim == 2 else torch.bfloat16
+            assert value.equal(own.to(kind).to(dtype)), name
 
 
 def test_openings_have_no_place_left_open_and_differ(script: Any) -> None:

@@ -90,13 +90,15 @@ def law_of_texts(
 ) -> dict[Text, float]:
     """The law of the new tokens: the engine's run of a request on the rows of ``models``, once for each path of draws.
 
-    ``options``: of the run.
+    ``options``: of the run; a grammar among the adjustments is the loop's too.
     """
+    grammar = options["adjustments"].grammar if "adjustments" in options else None
+    like = None if grammar is None else models.like.new_empty(0, models.vocab)
     law: defaultdict[Text, float] = defaultdict(float)
     while True:
         record = Record()
         sequence = TokenSequence.begin(PROMPT)
-        loop = decode(sequence, method, Limits(length), draws, record)
+        loop = decode(sequence, method, Limits(length, grammar=grammar, like=like), draws, record)
         run = RequestRun(
             models, 0, sequence, loop, method, Sampling(), draws, record, heads=heads, ahead=ahead, **options
         )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sprinter.errors import SprinterError
+from sprinter.errors import SprinterError, UserError
 from sprinter.reproduce.answers import Answers, difference, duel, win_shares
 from sprinter.reproduce.claims import Check, Claim, PaperTable
 from sprinter.reproduce.fsd import (
@@ -137,6 +137,12 @@ def test_answers_are_paired_by_prompt_and_repeats_are_added_up() -> None:
     assert difference((answers.tokens, answers.rounds), (shuffled.tokens, shuffled.rounds)) == (0.0, 0.0, 0.0)
 
 
+def test_what_comes_after_the_first_token_takes_no_prompt() -> None:
+    rows = [answer("a", arrivals_ms=[[500.0, 500.0, 600.0, 900.0]]), answer("b", arrivals_ms=[[70.0]])]
+    tokens, seconds = Answers("x", rows).after_the_first  # two tokens of the first round came at once
+    assert tokens.tolist() == [2.0, 0.0] and seconds.tolist() == pytest.approx([0.4, 0.0])
+
+
 def test_a_measure_that_no_answer_has_is_none_and_empty_references_are_left_out() -> None:
     answers = Answers("x", [answer("a", quality={"rouge1": 0.5}), answer("b")])
     top, bottom = answers.quality("rouge1") or (np.zeros(1), np.zeros(1))
@@ -181,7 +187,9 @@ def test_the_mixture_of_whole_texts_that_is_as_fast() -> None:
 
 
 def study(template: str | None, **settings: Any) -> Any:
-    return SimpleNamespace(chats=template is not None, settings=ReproduceSettings(**settings), new_tokens=48)
+    return SimpleNamespace(
+        chats=template is not None, suites=(), settings=ReproduceSettings(**settings), new_tokens=48
+    )
 
 
 def test_accuracies_and_log_likelihoods_are_not_mixed() -> None:
@@ -190,6 +198,9 @@ def test_accuracies_and_log_likelihoods_are_not_mixed() -> None:
     assert [part.tolist() for part in score(study(None), answers)] == [[-6.0], [4.0]]
     assert "HumanEval" not in with_scores(study("{}")) and "HumanEval" in with_scores(study(None))
     assert "HumanEval" in with_scores(study("{}", run_code=True))
+    alone = SimpleNamespace(chats=True, suites=("humaneval",), settings=ReproduceSettings())
+    with pytest.raises(UserError, match="give --run-code"):
+        with_scores(alone)  # type: ignore[arg-type]
     with pytest.raises(SprinterError, match="no answer by x has an accuracy"):
         score(study("{}"), Answers("x", [answer("a", quality={"log_likelihood": -6.0})]))
 
@@ -214,7 +225,7 @@ def test_sds_acceptance_is_that_of_the_drafts_that_it_judges() -> None:
 
     def found(chats: bool) -> Laws:
         one = SimpleNamespace(
-            chats=chats, prompts=2, tuning=1, suite=lambda *_: suite, laws=lambda *_: recording,
+            chats=chats, suites=(), prompts=2, tuning=1, suite=lambda *_: suite, laws=lambda *_: recording,
             once=lambda _, make: make(),
         )  # fmt: skip
         return fsd_laws(one, "CSQA")  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def test_a_paper_on_the_built_in_pair(paper: str, run: Run, tmp_path: Path) -> N
     for table in tables:
         assert table["rows"] and all(len(row) == len(table["head"]) for row in table["rows"]), table["title"]
     if paper == "svip":  # every group of Spec-Bench has its column
-        assert tables[0]["head"][2:-2] == ["MT-Bench", "Trans.", "Sum.", "QA", "Math", "RAG"]
+        assert tables[0]["head"][2:-3] == ["MT-Bench", "Trans.", "Sum.", "QA", "Math", "RAG"]
     claims = [claim for table in tables for claim in table["claims"]]
     assert len(results["verdicts"]) == len(claims) > 1
     page = (tmp_path / f"{paper}.md").read_text(encoding="utf-8")
@@ -67,7 +67,37 @@ def test_a_paper_on_the_built_in_pair(paper: str, run: Run, tmp_path: Path) -> N
     again = run(
         *command
     )  # every answer is there: the same rows give the same tables, measured times included
-    assert again[0] == 0 and read(tmp_path, paper)["parts"] == results["parts"]
+    redrawn = read(tmp_path, paper)
+    assert again[0] == 0 and redrawn["parts"] == results["parts"]
+    made = results["environment"]  # it is that of the answers
+    assert redrawn["environment"] == made | {"commit_of_tables": made["commit"]} and redrawn["calls"] == 1
+    if paper == "sprinter":  # no gate is judged on its own texts
+        trained, judged = re.findall(r"(\d+) and (\d+) (?:texts|prompts that it was not trained on)", lines)[
+            :2
+        ]
+        assert all(0 < int(few) < 0.3 * int(all_) for few, all_ in zip(judged, trained, strict=True))
+
+
+def test_fsd_on_one_data_set(run: Run, tmp_path: Path) -> None:
+    command = (
+        "reproduce",
+        "fsd",
+        "--data",
+        str(made_up_data()),
+        "--out",
+        str(tmp_path),
+        *TINY,
+        "--suite",
+        "mmlu",
+    )
+    status, _, err = run(*command)
+    assert status == 0, err
+    results = read(tmp_path, "fsd")
+    tables = [table for part in results["parts"].values() for table in part]
+    assert results["settings"]["suites"] == ["mmlu"]
+    assert all(row[0] == "MMLU" for table in tables for row in table["rows"]), tables
+    told = [claim for table in tables for claim in table["claims"] if "only one side" in claim["missing"]]
+    assert len(told) == 1 and told[0]["verdict"] == "not testable here"
 
 
 def test_one_part_and_its_pair(run: Run, tmp_path: Path) -> None:
@@ -87,6 +117,8 @@ def test_one_part_and_its_pair(run: Run, tmp_path: Path) -> None:
         (("spinter",), "sprinter"),
         (("svip", "--part", "long-gredy"), "long-greedy"),
         (("yin", "--prompts", "0"), "prompts"),
+        (("yin", "--suite", "mmlu"), "yin needs all of its prompts"),
+        (("fsd", "--suite", "mmul"), "did you mean 'mmlu'"),
         (("yin", "--data", "nowhere"), "nowhere"),
         (("fsd", "--target", str(sprinter.builtin_paths()["target"])), "this pair has none: give --draft"),
     ],
@@ -109,9 +141,9 @@ def test_tables_of_laws_alone_are_a_trial_too_and_a_second_call_is_told(run: Run
     command = ("reproduce", "svip", "--data", str(made_up_data()), "--out", str(folder), *TINY)
     assert run(*command, "--part", "signals")[0] == 0
     results = read(folder, "svip")
-    assert [table["prompts"] for table in results["parts"]["signals"]] == [2] and results["calls"] == 1
-    for calls in (1, 2):  # the first is whole, the second one resumes it
-        assert run(*command, "--part", "spec-bench")[0] == 0
+    assert [table["prompts"] for table in results["parts"]["signals"]] == [11] and results["calls"] == 1
+    for repeats, calls in (("1", 1), ("1", 1), ("2", 2)):  # the second asks nothing, the third one more
+        assert run(*command, "--part", "spec-bench", "--repeats", repeats)[0] == 0
         assert read(folder, "svip")["calls"] == calls
     assert "in the last of 2 calls" in " ".join((folder / "svip.md").read_text(encoding="utf-8").split())
 

@@ -224,11 +224,11 @@ def test_the_command_line_makes_a_head_that_decodes(
     for head in ("judge", "diversed"):
         out = tmp_path / head
         assert (
-            main(["gate", "train", "--labels", str(learnable), "--head", head, "--out", str(out), "--json"])
+            main(["gate", "train", "--labels", str(learnable), "--preset", head, "--out", str(out), "--json"])
             == 0
         )
         facts = json.loads(capsys.readouterr().out)
-        assert facts["mined"]["tokens"] == 400 and facts["head"] == head
+        assert facts["mined"]["tokens"] == 400 and facts["preset"] == head
         assert "400 tokens of 40 prompts" in (out / "README.md").read_text()
     heads = [load_head(tmp_path / name) for name in ("judge", "diversed")]
     pair = sprinter.load_pair(folder / "target", folder / "draft", heads=heads, compile=False)
@@ -249,13 +249,13 @@ def test_bad_input_at_the_command_line(
         assert code == 2
         return capsys.readouterr().err
 
-    assert "--width is not for a judge head" in said("--head", "judge", "--width", "8")
-    assert "--epochs is not for a judge head" in said("--head", "judge", "--epochs", "3")
-    assert "--recall is not for a diversed head" in said("--head", "diversed", "--recall", "0.8")
+    assert "--width is not for a judge head" in said("--preset", "judge", "--width", "8")
+    assert "--epochs is not for a judge head" in said("--preset", "judge", "--epochs", "3")
+    assert "--recall is not for a diversed head" in said("--preset", "diversed", "--recall", "0.8")
     assert "--recall is for a judge head" in said("--recall", "0.8")
-    assert "did you mean 'diversed'" in said("--head", "diverse")
-    assert "the same prompts were given twice" in said("--head", "judge", "--labels", str(learnable))
-    assert "recall" in said("--head", "judge", "--recall", "0.2")
+    assert "did you mean 'diversed'" in said("--preset", "diverse")
+    assert "the same prompts were given twice" in said("--preset", "judge", "--labels", str(learnable))
+    assert "recall" in said("--preset", "judge", "--recall", "0.2")
 
 
 def test_a_head_of_another_target_is_refused(folder: Path, learnable: Path) -> None:

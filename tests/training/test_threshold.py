@@ -79,7 +79,7 @@ def test_training_chooses_tau_for_a_drift_on_held_out_prompts(labels: Path) -> N
     [
         ({"tau": 0.5, "drift": 0.1}, "give one of them"),
         ({"drift": 1.5}, "drift=1.5 is out of range"),
-        ({"head": "disco", "drift": 0.1}, "leave drift=0.1 out"),
+        ({"preset": "disco", "drift": 0.1}, "leave drift=0.1 out"),
     ],
 )
 def test_a_drift_that_chooses_nothing_is_refused(options: dict[str, object], words: str) -> None:

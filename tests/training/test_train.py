@@ -272,8 +272,8 @@ def test_texts_of_the_wrong_class_are_one_line(tmp_path: Path, positions: Positi
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"head": "linea"}, "did you mean 'linear'"),
-        ({"head": "judge"}, "fitted to mined tokens"),
+        ({"preset": "linea"}, "did you mean 'linear'"),
+        ({"preset": "judge"}, "fitted to mined tokens"),
         ({"label": "ovrlap"}, "did you mean 'overlap'"),
         ({"features": "hiden"}, "did you mean 'hidden'"),
         ({"calibration": "temprature"}, "did you mean 'temperature'"),
@@ -285,7 +285,7 @@ def test_texts_of_the_wrong_class_are_one_line(tmp_path: Path, positions: Positi
         ({"weight": 0.0}, "weight=0.0"),
         ({"weight": "balance"}, "weight=balance"),
         ({"mix": 0.7}, "mix=0.7"),
-        ({"head": "specdec++", "label": "accept"}, r"use accept\(at=text\)"),
+        ({"preset": "specdec++", "label": "accept"}, r"use accept\(at=text\)"),
         ({"features": "hidden,log_q", "label": "ratio(at=greedy)"}, r"use ratio\(at=text\)"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_drift_that_other_prompts_exceed_is_said(
 def test_train_json_is_one_line_with_everything(
     capsys: pytest.CaptureFixture[str], labels: str, tmp_path: Path
 ) -> None:
-    options = ["--head", "mlp", "--features", "hidden,entropy", "--label", "ratio(lambda=1.5)", "--seed", "2",
+    options = ["--preset", "mlp", "--features", "hidden,entropy", "--label", "ratio(lambda=1.5)", "--seed", "2",
                "--calibration", "isotonic", "--weight", "balanced", "--tau", "0.6", "--json"]  # fmt: skip
     status, out, _ = run(capsys, "train", "--labels", labels, "--out", str(tmp_path / "g"), *QUICK, *options)
     assert status == 0 and out.count("\n") == 1
@@ -130,7 +130,7 @@ def test_training_again_takes_the_place_of_a_head(
             ["--layers 2 is of no use to a linear head"],
         ),
         (
-            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--head", "resnet", "--width", "8"],
+            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--preset", "resnet", "--width", "8"],
             ["--width 8 is of no use to a resnet"],
         ),
         (
@@ -138,7 +138,7 @@ def test_training_again_takes_the_place_of_a_head(
             ["--mix 0.3 is of no use to a linear head which reads no"],
         ),
         (
-            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--head", "mlp", "--mix", "0.3"],
+            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--preset", "mlp", "--mix", "0.3"],
             ["--mix 0.3 is of no use to an mlp head"],
         ),
         (
@@ -148,7 +148,7 @@ def test_training_again_takes_the_place_of_a_head(
                 "{labels}",
                 "--out",
                 "{tmp}/g",
-                "--head",
+                "--preset",
                 "specdec++",
                 "--mix",
                 "0.3",
@@ -164,7 +164,10 @@ def test_training_again_takes_the_place_of_a_head(
             ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--label", "ratoi"],
             ["did you mean 'ratio'?"],
         ),
-        (["train", "--labels", "{labels}", "--out", "{tmp}/g", "--head", "lstm"], ["unknown head 'lstm'"]),
+        (
+            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--preset", "lstm"],
+            ["unknown preset 'lstm'"],
+        ),
         (
             ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--features", "hiden"],
             ["did you mean 'hidden'?"],

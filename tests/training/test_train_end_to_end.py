@@ -75,7 +75,7 @@ def test_label_train_judge_and_decode(
 ) -> None:
     out = str(tmp_path / "head")
     quick = ["--epochs", "3", "--repeats", "30", "--json"]
-    assert main(["gate", "train", "--labels", str(labels), "--out", out, "--head", head, *quick]) == 0
+    assert main(["gate", "train", "--labels", str(labels), "--out", out, "--preset", head, *quick]) == 0
     trained = json.loads(capsys.readouterr().out)
     assert sum(part["prompts"] for part in trained["split"].values()) >= (60 if head == "linear" else 25)
     assert main(["gate", "roc", "--labels", str(labels), "--gate", out, "--repeats", "30", "--json"]) == 0

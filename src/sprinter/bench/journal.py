@@ -151,19 +151,27 @@ class Journal(KeptLines):
                     "give it another name (SPEC as NAME) or another directory"
                 )
         self.run_id = str(there.get("id") or _new_id(session or {}))
+        self._asked = False
         self.sessions = [*there.get("sessions", []), *([dict(session)] if session else [])]
         self._facts = {"id": self.run_id, **run, "arms": {**known, **names}}
         self._facts["costs"] = {**there.get("costs", {}), **(costs or {})}
         self.end_session({})
         super().__init__(directory / ROWS, key_of, "give another directory, or --restart to start over")
 
+    def add(self, row: dict[str, Any]) -> None:
+        """Store a row, an answer of this session."""
+        super().add(row)
+        self._asked = True
+
     def end_session(self, facts: Mapping[str, Any]) -> None:
-        """Store what is known at the end of this session (the load, the time).
+        """Store what is known at the end of this session (the load, the time), or forget one that asked nothing new.
 
         Raises:
             UserError: the file cannot be written.
         """
-        if facts:
+        if facts and not self._asked and len(self.sessions) > 1:
+            self.sessions.pop()
+        elif facts:
             self.sessions[-1].update(facts)
         with writing(self.directory / RUN):
             text = json.dumps({**self._facts, "sessions": self.sessions}, indent=1)

@@ -157,8 +157,8 @@ def mine(
 ) -> None:
     """Put the draft's token where it differs from the target's greedy answer, and see whether the answer stays.
 
-    'sprinter gate train --head judge' and '--head diversed' learn from it. To continue a run that was interrupted, give
-    the same command again.
+    'sprinter gate train --preset judge' and '--preset diversed' learn from it. To continue a run that was interrupted,
+    give the same command again.
     """
     from sprinter.bench.quality.checks import final_number, first_choice
     from sprinter.training.mine import MineSettings, mine, read_mined
@@ -204,12 +204,12 @@ _UNSAID: dict[str, Any] = dict.fromkeys(_FITTED)
 _WEIGHT: dict[str, Any] = {"weight": {"kind": str}}
 
 
-@takes("fitting", dict, stated=_FITTED, without=("head", "seed"), more=_WEIGHT, **_UNSAID)
+@takes("fitting", dict, stated=_FITTED, without=("preset", "seed"), more=_WEIGHT, **_UNSAID)
 def train(
     labels: LabelsOption,
     out: Annotated[Path, option("Directory for the head.", default=False)],
     more: MoreLabelsOption = None,
-    head: Annotated[
+    preset: Annotated[
         str,
         option(
             "paper (the SPRINTER paper's gate: λ = 1.2, τ = 0.5), linear, mlp, resnet: gates; disco, specdec++: stop "
@@ -234,18 +234,18 @@ def train(
     from sprinter.training.roc import judge
     from sprinter.training.train import train
 
-    if head in HEAD_KINDS and HEAD_KINDS[head].model == "target":
-        for name in (*fitting, *(["recall"] if head == "diversed" and recall is not None else ())):
-            raise UserError(f"--{name} is not for a {head} head, which is fitted in one way: leave it out")
+    if preset in HEAD_KINDS and HEAD_KINDS[preset].model == "target":
+        for name in (*fitting, *(["recall"] if preset == "diversed" and recall is not None else ())):
+            raise UserError(f"--{name} is not for a {preset} head, which is fitted in one way: leave it out")
         _check_out(out, force)
-        _train_on_mined([*labels, *(more or ())], head, out, recall, seed, repeats, json)
+        _train_on_mined([*labels, *(more or ())], preset, out, recall, seed, repeats, json)
         return
     if recall is not None:
         raise UserError("--recall is for a judge head: leave it out")
     fitting["weight"] = _weight(fitting.get("weight"))
     if classes := fitting.get("classes"):
         fitting["classes"] = tuple(word.strip() for word in classes.split(","))
-    settings = TrainSettings(head=head, seed=seed, **fitting)
+    settings = TrainSettings(preset=preset, seed=seed, **fitting)
     _check_out(out, force)
     began = time.perf_counter()
     positions = read_positions([*labels, *(more or ())], settings.inputs)
@@ -259,11 +259,11 @@ def train(
         raise
     seconds = round(time.perf_counter() - began, 2)
     if json:
-        print_json({"out": str(out), "head": head, "size": trained.head.size, "time_s": seconds, **facts})
+        print_json({"out": str(out), "preset": preset, "size": trained.head.size, "time_s": seconds, **facts})
         return
     split = facts["split"]
     console().print(
-        f"{head} head, {trained.head.size:,} parameters, estimates {trained.label}; "
+        f"{preset} head, {trained.head.size:,} parameters, estimates {trained.label}; "
         f"best epoch {facts['best_epoch']} of {facts['epochs']}; {split['train']['positions']:,} positions of "
         f"{split['train']['prompts']:,} prompts; {seconds:.1f} s"
     )
@@ -288,7 +288,7 @@ def _train_on_mined(
     facts = save_harm(harm, found, out)
     seconds, counts = round(time.perf_counter() - began, 2), facts["mined"]
     if json:
-        print_json({"out": str(out), "head": head, "size": harm.head.size, "time_s": seconds, **facts})
+        print_json({"out": str(out), "preset": head, "size": harm.head.size, "time_s": seconds, **facts})
         return
     console().print(
         f"{head} head, {harm.head.size:,} parameters; {counts['tokens']:,} tokens of {counts['prompts']:,} prompts, "

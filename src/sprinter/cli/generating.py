@@ -28,7 +28,12 @@ _MORE: dict[str, dict[str, Any]] = {
     "budget": {"default": "what the method says"},
     "never_slower": {"default": "without a method, and with auto"},
     "chat_template_kwargs": {"default": False, "metavar": "JSON"},
+    "response_format": {"default": False, "metavar": "JSON"},
 }  # fmt: skip
+_OBJECTS = {
+    "chat_template_kwargs": '{"enable_thinking": false}',
+    "response_format": '{"type": "json_object"}',
+}
 _SAMPLING = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty logit_bias bad_words "
     "seed"
@@ -57,8 +62,9 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
             check_utf8(word, what)
     if given.get("logit_bias"):
         given["logit_bias"] = [_bias(one) for one in given["logit_bias"]]
-    if given.get("chat_template_kwargs") is not None:
-        given["chat_template_kwargs"] = _template_arguments(given["chat_template_kwargs"])
+    for name, example in _OBJECTS.items():
+        if given.get(name) is not None:
+            given[name] = _object(name, given[name], example)
     return given
 
 
@@ -73,13 +79,11 @@ def _bias(given: str) -> tuple[int, float]:
         ) from None
 
 
-def _template_arguments(given: str) -> dict[str, Any]:
+def _object(name: str, given: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(given)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UserError(
-            f"--chat-template-kwargs {given} is not a JSON object: give one, '{{\"enable_thinking\": false}}'"
-        )
+        raise UserError(f"--{name.replace('_', '-')} {given} is not a JSON object: give one, '{example}'")
     return found

@@ -31,6 +31,14 @@ def reproduce(
         list[str] | None,
         option("A part of the paper, such as speed; may be repeated.", default="all", metavar="NAME"),
     ] = None,
+    suite: Annotated[
+        list[str] | None,
+        option(
+            "One of FSD's data sets, gsm8k, commonsenseqa, mmlu or humaneval; may be repeated.",
+            default="all",
+            metavar="NAME",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         option("Directory for results; a run in it goes on.", "--out", "-o", default="reproduce-PAPER"),
@@ -43,19 +51,21 @@ def reproduce(
     """Run a paper's protocol on a pair: its tables beside the paper's, a verdict on each claim."""
     from sprinter.bench.quality.rouge import check_rouge
     from sprinter.reproduce.claims import ENOUGH
-    from sprinter.reproduce.papers import PAPERS, trials
+    from sprinter.reproduce.papers import PAPERS, check_suites, trials
     from sprinter.reproduce.papers import reproduce as run
     from sprinter.reproduce.study import Study
 
     one_of("paper", paper, PAPERS)
     for name in part or ():
         one_of("part", name, PAPERS[paper].parts)
+    check_suites(paper, suite or ())
     check_rouge()  # before models are loaded
     folder, command = out or Path(f"reproduce-{paper}"), shlex.join(["sprinter", *sys.argv[1:]])
     pair = load(loading, prefix_cache_bytes=0)  # each arm reads its own prompt
     with Progress() as progress:
         study = Study(
-            pair, data, folder, settings, PAPERS[paper].usual, command=command, restart=restart,
+            pair, data, folder, settings, PAPERS[paper].usual, suites=suite or (), command=command,
+            restart=restart,
             progress=lambda done, wanted, note: progress(note, done, wanted),
         )  # fmt: skip
         results = run(paper, study, part or (), command)

@@ -41,7 +41,7 @@ FIRST = {
     "demo": "target draft gate tokenizer device dtype runner max_new_tokens seed json",
     "gate label": "data out target draft chat classes limit new_tokens temperature json",
     "gate mine": "data out target draft compare chat limit new_tokens method json",
-    "gate train": "labels out head label features drift tau epochs force json",
+    "gate train": "labels out preset label features drift tau epochs force json",
     "draft distill": "data out target layers width chat epochs minutes new_tokens json",
     "draft sizes": "data out target shape steps chat limit new_tokens temperature json",
     "draft train": "data out target kind heads chat epochs minutes new_tokens json",

@@ -2,7 +2,7 @@
 
 They come before temperature and truncation, for target and draft alike, and so are part of the laws p and q that tokens
 are drawn from and judged by. Raw laws, which signals read, are the models' own, without adjustments. Order, as in
-transformers: bias, repetition penalty, frequency and presence penalty, bad words, EOS and stop tokens.
+transformers: bias, repetition penalty, frequency and presence penalty, bad words, EOS and stop tokens; then a grammar.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import Draft
+from sprinter.decode.grammar import Grammar
 from sprinter.decode.sequence import common_prefix
 from sprinter.errors import SprinterError, UserError
 
@@ -37,6 +38,8 @@ class Adjustments:
         min_new_tokens: number of tokens before which ``ends`` are forbidden.
         ends: EOS and stop tokens.
         bad_words: sequences of token ids; the last of one is forbidden after the others, which may lie in the prompt.
+        grammar: of the text; where the model, or what else is forbidden, leaves none of the tokens that it allows, all
+            of them have the same chance.
     """
 
     repetition_penalty: float = 1.0
@@ -46,6 +49,7 @@ class Adjustments:
     min_new_tokens: int = 0
     ends: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
     @property
     def counts(self) -> bool:
@@ -55,7 +59,7 @@ class Adjustments:
     @property
     def forbids(self) -> bool:
         """Whether any token may be forbidden."""
-        return bool(self.bad_words or (self.min_new_tokens and self.ends))
+        return bool(self.bad_words or (self.min_new_tokens and self.ends) or self.grammar)
 
     def __bool__(self) -> bool:
         return self.counts or self.forbids or bool(self.logit_bias)
@@ -116,10 +120,13 @@ class Adjuster:
         Raises:
             UserError: every token is forbidden after one of them.
         """
-        return partial(self._adjust, paths, [self.forbidden(path) for path in paths])
+        grammar, masks = self._settings.grammar, None
+        if grammar is not None:
+            masks = grammar.masks([(*self._text[self._prompt_len :], *path) for path in paths])
+        return partial(self._adjust, paths, [self.forbidden(path) for path in paths], masks)
 
     def forbidden(self, path: Sequence[int] = ()) -> frozenset[int]:
-        """Ids of the tokens that must not follow the text and the tokens in ``path``.
+        """Ids of the tokens that must not follow the text and the tokens in ``path``, whatever a grammar says.
 
         Raises:
             UserError: all of them.
@@ -142,14 +149,16 @@ class Adjuster:
         Raises:
             SprinterError: this token was drawn: to drop it would bias the text.
         """
-        forbidden = (i for i, x in enumerate(draft.tokens) if x in self.forbidden(draft.tokens[:i]))
-        n = next(forbidden, None)
-        if n is None:
+        grammar, n = self._settings.grammar, len(draft.tokens)
+        if grammar is not None:
+            n = grammar.kept(self._text[self._prompt_len :], draft.tokens)
+        n = next((i for i, x in enumerate(draft.tokens[:n]) if x in self.forbidden(draft.tokens[:i])), n)
+        if n == len(draft.tokens):
             return draft
         if float(draft.laws[n, draft.tokens[n]]) < 1.0:
             raise SprinterError(
-                f"the drafter drew token {draft.tokens[n]}, which is forbidden here (bad_words, min_new_tokens), from "
-                "a law of its own: use a drafter whose laws are one-hot, or the draft model"
+                f"the drafter drew token {draft.tokens[n]}, which is forbidden here (bad_words, min_new_tokens, a "
+                "grammar), from a law of its own: use a drafter whose laws are one-hot, or the draft model"
             )
         signals = {name: values[:n] for name, values in draft.signals.items()}
         raw = None if draft.raw is None else draft.raw[:n]
@@ -161,7 +170,11 @@ class Adjuster:
             self._counts.index_put_((ids,), self._counts.new_full((), number), accumulate=True)
 
     def _adjust(
-        self, paths: Sequence[Sequence[int]], forbidden: Sequence[frozenset[int]], logits: Tensor
+        self,
+        paths: Sequence[Sequence[int]],
+        forbidden: Sequence[frozenset[int]],
+        masks: Callable[[], Tensor] | None,
+        logits: Tensor,
     ) -> Tensor:
         settings = self._settings
         full = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
@@ -178,7 +191,7 @@ class Adjuster:
         if rows:
             at = torch.tensor(rows, device=full.device), torch.tensor(ids, device=full.device)
             full = full.index_put(at, full.new_tensor(-torch.inf))
-        return full
+        return full if masks is None else _within(masks()[:, : full.shape[-1]].to(full.device), full)
 
     def _counts_after(self, paths: Sequence[Sequence[int]]) -> Tensor:
         """Number of occurrences in the text before each row, ``[n, V]``."""
@@ -188,6 +201,13 @@ class Adjuster:
         counts, one = self._counts.repeat(len(paths), 1), self._counts.new_ones(())
         at = torch.tensor(rows, device=self._device), torch.tensor(ids, device=self._device)
         return counts.index_put_(at, one, accumulate=True)
+
+
+def _within(allowed: Tensor, logits: Tensor) -> Tensor:
+    """Logits of the allowed tokens alone; where none of these is possible, the same logit for each of them."""
+    kept = logits.masked_fill(~allowed, -torch.inf)
+    stuck = kept.amax(-1, keepdim=True) == -torch.inf
+    return kept.masked_fill_(stuck & allowed, 0.0)
 
 
 def _places(ids: Sequence[Sequence[int] | frozenset[int]]) -> tuple[list[int], list[int]]:

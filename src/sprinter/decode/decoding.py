@@ -24,6 +24,7 @@ from sprinter.decode.draft import (
     Token,
 )
 from sprinter.decode.drafter import one_hot_rows
+from sprinter.decode.grammar import Grammar
 from sprinter.decode.grow import Root
 from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.meter import Meter
@@ -45,6 +46,7 @@ __all__ = [
 METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
 GUARDED_RUN = 8  # maximum number of tokens in a run that is judged exactly, if the method names none
 COPIES = Lookup(n=4, least=3, length=7)  # of rounds that rest
+FORCED = 32  # maximum number of tokens in a round that a grammar forces
 _SEARCHED = 1024  # tokens in which a round that rests looks for a copy: its time is not charged
 LoopRequest = AskDraft | AskTips | AskScore
 Answer = Draft | Tips | Scores
@@ -59,12 +61,16 @@ class Limits:
         ends: of the prompt and text so far, the reason why it ends here, or None.
         lossy: of the same, whether the next token may be lossy; needed by methods with ``only``.
         last: reasons by the token that ends a text.
+        grammar: of the text, which both models' laws follow: what it forces is drafted without a model.
+        like: an empty tensor ``[0, V]`` of the form of laws, for drafts before the first target call.
     """
 
     max_new_tokens: int
     ends: Callable[[Sequence[int]], str | None] | None = None
     lossy: Callable[[Sequence[int]], bool] | None = None
     last: Mapping[int, str] = field(default_factory=dict)
+    grammar: Grammar | None = None
+    like: Tensor | None = None
 
     def __post_init__(self) -> None:
         at_least("max_new_tokens", self.max_new_tokens, 1)
@@ -116,15 +122,18 @@ class Pace:
     Attributes:
         proposes: whether any round of this text does. switch: says which; None: all do.
         drafts: whether this round does. copies: whether it copies from the text instead.
+        exact: whether it is judged exactly because no rule of the method drafted it.
     """
 
     proposes: bool
     switch: DraftSwitch | None
     drafts: bool = True
     copies: bool = False
+    exact: bool = False
 
     def begin_round(self, round: int) -> None:
         """Decide for a round."""
+        self.exact = False
         switch, self.drafts = self.switch, self.proposes
         if switch is not None:
             self.drafts = self.proposes and switch.drafts(round)
@@ -143,8 +152,9 @@ class Decoding:
         blind: whether no token can be trusted. length: of each draft run, if it is fixed. longest: at most.
         by_model: whether the draft model drafts: proposals in its place are copies.
         provisional: whether trusted tokens are final only when the target has scored them.
-        like: an empty tensor of the form of the target's laws, after the first pass.
+        like: an empty tensor of the form of the target's laws; None: not known before the first pass.
         drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
+        forced: further tokens, which the grammar forces: rules are not asked about them.
         gate_scores: of the tokens of a chain in the tree, as in ``Token``.
         on_trial: for the first tokens of the tree that are trusted until the target has scored them, whether the
             decision saw the token.
@@ -172,6 +182,7 @@ class Decoding:
     like: Tensor | None = None
     drafted: int = 0
     proposed: int = 0
+    forced: int = 0
     gate_scores: list[float | None] = field(default_factory=list)
     on_trial: list[bool] = field(default_factory=list)
     draft_nodes: list[int] = field(default_factory=list)
@@ -202,14 +213,14 @@ class Decoding:
             method, limits, draws, record, complete, sequence, end, TextRules.begin(method, account, rules), asks,
             Guard.of(method, limits, sequence.prompt), Pace(method.drafter.begin(draws), switch), Meter(rule), account,
             method.trust.never, method.length, min(bounds, default=None), method.drafter.uses_model,
-            method.tail_ratio is not None or account is not None,
+            method.tail_ratio is not None or account is not None, limits.like,
         )  # fmt: skip
 
     def score(self, start: int, scores: Scores) -> None:
         """Meter the trusted tokens that wait, given the target's laws from position ``start + 1`` on."""
         if self.meter.waiting:
             self.meter.score(start, scores)
-        if self.like is None:
+        if self.like is None or self.like is self.limits.like:
             self.like = scores.laws.new_empty(0, scores.laws.shape[-1])
         if self.asks:
             self.rules.score(start, scores)
@@ -223,7 +234,7 @@ class Decoding:
         n = length - sequence.final
         sequence.tree = Tree(tree.tokens[:n], tree.laws[:n], tree.raws[:n])
         del self.on_trial[n:], self.gate_scores[n:]
-        self.drafted -= lost
+        self.drafted = max(0, self.drafted - lost)
         self.rules.forget(length)
         sequence.cut(length)
 
@@ -245,7 +256,7 @@ class Decoding:
         sequence.tree = NO_DRAFT
         self.pace.begin_round(sequence.round)
         if self.pace.proposes:
-            self.drafted, self.proposed, self.gate_scores, self.on_trial = 0, 0, [], []
+            self.drafted, self.proposed, self.forced, self.gate_scores, self.on_trial = 0, 0, 0, [], []
             if self.asks:
                 self.rules.begin_round(self.pace.drafts)
         if self.guard is not None:
@@ -257,7 +268,7 @@ class Decoding:
         if self.asks:
             if rules.levels:
                 rules.learn_levels(accepted, tree.depth, self.record.finish is not None)
-            if pace.drafts:  # rules learn neither from copies nor from rounds that rest
+            if pace.drafts and not pace.exact:  # rules learn neither from copies nor from rounds that rest
                 rules.end_round(self.drafted, checked, accepted)
         if self.asks or self.record.rules is None:
             self.record.rules = rules.state
@@ -287,21 +298,36 @@ class Decoding:
     @property
     def accept(self) -> Judge:
         """The rule that judges this round's draft."""
-        if self.guarded or self.pace.copies:
+        if self.guarded or self.pace.exact:
             return Exact()
         rule = self.method.accept
         return rule if self.account is None or rule.lossless else BudgetedRule(rule, self.account)
 
     @property
+    def left(self) -> int:
+        """Number of tokens that a draft may still have up to the end of the text."""
+        # If no token can be trusted, the target call draws the last token of the text.
+        return self.end - len(self.sequence.tokens) - (self.blind and not self.method.to_horizon)
+
+    @property
     def room(self) -> int:
         """Number of tokens that may still be drafted in this round."""
-        # If no token can be trusted, the target call draws the last token of the text.
-        method = self.method
-        left = self.end - len(self.sequence.tokens) - (self.blind and not method.to_horizon)
+        left = self.left
         longest = self.longest
         if longest is None and (self.guarded or self.account is not None):  # made for runs of trusted tokens
             longest = GUARDED_RUN if self.guarded else BUDGET_RUN
         return left if longest is None else min(left, longest - self.drafted)
+
+    def force(self) -> Draft | None:
+        """The tokens that must follow the text, as a draft; None: there are none."""
+        grammar, like, text = self.limits.grammar, self.like, self.sequence.tokens
+        if grammar is None or like is None or not self.pace.proposes:
+            return None
+        tokens = tuple(grammar.forced(text[self.sequence.prompt :]))[: min(self.left, FORCED - self.forced)]
+        if not tokens:
+            return None
+        laws = one_hot_rows(tokens, like.shape[-1], like)
+        return Draft(tokens, laws, {}, laws if self.method.accept.needs_raw else None, proposed=True)
 
 
 def draft_run(decoding: Decoding) -> Asking:
@@ -313,18 +339,28 @@ def draft_run(decoding: Decoding) -> Asking:
     sequence.tree = Tree(tokens, laws, raws)
     trusting, stopped = not decoding.guarded, False
     while not stopped and (room := decoding.room) >= 1:
-        answer = yield AskDraft(sequence, room)
+        # Where trusted tokens wait for the target, an untrusted one would end them.
+        must = None if trusting and decoding.provisional else decoding.force()
+        if must is None:
+            answer = yield AskDraft(sequence, room)
+        else:
+            answer = must
         assert isinstance(answer, Draft)
         stopped, copied = not answer.tokens, answer.proposed and decoding.by_model
         for i, x in enumerate(answer.tokens):
-            position, decoding.drafted = len(text), decoding.drafted + 1
-            decoding.proposed += answer.proposed
-            trusted, stop = _ask_rules(decoding, answer, i, position, copied)
+            position = len(text)
+            if must is not None:
+                trusted, stop = not decoding.blind, False
+                decoding.forced += 1
+            else:
+                decoding.drafted += 1
+                decoding.proposed += answer.proposed
+                trusted, stop = _ask_rules(decoding, answer, i, position, copied)
             if stop and method.stop.discards:
                 stopped = True
                 break
             text.append(x)
-            if decoding.asks:
+            if decoding.asks and must is None:
                 decoding.rules.wait(position, answer, i, copied)
             ended = len(text) == decoding.end or decoding.limits.reason(text) is not None
             forced = (
@@ -360,19 +396,25 @@ def draft_run(decoding: Decoding) -> Asking:
             yield from closing_pass(decoding)
 
 
-def copy_run(decoding: Decoding) -> None:
-    """Prompt lookup in a round that rests: the tree gets what followed the text's last tokens earlier."""
+def copy_run(decoding: Decoding, copies: bool) -> bool:
+    """A draft apart from the method's: what the grammar forces, else, with ``copies``, what followed the text's last
+    tokens earlier (prompt lookup). Returns whether there is one."""
     at_most, text = min(decoding.room, COPIES.length), decoding.sequence.tokens
     if decoding.like is None or at_most < 1:
-        return
-    tokens: list[int] = []
-    for x in look_up(text[-_SEARCHED:], COPIES.n, COPIES.least, at_most):
+        return False
+    must, tokens = decoding.force(), list[int]()
+    found = [] if must is None else list(must.tokens)
+    if copies and not found:
+        found = look_up(text[-_SEARCHED:], COPIES.n, COPIES.least, at_most)
+    for x in found:
         text.append(x)
         tokens.append(x)
         if decoding.limits.reason(text) is not None or decoding.leaves(text):
             break
     laws = [*one_hot_rows(tokens, decoding.like.shape[-1], decoding.like)]
     decoding.sequence.tree = Tree(tokens, laws, laws if decoding.method.accept.needs_raw else [])
+    decoding.pace.exact = bool(tokens)
+    return bool(tokens)
 
 
 @lru_cache(maxsize=1024, typed=True)

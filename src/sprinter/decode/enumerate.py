@@ -19,6 +19,7 @@ from sprinter.decode.decoding import Answer, LoopRequest
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Record, Scores, Tips
 from sprinter.decode.draft_heads import DraftHeads, HeadDrafts, HeadText
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
+from sprinter.decode.grammar import Grammar
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.sequence import paths_of
@@ -367,14 +368,18 @@ def joint_law(
     lossy: Callable[[Sequence[int]], bool] | None = None,
     switch: Callable[[Record], DraftSwitch] | None = None,
     heads: DraftHeads | None = None,
+    grammar: Grammar | None = None,
 ) -> dict[Text, float]:
-    """The exact law of the texts (new tokens) that ``method`` writes, by enumerating every random draw."""
+    """The exact law of the texts (new tokens) that ``method`` writes, by enumerating every random draw.
+
+    ``grammar``: one that the laws of ``pair`` follow.
+    """
     law: defaultdict[Text, float] = defaultdict(float)
     draws = EnumeratedDraws(cells)
     while True:
-        record = run_chain(
-            method, pair, prompt, Limits(length, ends, lossy), draws, ahead=ahead, switch=switch, heads=heads
-        )
+        like = None if grammar is None else torch.empty(0, pair.vocab, dtype=torch.float64)
+        limits = Limits(length, ends, lossy, grammar=grammar, like=like)
+        record = run_chain(method, pair, prompt, limits, draws, ahead=ahead, switch=switch, heads=heads)
         law[tuple(token.id for token in record.tokens)] += draws.weight
         if not draws.next_path():
             return dict(law)

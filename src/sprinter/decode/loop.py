@@ -58,13 +58,14 @@ def decode(
     sequence = prompt if isinstance(prompt, TokenSequence) else TokenSequence.begin(prompt)
     decoding = Decoding.begin(sequence, method, limits, draws, record, complete, rules, switch)
     drafting = draft_run if method.drafter.siblings is Siblings.ALONE else draft_tree
+    apart = drafting is draft_tree or method.drafter.by_heads  # no forced tokens stand among their drafts
     while record.finish is None:
         decoding.begin_round()
         before = len(record.tokens)
-        if decoding.pace.drafts:
+        pace = decoding.pace
+        copied = (apart or not pace.drafts) and copy_run(decoding, pace.copies)
+        if pace.drafts and not copied:
             yield from drafting(decoding)
-        elif decoding.pace.copies:
-            copy_run(decoding)
         record.stats.drafted += len(record.tokens) - before + len(sequence.tree.tokens)
         read = accepted = checked = 0
         if record.finish is None:

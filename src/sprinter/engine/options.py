@@ -13,7 +13,7 @@ from itertools import pairwise
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, InstanceOf
 from pydantic.fields import FieldInfo
 
 from sprinter.decode.registry import did_you_mean
@@ -61,6 +61,10 @@ class GenerationKeywords(TypedDict, total=False):
     ahead: int | Literal["auto"]
     rules: RuleState | Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | type[BaseModel] | None
+    grammar: str | None
+    regex: str | None
+    choices: Sequence[str] | None
     sampling: Sampling | None
 
 
@@ -124,6 +128,23 @@ def _named(value: Any) -> dict[str, Any] | None:
     if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
         raise ValueError("not a mapping")
     return deepcopy(dict(value)) if value else None
+
+
+def _format(value: Any) -> Any:
+    """A pydantic model as the format of its JSON schema, without further fields."""
+    if isinstance(value, type) and issubclass(value, BaseModel):
+        schema = {"name": value.__name__, "schema": _closed(value.model_json_schema())}
+        return {"type": "json_schema", "json_schema": schema}
+    return _named(value)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    more = {"additionalProperties": False} if isinstance(schema.get("properties"), dict) else {}
+    return more | {name: _closed(one) for name, one in schema.items()}
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -251,6 +272,22 @@ class GenerationOptions(Checked):
         "Further arguments of the chat template, a JSON object. For a prompt of messages: what the template reads, "
         "such as ``{\"enable_thinking\": False}``, ``tools`` or ``documents``."
     ))  # fmt: skip
+    response_format: Annotated[
+        Mapping[str, Any] | None, BeforeValidator(_format),
+        Expected("is not a format", "{'type': 'json_object'}, {'type': 'json_schema', ...} or a pydantic model"),
+    ] = Field(None, description=(
+        "The text is JSON: any object, or by a schema. OpenAI's ``{\"type\": \"json_object\"}`` or ``{\"type\": "
+        "\"json_schema\", \"json_schema\": {\"schema\": {...}}}``, or a pydantic model; see docs/structured-output.md."
+    ))  # fmt: skip
+    grammar: NonEmpty | None = Field(None, description=(
+        "The text follows a grammar, in Lark's or llama.cpp's (GBNF) notation."
+    ))  # fmt: skip
+    regex: NonEmpty | None = Field(None, description="The whole text matches a regular expression.")
+    choices: Annotated[
+        tuple[NonEmpty, ...],
+        BeforeValidator(_several),
+        Expected("is not a list of texts, none of them empty", "some text"),
+    ] = Field((), description="The text is one of these.")
 
     def __init__(self, **options: Unpack[GenerationKeywords]) -> None:
         super().__init__(**_gathered(options, None))
@@ -258,7 +295,9 @@ class GenerationOptions(Checked):
     def __hash__(self) -> int:
         return hash(
             tuple(
-                value for name, value in vars(self).items() if name not in ("rules", "chat_template_kwargs")
+                value
+                for name, value in vars(self).items()
+                if name not in ("rules", "chat_template_kwargs", "response_format")
             )
         )
 
@@ -346,7 +385,7 @@ def _is_bias(value: Any) -> bool:
 
 
 _ITEMS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("stop", "stop_token_ids", "switches", "copy_switches"), _is_single),
+    **dict.fromkeys(("stop", "choices", "stop_token_ids", "switches", "copy_switches"), _is_single),
     "bad_words": _is_word, "logit_bias": _is_bias,
 }  # fmt: skip
 

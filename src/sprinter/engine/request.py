@@ -187,7 +187,9 @@ class Request:
         switch = self._switch()
         method, complete = self.method, options.meter == "complete"
         logprobs = None if options.logprobs is None else LogProbs(self.sequence.prompt, options.logprobs)
-        loop = decode(self.sequence, method, self._limits(), draws, record, complete, self._rules, switch)
+        loop = decode(
+            self.sequence, method, self._limits(models), draws, record, complete, self._rules, switch
+        )
         self._run = RequestRun(
             models, row, self.sequence, loop, method, options.sampling, draws, record, heads=self._runtime.heads,
             costs=self._runtime.costs, ahead=options.ahead if isinstance(options.ahead, int) else None,
@@ -247,12 +249,15 @@ class Request:
         stats = self.record.stats
         return self.options.replace(switches=tuple(stats.switches), copy_switches=tuple(stats.copy_switches))
 
-    def _limits(self) -> Limits:
+    def _limits(self, models: Executor) -> Limits:
         eos_ids, stops = self._runtime.models.target.eos_ids, self.options.stop_token_ids
         only, spelling = self.method.only, self._spelling
         lossy = None if only is None or spelling is None else SpanReader(only, self.prompt_ids, spelling)
         ends = Ending(self.sequence.prompt, spelling) if spelling is not None and spelling.stop else None
-        return Limits(self._new, ends, lossy, dict.fromkeys(stops, "stop") | dict.fromkeys(eos_ids, "eos"))
+        last = dict.fromkeys(stops, "stop") | dict.fromkeys(eos_ids, "eos")
+        if (grammar := self._adjustments.grammar) is None:
+            return Limits(self._new, ends, lossy, last)
+        return Limits(self._new, ends, lossy, last, grammar, models.like.new_empty(0, models.vocab))
 
     def _stops(self, options: GenerationOptions) -> tuple[int, ...]:
         """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""
@@ -349,7 +354,7 @@ def _adjustments(options: GenerationOptions, runtime: PairRuntime, ends: Sequenc
     words = [word for one in options.bad_words for word in _spelled(one, runtime)]
     return Adjustments(
         options.repetition_penalty, options.presence_penalty, options.frequency_penalty, options.logit_bias,
-        options.min_new_tokens, tuple(ends), tuple(dict.fromkeys(words)),
+        options.min_new_tokens, tuple(ends), tuple(dict.fromkeys(words)), runtime.grammars.of(options, ends),
     )  # fmt: skip
 
 

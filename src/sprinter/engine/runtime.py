@@ -14,6 +14,7 @@ from sprinter.decode.spec import is_auto, parse_method
 from sprinter.decode.stop import Never
 from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
 from sprinter.engine.executor import Executor
+from sprinter.engine.grammar import Grammars
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
@@ -49,7 +50,7 @@ class PairRuntime:
         heads: by kind, trained for the draft of ``models``.
         drafting: heads on the target that draft; None: there are none.
         profile: of this pair; None: none. watch: compares texts with those that it was tuned on.
-        special: ids of special tokens.
+        special: ids of special tokens. grammars: of requests for structured output.
 
     Args:
         cache: what is reused of earlier texts.
@@ -66,6 +67,7 @@ class PairRuntime:
         self.models, self.heads, self.profile, self.drafting = models, heads, profile, drafting
         self.watch = None if profile is None else PromptWatch(profile)
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
+        self.grammars = Grammars(models.tokenizer, models.vocab_size)
         self._reloaded = False
         idle = IdleRunners(cache.max_bytes)
         self.targets = RunnerPool(models.target, cache, idle)

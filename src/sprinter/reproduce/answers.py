@@ -67,6 +67,12 @@ class Answers:
         return self.sum(lambda row: sum(row["choices"][0]["wall_time"]))
 
     @property
+    def after_the_first(self) -> Quotient:
+        """Tokens that came after the first, and the seconds that they took: no prompt is read in them."""
+        tokens = self.sum(lambda row: sum(late > one[0] for one in row["arrivals_ms"] for late in one))
+        return tokens, self.sum(lambda row: sum(one[-1] - one[0] for one in row["arrivals_ms"] if one) / 1000)
+
+    @property
     def rounds(self) -> Array:
         """Rounds of drafting."""
         return self.sum(lambda row: len(row["choices"][0]["accept_lengths"]))

@@ -88,7 +88,7 @@ class Claim:
 
     def line(self) -> str:
         """Markdown: verdict, claim, and what the numbers say."""
-        told = self.missing or "; ".join(check.line() for check in self.checks)
+        told = self.missing[:1].upper() + self.missing[1:] or "; ".join(check.line() for check in self.checks)
         return f"- **{self.verdict[0].upper()}{self.verdict[1:]}.** {self.says} {told}."
 
     def facts(self) -> dict[str, Any]:

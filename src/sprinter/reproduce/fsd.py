@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sprinter.bench.sample import Suite
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 from sprinter.decode.accept.fuzzy import DIVERGENCES
-from sprinter.errors import SprinterError
+from sprinter.errors import SprinterError, UserError
 from sprinter.laws import entropy, kl_divergence, one_hot, overlap, tv_distance
 from sprinter.reproduce.answers import Answers, Quotient, difference, percent
-from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
+from sprinter.reproduce.claims import ENOUGH, Check, Claim, PaperTable, cell
 from sprinter.reproduce.study import Paper, Study
 
 __all__ = ["FSD"]
@@ -92,11 +92,16 @@ class Laws:
         return (values <= np.quantile(values, share)).astype(float)
 
 
+def chosen(study: Study) -> list[str]:
+    """Data sets that are measured."""
+    return [name for name, suite in SUITES.items() if not study.suites or suite in study.suites]
+
+
 def laws(study: Study, name: str, *, tuning: bool = False) -> Laws:
     """One text of the target a prompt, both laws along it, temperature 1."""
 
     def read() -> Laws:
-        count, skip = (study.tuning, 0) if tuning else (study.prompts, study.tuning)
+        count, skip = (study.tuning, 0) if tuning else (max(ENOUGH, study.prompts), study.tuning)
         suite = study.suite(SUITES[name], count, skip)
         found = study.laws(suite, f"{name}: ")
         p, q = found.raw_p.double(), found.raw_q.double()
@@ -165,7 +170,7 @@ def sd_runs(study: Study, name: str) -> dict[int, Answers]:
 def lengths(study: Study) -> list[PaperTable]:
     """Table 1: SD at each L, speed and the draft's share."""
     rows, rising, slower = [], [], []
-    for name in SUITES:
+    for name in chosen(study):
         found = sd_runs(study, name)
         shares = {n: (one.drafted, one.tokens) for n, one in found.items()}
         rows.append(
@@ -198,12 +203,14 @@ def runs(study: Study, name: str) -> dict[str, Answers]:
     def run() -> dict[str, Answers]:
         found, tried = laws(study, name, tuning=True), sd_runs(study, name)
         gamma = max(LENGTHS, key=lambda n: tried[n].tokens.sum() / tried[n].seconds.sum())
-        chosen = levels(found) | {COMMON: one_threshold([laws(study, one, tuning=True) for one in SUITES])}
-        kept = {arm: float((found.divergences[JS] < t).mean()) for arm, t in chosen.items()}
+        thresholds = levels(found) | {
+            COMMON: one_threshold([laws(study, one, tuning=True) for one in chosen(study)])
+        }
+        kept = {arm: float((found.divergences[JS] < t).mean()) for arm, t in thresholds.items()}
         specs = {DRAFT: "draft-only", TARGET: "autoregressive", SD: drafted(study, gamma, "exact")}
         specs |= {
             arm: drafted(study, longer(gamma, kept[arm]), f"fuzzy(threshold={t})")
-            for arm, t in chosen.items()
+            for arm, t in thresholds.items()
         }
         rate = kept[MIDDLE]
         specs[RANDOM] = drafted(study, longer(gamma, rate), f"random(rate={rate:.3f})")
@@ -226,8 +233,17 @@ def longer(gamma: int, kept: float) -> int:
 
 
 def with_scores(study: Study) -> list[str]:
-    """Data sets whose answers have a score; HumanEval's accuracy needs its programs to be run."""
-    return [name for name in SUITES if name != "HumanEval" or not study.chats or study.settings.run_code]
+    """Data sets whose answers have a score; HumanEval's accuracy needs its programs to be run.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = [
+        name for name in chosen(study) if name != "HumanEval" or not study.chats or study.settings.run_code
+    ]
+    if not found:
+        raise UserError("HumanEval alone has no accuracy unless its programs are run: give --run-code")
+    return found
 
 
 def score(study: Study, one: Answers) -> Quotient:
@@ -280,7 +296,7 @@ def over_allocation(
 
 def levels_table(study: Study) -> list[PaperTable]:
     """Table 2 and Figure 2: quality and speed at three levels; Appendix E: random acceptance."""
-    found = {name: runs(study, name) for name in SUITES}
+    found = {name: runs(study, name) for name in chosen(study)}
     rows = []
     for name, arms in found.items():
         for arm, one in arms.items():
@@ -366,7 +382,7 @@ def common(study: Study) -> list[PaperTable]:
     paper = {"GSM8K": "−0.4; −0.4; −1.2", "CSQA": "−0.4; −0.4; −0.8", "MMLU": "−0.2; −0.7; −2.0",
              "HumanEval": "−0.2; 0.2; 1.6"}  # fmt: skip
     rows, quality, speed = [], [], []
-    for name in SUITES:
+    for name in chosen(study):
         arms = runs(study, name)
         one, sd = arms[COMMON], arms[SD]
         told = "–"
@@ -389,13 +405,13 @@ def common(study: Study) -> list[PaperTable]:
         "expected log-likelihood on the tuning prompts of all data sets. Paper: Qwen2.5, Llama3.1, Gemma2."
     )
     head = ("data set", "method", what, "paper", "speed over SD")
-    prompts = fewest(runs(study, name) for name in SUITES)
+    prompts = fewest(runs(study, name) for name in chosen(study))
     return [PaperTable("Table 3", told, head, rows, claims, prompts)]
 
 
 def spread(study: Study) -> list[PaperTable]:
     """Figure 3: how divergences are spread; Appendix C: which divergence keeps quality best."""
-    found = {name: laws(study, name) for name in SUITES}
+    found = {name: laws(study, name) for name in chosen(study)}
     rows, means, losses = [], dict[str, Quotient](), []
     better: list[Check] = []
     chance: list[Check] = []
@@ -422,15 +438,17 @@ def spread(study: Study) -> list[PaperTable]:
             kept.append(Check(f"{name}, less {rival}'s", apart, 0.0, above=False))
     easier = [
         Check(f"{a} less {b}", _apart(means[a], means[b]), 0.0, above=False)
-        for a in ("GSM8K", "HumanEval") for b in ("CSQA", "MMLU")
+        for a in ("GSM8K", "HumanEval") for b in ("CSQA", "MMLU") if a in means and b in means
     ]  # fmt: skip
-    claims = [Claim("GSM8K and HumanEval have lower divergences than CSQA and MMLU.", (*easier,))]
+    why = "" if easier else "only one side was asked for (--suite)"
+    claims = [Claim("GSM8K and HumanEval have lower divergences than CSQA and MMLU.", (*easier,), why)]
     more = [
         Claim("JS keeps quality best; asked: it loses least at 70 % kept.", (*better,)),
         Claim("Any tokens kept by chance lose more.", (*chance,)),
     ]
+    prompts = min(int(one.texts[-1]) + 1 for one in found.values())
     told = (
-        f"{study.prompts} prompts a data set, {study.new_tokens} tokens drawn from the target, temperature 1; laws of "
+        f"{prompts} prompts a data set, {study.new_tokens} tokens drawn from the target, temperature 1; laws of "
         "large vocabularies on their likeliest tokens and groups of the rest."
     )
     bins = [f"from {low:g}" for low in EDGES]
@@ -439,16 +457,14 @@ def spread(study: Study) -> list[PaperTable]:
         "tokens are kept at the positions of least divergence. js_reference is the published code's JS."
     )
     return [
-        PaperTable(
-            "Figure 3", told, ("data set", *bins, "mean JS", "SD accepts"), rows, claims, study.prompts
-        ),
+        PaperTable("Figure 3", told, ("data set", *bins, "mean JS", "SD accepts"), rows, claims, prompts),
         PaperTable(
             "Appendix C",
             cells,
             ("data set", "divergence", *(f"{share:.0%} kept" for share in KEPT)),
             losses,
             more,
-            study.prompts,
+            prompts,
         ),
     ]
 
@@ -468,5 +484,6 @@ FSD = Paper(
     "along the target's own texts, from 0.01 to 1. The divergence is the published code's JS.",
     {"lengths": lengths, "levels": levels_table, "one-threshold": common, "divergences": spread},
     {"prompts": 30, "tuning_prompts": 20, "new_tokens": 48, "repeats": 1},
+    tuple(SUITES.values()),
 )
 """The paper's protocol."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from sprinter.heads.head import Head
 from sprinter.reproduce.study import Study
-from sprinter.training.dataset import read_positions
+from sprinter.training.dataset import Positions, read_positions
 from sprinter.training.label_run import LabelProgress, LabelSettings, label, usual_batch
 from sprinter.training.records import TEMPERATURES
-from sprinter.training.roc import Report, judge_directory, unseen
+from sprinter.training.roc import Report, judge
 from sprinter.training.settings import TrainSettings
 from sprinter.training.train import train
 
-__all__ = ["LABELS", "distance", "judged", "labelled", "trained"]
+__all__ = ["LABELS", "distance", "held_out", "judged", "labelled", "trained"]
 
 LABELS = (1.0, 1.2, 1.5)
 """λ: a drawn token is acceptable where q(x)/p(x) is at most this."""
+SEED = 0
+"""Of the split by prompt: 80 % train, 10 % stop the training, 10 % judge."""
 
 
 def labelled(study: Study, suite: str) -> tuple[Path, int]:
@@ -49,25 +52,28 @@ def trained(study: Study, suite: str, lam: float = 1.2, head: str = "paper") -> 
     """A head of these texts: the paper's gate for a λ, or a preset with its own label."""
 
     def make() -> Head:
-        settings = TrainSettings(head=head, label=f"ratio(lambda={lam:g})" if head == "paper" else None)
+        settings = TrainSettings(
+            preset=head, seed=SEED, label=f"ratio(lambda={lam:g})" if head == "paper" else None
+        )
         with torch.inference_mode(False):
             return train(read_positions([labelled(study, suite)[0]], settings.inputs), settings).head
 
     return study.once(("head", suite, lam, head), make)
 
 
+def held_out(study: Study, suite: str, lam: float) -> Positions:
+    """Labels of the tenth of the prompts that no gate was trained on, and none stopped by."""
+    positions = read_positions([labelled(study, suite)[0]], trained(study, suite, lam).features)
+    return positions.select(positions.parts(SEED) == 2)
+
+
 def judged(study: Study, suite: str, lam: float) -> Report:
     """Evaluation of the gate of a λ on prompts that it was not trained on."""
-
-    def judge() -> Report:
-        return judge_directory(trained(study, suite, lam), [labelled(study, suite)[0]])
-
-    return study.once(("judged", suite, lam), judge)
+    made = partial(judge, trained(study, suite, lam), held_out(study, suite, lam))
+    return study.once(("judged", suite, lam), made)
 
 
 def distance(study: Study, suite: str, lam: float) -> float:
     """Mean TV(p, q) at the positions that the gate of a λ is judged on, temperature 1."""
-    head = trained(study, suite, lam)
-    positions = read_positions([labelled(study, suite)[0]], head.features)
-    held = positions.select(unseen(head, positions))
+    held = held_out(study, suite, lam)
     return 1 - float(held.columns["overlap"][:, TEMPERATURES.index(1.0)].double().mean())

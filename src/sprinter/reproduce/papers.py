@@ -10,6 +10,7 @@ from typing import Any
 
 from sprinter.bench.environment import BusyCores, environment, pair_facts
 from sprinter.decode.checks import one_of
+from sprinter.errors import UserError
 from sprinter.files import write_atomic, writing
 from sprinter.models.pair import builtin_paths
 from sprinter.plots import no_plots
@@ -20,7 +21,7 @@ from sprinter.reproduce.study import Paper, Study
 from sprinter.reproduce.svip import SVIP
 from sprinter.reproduce.yin import YIN
 
-__all__ = ["PAPERS", "page", "reproduce", "trials"]
+__all__ = ["PAPERS", "check_suites", "page", "reproduce", "trials"]
 
 QUIET = 0.2
 """Cores that other programs may keep busy without a word."""
@@ -40,12 +41,14 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
         "seconds"}.
 
     Raises:
-        UserError: no such part, and whatever a run of the bench refuses.
+        UserError: no such part or suite, and whatever a run of the bench refuses.
     """
     paper, began = PAPERS[name], time.time()
     for part in parts:
         one_of("part", part, paper.parts)
-    before, busy, results = environment(), BusyCores(), dict[str, Any]()
+    check_suites(name, study.suites)
+    before, busy, results, file = environment(), BusyCores(), dict[str, Any](), study.out / f"{name}.json"
+    there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() and not study.restart else {}
     own = study.pair.models.target.id == str(builtin_paths()["target"])
     named = {role: one["name"] for role, one in pair_facts(study.pair).items() if "name" in one}
     names = "the built-in pair" if own else ", ".join(f"{role} {name}" for role, name in named.items())
@@ -54,27 +57,40 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
         done[part] = paper.parts[part](study)
         tables = [table for part in done.values() for table in part]
         where = {**before, "load_at_end": environment()["load"], "busy_with_others": busy.others()}
+        seconds = round(time.time() - began, 1)
+        if there and not study.asked:  # tables anew, of answers that an earlier call asked for
+            where = {
+                **there["environment"], "commit_of_tables": before["commit"],
+                "dirty": there["environment"]["dirty"] or before["dirty"],
+            }  # fmt: skip
+            seconds = there["seconds"]
         results = {
             "paper": name, "command": command, "environment": where, "models": names, "pair": pair_facts(study.pair),
             "settings": {
                 "prompts": study.prompts, "tuning_prompts": study.tuning, "new_tokens": study.new_tokens,
                 "repeats": study.repeats, "gate_texts": study.settings.gate_texts,
+                "suites": [*study.suites],
             },
             "verdicts": {f"{table.title}: {claim.says}": claim.verdict for table in tables for claim in table.claims},
             "parts": {part: [table.facts() for table in made] for part, made in done.items()},
             "calls": study.calls,
-            "seconds": round(time.time() - began, 1),
+            "seconds": seconds,
         }  # fmt: skip
         pictures = [table.picture for table in tables if table.picture is not None and no_plots() is None]
-        with writing(study.out / f"{name}.json"):
-            write_atomic(
-                study.out / f"{name}.json",
-                json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-            )
+        with writing(file):
+            write_atomic(file, json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
             for one in pictures:
                 write_atomic(study.out / f"{name}-{one.name}.png", one.png())
             write_atomic(study.out / f"{name}.md", page(results, name) + "\n")
     return results
+
+
+def check_suites(paper: str, suites: Sequence[str]) -> None:
+    """Raise a UserError where a paper cannot be measured on these suites alone."""
+    if suites and not PAPERS[paper].suites:
+        raise UserError(f"{paper} needs all of its prompts: leave --suite out")
+    for suite in suites:
+        one_of("suite", suite, PAPERS[paper].suites)
 
 
 def page(results: Mapping[str, Any], pictures: str) -> str:
@@ -88,14 +104,17 @@ def page(results: Mapping[str, Any], pictures: str) -> str:
     machine = f"{where['cpu']}, {where['threads']} of {where['cores']} cores"
     load = f"load {where['load']} to {where['load_at_end']}"
     load += f" in the last of {results['calls']} calls" if results.get("calls", 1) > 1 else ""
-    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}: {results['models']}."
+    tables = where.get("commit_of_tables", where["commit"])
+    anew = "" if tables == where["commit"] else f" (tables: {tables})"
+    pair = "" if "--target" in results["command"] else f": {results['models']}"
+    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}{anew}{pair}."
     if (others := where.get("busy_with_others") or 0) > QUIET:
         run += (
             f" Other programs kept {others:.1f} cores busy meanwhile. The arms took turns, so ratios of speeds compare "
             "like with like; times are longer than on a quiet machine."
         )
-    tables = [PaperTable.of(one).markdown(pictures) for part in results["parts"].values() for one in part]
-    parts = [f"# {paper.title}, measured again", paper.about, run, *tables]
+    made = [PaperTable.of(one).markdown(pictures) for part in results["parts"].values() for one in part]
+    parts = [f"# {paper.title}, measured again", paper.about, run, *made]
     return "\n".join(line for text in "\n\n".join(parts).split("\n") for line in _wrapped(text))
 
 

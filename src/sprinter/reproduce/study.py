@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -59,6 +60,7 @@ class Study:
         out: directory of results.
         settings: see ``ReproduceSettings``; values that are None are ``usual``'s.
         usual: the paper's prompts, new_tokens and repeats.
+        suites: those of the paper's ``suites`` to measure; (): all.
         command: command line, stored with the results.
         restart: forget what an earlier run left in ``out``.
         progress: called after each answer.
@@ -75,6 +77,7 @@ class Study:
         settings: ReproduceSettings,
         usual: Mapping[str, int],
         *,
+        suites: Sequence[str] = (),
         command: str = "",
         restart: bool = False,
         progress: OnBenchProgress = lambda done, wanted, note: None,
@@ -92,10 +95,13 @@ class Study:
         self.new_tokens = settings.new_tokens or usual["new_tokens"]
         self.repeats = settings.repeats or usual["repeats"]
         self.tuning = settings.tuning_prompts or usual["tuning_prompts"]
+        self.suites = suites
         self._command, self.restart, self.progress = command, restart, progress
         self._kept: dict[object, object] = {}
         self.calls = 1
         """Calls that the answers come from: more than one after an interruption."""
+        self.asked, self._began = False, datetime.now(UTC).isoformat(timespec="seconds")
+        """Whether this call asked for an answer; no: all of them lay there."""
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """What ``make`` returns, made once for a key."""
@@ -191,6 +197,7 @@ class Study:
             progress=lambda done, wanted, note: self.progress(done, wanted, f"{part}: {note}"),
         )  # fmt: skip
         self.calls = max(self.calls, len(results["sessions"]))
+        self.asked |= results["sessions"][-1]["began"] >= self._began
         for arm in results["arms"]:
             if arm["status"] != "ok":
                 raise UserError(f"{arm['name']} failed in {part}: {arm['error']}")
@@ -217,9 +224,11 @@ class Paper:
         about: how, as Markdown paragraphs; what differs from the paper.
         parts: functions of a study by name; each returns its tables.
         usual: prompts, new_tokens and repeats where the user gives none.
+        suites: that the user may choose from; (): all are needed.
     """
 
     title: str
     about: str
     parts: Mapping[str, PaperPart]
     usual: Mapping[str, int]
+    suites: Sequence[str] = ()

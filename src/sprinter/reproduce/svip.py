@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 from sprinter.laws import kl_divergence, overlap
 from sprinter.reproduce.answers import Answers, Quotient
-from sprinter.reproduce.claims import Check, Claim, PaperTable, cell
+from sprinter.reproduce.claims import ENOUGH, Check, Claim, PaperTable, cell
 from sprinter.reproduce.study import Paper, Study
 
 __all__ = ["SVIP"]
@@ -75,16 +75,23 @@ def by_group(
     study: Study, found: Mapping[str, Answers], groups: Sequence[str], temperature: float
 ) -> PaperTable:
     """Tokens/s over plain decoding."""
+
+    def later(name: str, rival: str) -> BootstrapInterval:
+        return ratio_of_ratios(found[name].after_the_first, found[rival].after_the_first)
+
     rows = []
     for name in (CONST, HEURISTIC, OURS, BEST, WIDE):
         one = found[name]
         ratios = [f"{one.group(g).speed_over(found[PLAIN].group(g))[0]:.2f}" for g in groups]
         paper = PAPER[temperature].get(name, "–")
-        rows.append([name, f"`{one.spec}`", *ratios, cell(one.speed_over(found[PLAIN])), paper])
+        rows.append([
+            name, f"`{one.spec}`", *ratios, cell(one.speed_over(found[PLAIN])), cell(later(name, PLAIN)), paper
+        ])  # fmt: skip
     gains = [
         Check(f"over {rival}", found[OURS].speed_over(found[rival]), least)
         for rival, least in GAINS[temperature].items()
     ]
+    apart = [Check(f"over {rival}", later(OURS, rival), least) for rival, least in GAINS[temperature].items()]
     beyond = [
         Check(f"over {rival}", found[WIDE].speed_over(found[rival]), 1.0) for rival in (BEST, HEURISTIC)
     ]
@@ -95,13 +102,14 @@ def by_group(
     }[temperature]
     claims = [
         Claim(spoken, (*gains,)),
+        Claim("The same, the prompt apart: from the first token on.", (*apart,)),
         Claim("Beyond the paper: SVIP beats constants that are tuned.", (*beyond,)),
     ]
     told = (
         f"Tokens/s over plain decoding, the prompt's own pass included; Spec-Bench, first turns, up to {study.prompts} "
         f"prompts a group that fit the context, {study.new_tokens} new tokens. Paper: mean of its groups, 3 pairs."
     )
-    head = ("arm", "method", *(GROUPS[g] for g in groups), "all", "paper")
+    head = ("arm", "method", *(GROUPS[g] for g in groups), "all", "all, prompt apart", "paper")
     return PaperTable(
         f"Table {1 if temperature == 0 else 5}, temperature {temperature:g}", told, head, rows, claims,
         found[PLAIN].prompts,
@@ -211,7 +219,8 @@ def long_form(study: Study, temperature: float) -> list[PaperTable]:
     ended = sum(len(one) < longest for one in times[PLAIN])
     told = (
         f"MT-Bench, first turns, {len(times[PLAIN])} prompts; {ended} of plain decoding's texts ended before {longest} "
-        "tokens. A text counts as long as it is. Paper: three pairs, at 128 and at 8K tokens."
+        f"tokens. A text counts as long as it is. Paper: three pairs, at 128 and at 8K tokens; here to {longest}, at "
+        "most 16 times --max-new-tokens and half of the context."
     )
     title = f"Table {6 if temperature == 0 else 2}, temperature {temperature:g}"
     head = ("arm", "method", *map(str, reach), "paper")
@@ -230,7 +239,7 @@ def accepted_run(beta: NDArray[np.float64], lengths: Sequence[int]) -> NDArray[n
 
 def signals(study: Study) -> list[PaperTable]:
     """Figures 2 to 4: what the draft's entropy says of acceptance, along the target's own texts."""
-    suite = study.suite("mt-bench", max(2, study.prompts), study.tuning)
+    suite = study.suite("mt-bench", max(ENOUGH, study.prompts), study.tuning)
     found = study.laws(suite)
     p, q = found.raw_p.double(), found.raw_q.double()
     h, beta = found.signals["entropy"].numpy(), overlap(p, q).numpy()  # whole, where the laws are grouped

@@ -1,8 +1,8 @@
 """Presets and settings of training a head.
 
-Presets (``--head``): ``paper`` (the SPRINTER paper's gate, label and τ), ``linear``, ``mlp`` and ``resnet`` are gates;
-``specdec++`` and ``disco`` are heads of stop rules. Each sets features, label, weight on rejections, calibration and τ;
-all can be changed.
+Presets (``--preset``): ``paper`` (the SPRINTER paper's gate, label and τ), ``linear``, ``mlp`` and ``resnet`` are
+gates; ``specdec++`` and ``disco`` are heads of stop rules. Each sets features, label, weight on rejections, calibration
+and τ; all can be changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "features": ("top_q(k=10)", "entropy", "position"), "weight": "balanced", "calibration": "none",
     },
 }  # fmt: skip
-"""Values of each ``head`` preset; ``_USUAL`` has the others."""
+"""Values of each preset; ``_USUAL`` has the others."""
 _MINED = tuple(name for name, kind in HEAD_KINDS.items() if kind.model == "target")
 """Heads that ``training.harm`` fits instead."""
 _DRIFT = 0.1
@@ -57,7 +57,7 @@ _USUAL: Mapping[str, Any] = {
 class TrainSettings:
     """Settings of training. None takes the preset's value."""
 
-    head: str = stated("linear", "Name of a preset.")
+    preset: str = stated("linear", "Kind of head, with the values that suit it.")
     label: str | None = stated(
         None, "What to estimate: overlap, overlap(temperature=0.7), overlap(temperature=own), ratio(lambda=1.2), "
         "ratio(lambda=1.2, at=greedy), expected-ratio(lambda=1.2), agreement, accept, fuzzy(divergence=js, "
@@ -96,16 +96,16 @@ class TrainSettings:
     )
 
     def __post_init__(self) -> None:
-        one_of("head", self.head, [*PRESETS, *_MINED])
-        if self.head in _MINED:
-            raise UserError(f"a {self.head} head is fitted to mined tokens: use training.harm.fit_harm")
+        one_of("preset", self.preset, [*PRESETS, *_MINED])
+        if self.preset in _MINED:
+            raise UserError(f"a {self.preset} head is fitted to mined tokens: use training.harm.fit_harm")
         self._check_network()
-        preset = {**_USUAL, **PRESETS[self.head]}
+        usual = {**_USUAL, **PRESETS[self.preset]}
         if self.drift is not None:
-            preset.pop("tau", None)
+            usual.pop("tau", None)
         for field in fields(self):
-            if getattr(self, field.name) is None and field.name in preset:
-                object.__setattr__(self, field.name, preset[field.name])
+            if getattr(self, field.name) is None and field.name in usual:
+                object.__setattr__(self, field.name, usual[field.name])
         object.__setattr__(self, "label", str(self.target))
         object.__setattr__(self, "features", self.inputs)
         if self.tau is None and self.drift is None:
@@ -125,7 +125,7 @@ class TrainSettings:
             one_of("prefix class", name, KINDS)
         if self.mix != _MIX and not (self.own_token and self.classes is None):
             why = "which reads no token" if self.classes is None else "whose classes were chosen"
-            raise UserError(f"mix={self.mix} is of no use to {_a(self.head)} head {why}: leave it out")
+            raise UserError(f"mix={self.mix} is of no use to {_a(self.preset)} head {why}: leave it out")
         label, kind = self.target, self.kind
         if sees_token(self.inputs) and label.sees_token and not label.at_text:
             raise UserError(
@@ -141,9 +141,9 @@ class TrainSettings:
 
     def _check_network(self) -> None:
         for name in ("width", "layers"):
-            if (value := getattr(self, name)) is not None and name not in PRESETS[self.head]:
+            if (value := getattr(self, name)) is not None and name not in PRESETS[self.preset]:
                 raise UserError(
-                    f"{name}={value} is of no use to {_a(self.head)} head: leave it out, or train mlp"
+                    f"{name}={value} is of no use to {_a(self.preset)} head: leave it out, or train mlp"
                 )
 
     def _check_threshold(self) -> None:
@@ -159,7 +159,7 @@ class TrainSettings:
     @property
     def kind(self) -> str:
         """Kind of the head: "gate", "specdec++" or "disco"."""
-        return str(PRESETS[self.head]["kind"])
+        return str(PRESETS[self.preset]["kind"])
 
     @property
     def target(self) -> Label:

@@ -208,7 +208,7 @@ def _weight_of(settings: TrainSettings, part: _Part) -> float:
 
 
 def _config(positions: Positions, settings: TrainSettings) -> HeadConfig:
-    info, preset = positions.infos[0], PRESETS[settings.head]
+    info, preset = positions.infos[0], PRESETS[settings.preset]
     return HeadConfig(
         hidden_size=info.hidden_size, draft_id=info.draft_id, target_id=info.target_id,
         draft_revision=info.draft_revision, draft_fingerprint=info.draft_fingerprint,

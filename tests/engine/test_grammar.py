@@ -1,0 +1,120 @@
+"""Structured output in the public calls: texts follow it, alone and in batches, by every kind of method."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+
+import sprinter
+from sprinter.engine.grammar import Grammars
+from sprinter.engine.options import GenerationOptions
+from sprinter.errors import UserError
+
+SCHEMA: dict[str, Any] = {
+    "type": "object", "properties": {"kind": {"enum": ["river", "mountain"]}, "high": {"type": "boolean"}},
+    "required": ["kind", "high"], "additionalProperties": False,
+}  # fmt: skip
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+METHODS = (
+    "autoregressive", "speculative(gamma=3)", "svip(h=0.4)", "lookup(n=2)", "tree(expand=2, depth=2, nodes=3)",
+    "specinfer(drafts=2, gamma=2)", "sprinter(tau=0.5)", "draft-only",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair() -> sprinter.Pair:
+    return sprinter.load_pair(compile=False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_json_follows_its_schema(pair: sprinter.Pair, method: str) -> None:
+    out = pair.generate("The river", method=method, response_format=FORMAT, max_new_tokens=48, seed=1)
+    jsonschema.validate(json.loads(out.text), SCHEMA)
+    assert out.finish_reason == "eos"
+    if method != "draft-only":
+        assert (out.stats.worst_drift == 0.0) == out.stats.lossless
+
+
+def test_greedy_texts_are_plain_decodings(pair: sprinter.Pair) -> None:
+    options: dict[str, Any] = {"response_format": FORMAT, "temperature": 0.0, "max_new_tokens": 48}
+    plain = pair.generate("The river", method="autoregressive", **options)
+    for method in METHODS[1:6]:
+        out = pair.generate("The river", method=method, **options)
+        assert [token.id for token in out.tokens] == [token.id for token in plain.tokens]
+    assert out.stats.target_calls < plain.stats.target_calls
+
+
+def test_rows_of_a_batch_have_their_own_grammars(pair: sprinter.Pair) -> None:
+    base = GenerationOptions(method="speculative(gamma=3)", max_new_tokens=32)
+    each = [
+        base.replace(regex="[0-9]{3}-[a-f]{2}"), base, base.replace(choices=["yes", "no"]),
+        base.replace(grammar='start: "a" "b"+ "c"', max_new_tokens=8), base.replace(response_format=FORMAT),
+    ]  # fmt: skip
+    outs = pair.generate(["The river"] * len(each), each)
+    assert re.fullmatch("[0-9]{3}-[a-f]{2}", outs[0].text)
+    assert outs[2].text in ("yes", "no")
+    assert re.fullmatch("ab*c?", outs[3].text)
+    jsonschema.validate(json.loads(outs[4].text), SCHEMA)
+    for out, own in zip(outs, each, strict=True):
+        assert out.text == pair.generate("The river", own).text
+    assert outs[1].text == pair.generate("The river", base.replace(response_format={"type": "text"})).text
+
+
+def test_a_model_of_pydantic_is_its_schema(pair: sprinter.Pair) -> None:
+    class Place(BaseModel):
+        high: bool
+
+    out = pair.generate("The river", response_format=Place, max_new_tokens=32)
+    assert Place.model_validate_json(out.text).high in (True, False)
+    assert out.request is not None
+    assert pair.generate(out.prompt_ids, out.request).text == out.text
+    assert GenerationOptions(**out.request.to_dict()).response_format == out.request.response_format
+
+
+def test_an_end_is_written_where_the_grammar_may_end(pair: sprinter.Pair) -> None:
+    """Not before: whatever the bias; and where nothing else is left, whatever ``min_new_tokens`` says."""
+    (eos,) = pair.models.target.eos_ids
+    out = pair.generate(
+        "The river", regex="ab{4,6}", logit_bias={eos: 100.0}, max_new_tokens=20, min_new_tokens=12
+    )
+    assert (out.text, out.finish_reason) == ("abbbbbb", "eos")
+    assert pair.generate("The river", regex="ab{4,6}", logit_bias={eos: 100.0}).text == "abbbb"
+
+
+def test_unconstrained_requests_ask_no_grammar(pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Grammars, "_compile", lambda *_: pytest.fail("compiled"))
+    assert pair.generate("The river", max_new_tokens=4).tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regex": "a", "choices": ["b"]}, "both say what the text must be"),
+        ({"regex": "(a"}, "regex cannot be followed"),
+        ({"grammar": "start: missing"}, "grammar cannot be followed"),
+        ({"response_format": {"type": "xml"}}, "give 'text', 'json_object' or 'json_schema'"),
+        ({"response_format": {"type": "json_schema"}}, "names no schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "none"}}}},
+            "response_format cannot be followed",
+        ),
+        ({"response_format": "json"}, "is not a format"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(
+    pair: sprinter.Pair, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        pair.generate("The river", **options)
+
+
+def test_a_pair_without_tokenizer_or_eos_is_refused(tiny_pair: sprinter.Pair) -> None:
+    with pytest.raises(UserError, match="needs an EOS token"):
+        tiny_pair.generate([1, 2], regex="a")
+    with pytest.raises(UserError, match="needs a tokenizer"):
+        tiny_pair.generate([1, 2], regex="a", stop_token_ids=[3])
