@@ -113,7 +113,7 @@ def go_on(pair: sprinter.Pair, prompt: Sequence[int], own: Sequence[int], errors
 def taught(options: Any) -> None:
     """Train a gate on "agrees or re-joins", with the ordinary trainer."""
     pair = sprinter.load_pair(**PAIRS[options.pair].options, prefix_cache_bytes=3 << 30)
-    settings = TrainSettings(head="linear", label="overlap", features=options.features, tau=0.5)
+    settings = TrainSettings(preset="linear", label="overlap", features=options.features, tau=0.5)
     positions = read_positions([options.labels], settings.inputs)
     labels, examples = [], [*read_examples([options.prompts], chat=True)]
     for records in read_shards(options.labels):

@@ -233,6 +233,42 @@ def within_table(entries: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(grid(" | ".join(heads), lines))
 
 
+def answers(counts: Mapping[str, Any], timed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each lossy method that was run on whole answers lost and gained, in the measured places."""
+    every, found = cells_of(counts), []
+    plain = next(cell for cell in every if cell.arm == PLAIN)
+    for cell in every:
+        if cell.how == "run" and not cell.lossless:
+            gains = {}
+            for _, name, _, costs in (one for one in places(timed) if one[0] == "measured"):
+                exact = best([one for one in every if one.lossless], costs).exact
+                top, base = ((one.rows[:, 0], one.seconds(costs)) for one in (cell, exact))
+                gains[name] = list(ratio_of_ratios(top, base))
+            right = [float(one.rows[:, 5].sum()) for one in (plain, cell)]
+            less = lost(plain, cell)
+            found.append(
+                {
+                    "method": cell.arm,
+                    "drift": cell.drift,
+                    "right": right,
+                    "lost": less and list(less),
+                    "gains": gains,
+                }
+            )
+    return found
+
+
+def answers_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Speeds over the best exact method beside the answers lost."""
+    lines = [
+        f"{shown(one['method'])} | {one['drift']:.3f} | {one['right'][1]:.0f} of {one['right'][0]:.0f} | "
+        f"{cells(tuple(one['lost']))} | " + " | ".join(cells(tuple(gain)) for gain in one["gains"].values())
+        for one in entries
+    ]
+    heads = ["whole answers to GSM8K", "drift", "right", "lost", *(entries[0]["gains"] if entries else ())]
+    return "\n".join(grid(" | ".join(heads), lines))
+
+
 def walls(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The newest published run of README's real pair: measured speeds over plain decoding, and counts times costs.
 
@@ -286,7 +322,7 @@ def paper_points() -> list[dict[str, Any]]:
 def main() -> None:
     """Multiply, and write the table."""
     option_parser(__doc__, data=False).parse_args()
-    began, entries, used = time.time(), list[dict[str, Any]](), {}
+    began, entries, used, whole = time.time(), list[dict[str, Any]](), {}, list[dict[str, Any]]()
     for pair in PAIRS:
         counts, timed = read("counts", pair), read("costs", PAIRS[pair].costs or pair)
         if counts is None or timed is None or PLAIN not in counts["runs"]:
@@ -294,14 +330,22 @@ def main() -> None:
         if pair == "whole" and (more := read("counts", "taught")) is not None:
             counts["runs"] |= more["runs"]
             used["taught"] = {"counts": more["environment"]["commit"]}
+        if pair == "whole":
+            whole = answers(counts, timed["costs"])
         used[pair] = {"counts": counts["environment"]["commit"], "costs": timed["environment"]["commit"]}
         entries += lines_of(pair, counts, timed["costs"])
     measured = [one for one in entries if one["kind"] == "measured"]
     checked = walls(qwen["costs"]) if (qwen := read("costs", "qwen")) is not None else []
-    text = "\n\n".join(
-        [table(measured), within_table(measured), *([walls_table(checked)] if checked else [])]
+    tables = [
+        table(measured),
+        within_table(measured),
+        answers_table(whole) if whole else "",
+        walls_table(checked),
+    ]
+    text = "\n\n".join(one for one in tables if one)
+    save(
+        NAME, text, began, 0, entries=entries, papers=paper_points(), used=used, walls=checked, answers=whole
     )
-    save(NAME, text, began, 0, entries=entries, papers=paper_points(), used=used, walls=checked)
 
 
 if __name__ == "__main__":
