@@ -67,8 +67,9 @@ def pins() -> dict[str, str]:
 
 # --- install lines ----------------------------------------------------------------------------------------------------
 IMPORTS = {
-    "gguf": "gguf, llama_cpp", "kernels": "sprinter_kernels", "serve": "fastapi, uvicorn, prometheus_client",
-    "bench": "rouge_score.rouge_scorer", "plots": "matplotlib", "lm-eval": "lm_eval",
+    "gguf": "gguf, llama_cpp", "kernels": "sprinter_kernels", "grammar": "llguidance",
+    "serve": "fastapi, uvicorn, prometheus_client, llguidance", "bench": "rouge_score.rouge_scorer",
+    "plots": "matplotlib", "lm-eval": "lm_eval",
 }  # fmt: skip
 """Extra -> what it brings."""
 _LINE = re.compile(r"(?:[\w/.]*/)?pip install (?:-\S+ )*(?:'[^']+'|[^\s`#)';]+)")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 from tests.models.tiny import fresh, word_tokenizer
 from transformers import BertConfig, MambaConfig, T5Config
 
@@ -64,16 +63,6 @@ def one_gpu(path: Path) -> None:
         load_models(fresh("llama"), tp_plan="auto")  # type: ignore[call-arg]
 
 
-def structure(path: Path) -> None:
-    for option in ("response_format", "grammar", "tools"):
-        with pytest.raises(TypeError, match=option):
-            sprinter.GenerationOptions(**{option: {}})
-    schema = pytest.importorskip("sprinter.serve.schema")
-    for field in ("response_format", "tools"):
-        with pytest.raises(ValidationError, match=field):
-            schema.GenerateRequest.model_validate({"max_tokens": 1, field: {}})
-
-
 def images(path: Path) -> None:
     tokenizer = word_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content }}"
@@ -93,7 +82,6 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "Pickled weights": pickles,
     "A draft with another vocabulary": vocabularies,
     "A model over several GPUs at full speed": one_gpu,
-    "Structured output and tools": structure,
     "Images and sound": images,
     "Beam search": beams,
 }

@@ -48,6 +48,8 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "llamacpp/agreement": {"rows"},
     "llamacpp/tokenizers": {"rows"},
     "methods/crosscheck": {"rows", "greedy"},
+    "methods/json_schemas": {"rows"},
+    "methods/json_speed": {"rows"},
     "methods/never_slower": {"measured", "runs"},
     "methods/tuner": {"rows", "time"},
     "real/drafts": {"rows", "drafters"},

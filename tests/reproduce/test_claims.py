@@ -67,7 +67,7 @@ def test_a_claim_is_as_good_as_its_checks() -> None:
     for checks, verdict in verdicts.items():
         assert Claim("", checks).verdict == verdict
     assert Claim("", (yes,), "no heads").verdict == "not testable here"
-    told = Claim("It is faster.", (yes, no, open_)).line()
+    told = Claim("It is faster.", (yes, no, open_)).line("held in part")
     assert told.startswith("- **Held in part.** It is faster. x: 2.50 [2.00, 3.00], asked above 1: yes; ")
 
 
@@ -77,6 +77,16 @@ def test_a_table_tells_its_numbers_and_verdicts() -> None:
         "## T\n\nHow.\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n- **Held.** So. x: "
     )
     assert json.loads(json.dumps(table.facts()))["claims"][0]["verdict"] == "held"
+
+
+def test_few_prompts_decide_nothing() -> None:
+    claims = [Claim("So.", (check(2, 3, 1),)), Claim("No.", (), "no heads")]
+    for prompts, verdicts in ((5, ["undecided", "not testable here"]), (6, ["held", "not testable here"])):
+        table = PaperTable("T", "How.", ("a",), [["1"]], claims, prompts)
+        assert [table.verdict(claim) for claim in claims] == verdicts
+        assert [claim["verdict"] for claim in table.facts()["claims"]] == verdicts
+        assert ("**Undecided.** So." in table.markdown("x")) == (prompts == 5)
+        assert ("decide nothing" in table.markdown("x")) == (prompts == 5)
 
 
 def test_a_table_is_read_back_from_its_facts() -> None:
@@ -212,8 +222,8 @@ def test_a_division_by_zero_is_undecided_and_its_facts_are_json() -> None:
     )  # no gap between target and draft
     for value in (nothing, (float("nan"), 0.0, 0.1)):
         claim = Claim("So.", (Check("loss", value, 0.2, above=False),))
-        assert claim.verdict == "undecided" and "loss: –, asked below 0.2" in claim.line()
-        facts = json.loads(json.dumps(claim.facts(), allow_nan=False))
+        assert claim.verdict == "undecided" and "loss: –, asked below 0.2" in claim.line(claim.verdict)
+        facts = json.loads(json.dumps(claim.facts(claim.verdict), allow_nan=False))
         assert facts["checks"][0]["value"][0] is None and facts["says"] == "So."
     assert difference((zeros, ones), (zeros, ones)) == (0.0, 0.0, 0.0)
 

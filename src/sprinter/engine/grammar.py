@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sprinter.decode.sequence import common_prefix
 from sprinter.engine.options import GenerationOptions
-from sprinter.errors import UserError
+from sprinter.errors import UserError, install_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -92,7 +92,7 @@ def _llguidance(name: str) -> Any:
         import llguidance
         import llguidance.hf
     except ImportError:
-        raise UserError(f"{name} needs llguidance: pip install 'sprinter-llm[grammar]'") from None
+        raise UserError(f"{name} needs llguidance: {install_line('grammar')}") from None
     return llguidance
 
 

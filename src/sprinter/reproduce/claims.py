@@ -10,10 +10,12 @@ from typing import Any
 from sprinter.bench.statistics import BootstrapInterval
 from sprinter.reproduce.pictures import PaperPicture
 
-__all__ = ["ENOUGH", "Check", "Claim", "PaperTable", "cell"]
+__all__ = ["DECIDES", "ENOUGH", "Check", "Claim", "PaperTable", "cell"]
 
 ENOUGH = 20
 """Prompts that a table needs."""
+DECIDES = 6
+"""Prompts that a verdict needs: of fewer, even if all agree, a sign test finds nothing at 5 %."""
 
 
 def cell(of: BootstrapInterval, digits: int = 2) -> str:
@@ -86,12 +88,12 @@ class Claim:
             return "held in part"
         return "not held" if False in outcomes else "undecided"
 
-    def line(self) -> str:
+    def line(self, verdict: str) -> str:
         """Markdown: verdict, claim, and what the numbers say."""
         told = self.missing[:1].upper() + self.missing[1:] or "; ".join(check.line() for check in self.checks)
-        return f"- **{self.verdict[0].upper()}{self.verdict[1:]}.** {self.says} {told}."
+        return f"- **{verdict[0].upper()}{verdict[1:]}.** {self.says} {told}."
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, verdict: str) -> dict[str, Any]:
         """As JSON values, which know no NaN."""
         checks = [
             {
@@ -100,7 +102,7 @@ class Claim:
             }
             for one in self.checks
         ]
-        return {"verdict": self.verdict, **asdict(self), "checks": checks}
+        return {"verdict": verdict, **asdict(self), "checks": checks}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Claim:
@@ -139,14 +141,20 @@ class PaperTable:
         """Whether it rests on too few prompts."""
         return self.prompts is not None and self.prompts < ENOUGH
 
+    def verdict(self, claim: Claim) -> str:
+        """Of one of the claims: undecided where too few prompts were asked to decide anything."""
+        few = self.prompts is not None and self.prompts < DECIDES
+        return "undecided" if few and claim.verdict != "not testable here" else claim.verdict
+
     def markdown(self, pictures: str) -> str:
         """Heading, what was run, table, picture, verdicts; ``pictures``: what the names of their files begin with."""
         lines = [f"| {' | '.join(self.head)} |", "| --- " * len(self.head) + "|"]
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
         few = f" **A trial: {self.prompts} prompts, fewer than {ENOUGH}.**" if self.trial else ""
+        few += f" Fewer than {DECIDES} decide nothing." if (self.prompts or ENOUGH) < DECIDES else ""
         parts = [f"## {self.title}", self.measured + few, "\n".join(lines)]
         parts += [self.picture.markdown(pictures)] if self.picture else []
-        parts += ["\n".join(claim.line() for claim in self.claims)] if self.claims else []
+        parts += ["\n".join(claim.line(self.verdict(claim)) for claim in self.claims)] if self.claims else []
         return "\n\n".join(parts)
 
     def facts(self) -> dict[str, Any]:
@@ -156,7 +164,7 @@ class PaperTable:
             "measured": self.measured,
             "head": [*self.head],
             "rows": [[*row] for row in self.rows],
-            "claims": [claim.facts() for claim in self.claims],
+            "claims": [claim.facts(self.verdict(claim)) for claim in self.claims],
             "prompts": self.prompts,
             "picture": asdict(self.picture) if self.picture else None,
         }

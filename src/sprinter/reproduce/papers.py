@@ -71,7 +71,9 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
                 "repeats": study.repeats, "gate_texts": study.settings.gate_texts,
                 "suites": [*study.suites],
             },
-            "verdicts": {f"{table.title}: {claim.says}": claim.verdict for table in tables for claim in table.claims},
+            "verdicts": {
+                f"{table.title}: {claim.says}": table.verdict(claim) for table in tables for claim in table.claims
+            },
             "parts": {part: [table.facts() for table in made] for part, made in done.items()},
             "calls": study.calls,
             "seconds": seconds,

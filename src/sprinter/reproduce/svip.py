@@ -309,7 +309,7 @@ def signals(study: Study) -> list[PaperTable]:
 SVIP = Paper(
     "SVIP (Zhang et al. 2024)",
     "As in the paper: a constant draft length of 5, transformers' heuristic, SVIP with h from"
-    " {0.2, 0.3, 0.4, 0.5}, the fastest on 8 other prompts of MT-Bench; speeds over plain decoding. Two arms that the"
+    " {0.2, 0.3, 0.4, 0.5}, the fastest on other prompts of MT-Bench; speeds over plain decoding. Two arms that the"
     " paper does not have stand beside, set on the same prompts: the fastest constant, and SVIP with h up to 1.1. "
     "Long texts go as far as half of the pair's context and 16 times the length of the others. All methods are exact.",
     {

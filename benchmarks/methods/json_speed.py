@@ -1,0 +1,145 @@
+"""JSON by a schema: what the masks cost, and speculation with and without drafts of forced tokens.
+
+    python benchmarks/methods/json_speed.py --data DIR [--prompts 8] [--method svip]
+
+Paragraphs are described as JSON by one of three schemas, greedily. Arms: plain decoding and the method, each without a
+schema, with it, and the method with drafts of what the schema forces. *masks*: seconds of computing masks, in a thread
+beside the passes, over seconds of the text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import jsonschema
+
+import sprinter
+from benchmarks.common import Arm, cells, grid, interleave, option_parser, save, speed_ratio
+from benchmarks.real.arms import DRAFT, TARGET
+from benchmarks.smoke import SMOKE, sized
+from sprinter.bench.suites import load_suite
+from sprinter.engine.generation import Generation
+from sprinter.engine.grammar import TextGrammar
+
+NAME = "methods/json_speed"
+NEW_TOKENS = sized(160, 8)
+WORDS = 80  # of a paragraph
+
+
+def _schema(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False,
+    }  # fmt: skip
+
+
+TEXT, NAMES = (
+    {"type": "string", "maxLength": 120},
+    {"type": "array", "items": {"type": "string"}, "maxItems": 5},
+)
+KINDS = {"enum": ["person", "place", "event", "work", "science", "other"]}
+SCHEMAS = (
+    _schema(title=TEXT, kind=KINDS, names=NAMES, summary=TEXT),
+    _schema(subject=TEXT, place={"type": ["string", "null"]}, year={"type": ["integer", "null"]},
+            important={"type": "boolean"}, keywords=NAMES),
+    _schema(sentiment={"enum": ["positive", "neutral", "negative"]}, confidence={"enum": ["low", "medium", "high"]},
+            question=TEXT, answer=TEXT),
+)  # fmt: skip
+
+
+def prompts_of(data: Path, count: int) -> list[tuple[list[dict[str, str]], dict[str, Any]]]:
+    """Messages with their schemas."""
+    made = []
+    for i, sample in enumerate(load_suite("wiki-summary", data, limit=count).samples):
+        schema, text = SCHEMAS[i % len(SCHEMAS)], " ".join(sample.turns[0].split()[:WORDS])
+        fields = ", ".join(schema["properties"])
+        ask = f"{text}\n\nDescribe this text as one JSON object with the fields {fields}. Answer with the object alone."
+        made.append(([{"role": "user", "content": ask}], schema))
+    return made
+
+
+def main() -> None:
+    """Time the arms in turn."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--prompts", type=int, default=sized(8, 3), help="number of prompts")
+    parser.add_argument("--method", default="svip", help="an exact method that drafts")
+    options = parser.parse_args()
+    began, masks = time.time(), {"seconds": 0.0, "count": 0.0}
+    models = () if SMOKE else (TARGET, DRAFT)
+    pair = sprinter.load_pair(*models, prefix_cache_bytes=0, **({} if SMOKE else {"dtype": "gguf"}))
+    chat = bool(pair.tokenizer is not None and pair.tokenizer.chat_template)
+    shares: dict[str, list[float]] = {}
+    computed = TextGrammar._masks
+
+    def timed(self: TextGrammar, texts: Any) -> Any:
+        at = time.perf_counter()
+        found = computed(self, texts)
+        masks["seconds"] += time.perf_counter() - at
+        masks["count"] += len(texts)
+        return found
+
+    def arm(name: str, method: str, follows: bool, forced: bool = True) -> Arm:
+        def run(prompt: Any, seed: int) -> Generation:
+            messages, schema = prompt
+            more = {"json_schema": {"schema": schema}, "type": "json_schema"} if follows else {"type": "text"}
+            masks.update(seconds=0.0, count=0.0)
+            own: Callable[..., Any] = TextGrammar.forced if forced else lambda self, text: []
+            with patch.object(TextGrammar, "forced", own), patch.object(TextGrammar, "_masks", timed):
+                out = pair.generate(
+                    messages if chat else messages[0]["content"], method=method, response_format=more, seed=seed,
+                    temperature=0.0, max_new_tokens=NEW_TOKENS,
+                )  # fmt: skip
+            shares.setdefault(name, []).append(masks["seconds"] / out.stats.wall_s)
+            if follows and out.finish_reason == "eos":
+                jsonschema.validate(json.loads(out.text), schema)
+            return out
+
+        return Arm(name, run)
+
+    arms = [
+        arm("plain", "autoregressive", False), arm("plain, schema", "autoregressive", True),
+        arm(options.method, options.method, False), arm(f"{options.method}, schema", options.method, True, False),
+        arm(f"{options.method}, schema, forced drafts", options.method, True),
+    ]  # fmt: skip
+    interleave(arms, prompts_of(options.data, options.prompts), note="texts")
+    rows, lines = [], []
+    for one in arms:
+        each_ms = 1000 * one.busy_s.sum() / one.tokens.sum()
+        calls = one.calls.sum() / one.tokens.sum()
+        plain, own = speed_ratio(one, arms[1]), speed_ratio(one, arms[2])
+        share = sum(shares[one.name][1:]) / len(shares[one.name][1:])
+        ended = sum(out.finish_reason == "eos" for out in one.outs)
+        rows.append({
+            "arm": one.name, "ms_a_token": each_ms, "calls_a_token": calls, "over_plain_schema": list(plain),
+            "over_method_without_schema": list(own), "masks": share, "ended": ended, "texts": len(one.outs),
+            "draft_steps": one.total("draft_steps"), "tokens": int(one.tokens.sum()),
+        })  # fmt: skip
+        lines.append(
+            f"{one.name} | {each_ms:.1f} | {calls:.2f} | {cells(plain)} | {cells(own)} | {share:.1%} | "
+            f"{ended}/{len(one.outs)}"
+        )
+    head = "arm | ms/token | calls/token | over plain, schema | over the method alone | masks | ended, valid"
+    table = "\n".join(grid(head, lines))
+    same = all(
+        [token.id for token in a.tokens] == [token.id for token in b.tokens]
+        for a, b in zip(arms[3].outs, arms[4].outs, strict=True)
+    )
+    facts = {
+        "method": options.method,
+        "vocabulary": pair.models.vocab_size,
+        "rows": rows,
+        "equal_texts": same,
+    }
+    save(NAME, table, began, options.prompts, **{"new_tokens": NEW_TOKENS, **facts})
+
+
+if __name__ == "__main__":
+    main()
