@@ -58,7 +58,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/vocabularies": {"rows", "in_common"},
     "real/weights": {"law", "passes"},
     "real/when_it_pays": {"rows"},
-    "real/when_it_pays_harm": {"suites"},
+    "real/when_it_pays_harm_builtin": {"suites"},
     "real/when_it_pays_map": {"papers"},
     "serve/attacks": {"attacks"},
     "serve/crowd": {"crowd"},
