@@ -23,11 +23,12 @@ from sprinter.training.card import card_text
 
 # of the finished pair; {0}: OUT
 WRITTEN = ("--max-new-tokens=200", "--prompt-tokens=32", "--threads=1")
-LABELLED = ("--limit=400", "--max-new-tokens=48", "--classes=draft,target", "--dtype=float32")
+LABELLED = ("--max-new-tokens=48", "--dtype=float32")
+FRESH = 448  # stories of the teacher that nothing else is trained on, for the gate and the heads
 STEPS = (
     ("draft", "distill", "--target={0}/pair/target", "--data={0}/openings-8.jsonl", "--out={0}/draft", "--layers=1",
      "--width=128", "--limit=3000", "--dtype=int8", "--epochs=6", *WRITTEN),
-    ("gate", "label", "--target={0}/pair/target", "--draft={0}/pair/draft", "--data={0}/openings-9.jsonl",
+    ("gate", "label", "--target={0}/pair/target", "--draft={0}/pair/draft", "--data={0}/stories.jsonl",
      "--out={0}/labels", *LABELLED),
     ("gate", "train", "--labels={0}/labels", "--out={0}/pair/gate", "--head=mlp", "--label=overlap(temperature=own)",
      "--features=hidden, entropy, max_q, top_q(k=10), temperature"),
@@ -57,7 +58,12 @@ def finish(recipe: Recipe) -> None:
         shutil.rmtree(recipe.out / folder, ignore_errors=True)
     shutil.copytree(recipe.out / "target", target)
     size = halve(target / "model.safetensors")
-    recipe.openings(8), recipe.openings(9)
+    recipe.openings(8)
+    fresh = [
+        recipe.tokenizer.decode(text.ids, skip_special_tokens=True) for text in recipe.write(9, FRESH).texts
+    ]
+    lines = "".join(json.dumps({"text": text, "task": "written"}) + "\n" for text in fresh)
+    write_atomic(recipe.out / "stories.jsonl", lines)
     for step in STEPS:
         words = [word.format(recipe.out) for word in step]
         print("sprinter", " ".join(word.format("OUT") for word in step), flush=True)
