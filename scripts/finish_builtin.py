@@ -2,12 +2,14 @@
 
     python scripts/finish_builtin.py --data DATA --out OUT      OUT/target -> OUT/pair
 
-Draft, gate and heads are made by the commands that anyone has, which are printed.
+Draft, gate and heads are made by the commands that anyone has, which are printed. The same call continues what was
+interrupted, unless the target is another by then.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import subprocess
@@ -23,16 +25,17 @@ from sprinter.training.card import card_text
 
 # of the finished pair; {0}: OUT
 WRITTEN = ("--max-new-tokens=200", "--prompt-tokens=32", "--threads=1")
-LABELLED = ("--limit=400", "--max-new-tokens=48", "--classes=draft,target", "--dtype=float32")
+LABELLED = ("--max-new-tokens=48", "--dtype=float32")
+FRESH = 448  # stories of the teacher that nothing else is trained on, for the gate and the heads
 STEPS = (
     ("draft", "distill", "--target={0}/pair/target", "--data={0}/openings-8.jsonl", "--out={0}/draft", "--layers=1",
      "--width=128", "--limit=3000", "--dtype=int8", "--epochs=6", *WRITTEN),
-    ("gate", "label", "--target={0}/pair/target", "--draft={0}/pair/draft", "--data={0}/openings-9.jsonl",
+    ("gate", "label", "--target={0}/pair/target", "--draft={0}/pair/draft", "--data={0}/stories.jsonl",
      "--out={0}/labels", *LABELLED),
-    ("gate", "train", "--labels={0}/labels", "--out={0}/pair/gate", "--head=mlp", "--label=overlap(temperature=own)",
+    ("gate", "train", "--labels={0}/labels", "--out={0}/pair/gate", "--preset=mlp", "--label=overlap(temperature=own)",
      "--features=hidden, entropy, max_q, top_q(k=10), temperature"),
-    ("gate", "train", "--labels={0}/labels", "--out={0}/pair/specdec", "--head=specdec++"),
-    ("gate", "train", "--labels={0}/labels", "--out={0}/pair/disco", "--head=disco"),
+    ("gate", "train", "--labels={0}/labels", "--out={0}/pair/specdec", "--preset=specdec++"),
+    ("gate", "train", "--labels={0}/labels", "--out={0}/pair/disco", "--preset=disco"),
 )  # fmt: skip
 DATA_LICENCES = """| SmolLM2-135M-Instruct (weights, and the stories that it wrote) | Apache-2.0; Hugging Face |
 | TinyStories | CDLA-Sharing-1.0; R. Eldan and Y. Li (via gusjengis/toy-RNN) |
@@ -47,26 +50,41 @@ def halve(path: Path) -> int:
         for name, value in load_file(path).items()
     }
     save_file(weights, path, {"format": "pt"})
+    path.chmod(0o644)
     return sum(value.numel() for value in weights.values())
 
 
 def finish(recipe: Recipe) -> None:
     """The target with 8 bits a weight, and what goes with it, from nothing; beside each its card."""
-    target = recipe.out / "pair" / "target"
-    for folder in ("pair", "draft", "labels"):
-        shutil.rmtree(recipe.out / folder, ignore_errors=True)
+    target, mark = recipe.out / "pair" / "target", recipe.out / "finished.txt"
+    digest = hashlib.sha256((recipe.out / "target" / "model.safetensors").read_bytes()).hexdigest()
+    if not mark.is_file() or mark.read_text() != digest:
+        for folder in ("draft", "labels"):
+            shutil.rmtree(recipe.out / folder, ignore_errors=True)
+        write_atomic(mark, digest)
+    shutil.rmtree(recipe.out / "pair", ignore_errors=True)
     shutil.copytree(recipe.out / "target", target)
     size = halve(target / "model.safetensors")
-    recipe.openings(8), recipe.openings(9)
+    recipe.openings(8)
+    fresh = [
+        recipe.tokenizer.decode(text.ids, skip_special_tokens=True) for text in recipe.write(9, FRESH).texts
+    ]
+    lines = "".join(json.dumps({"text": text, "task": "written"}) + "\n" for text in fresh)
+    write_atomic(recipe.out / "stories.jsonl", lines)
     for step in STEPS:
         words = [word.format(recipe.out) for word in step]
         print("sprinter", " ".join(word.format("OUT") for word in step), flush=True)
         subprocess.run([sys.executable, "-m", "sprinter", *words], check=True)
         if step[0] == "draft":
-            names = ("config.json", "generation_config.json", "model.safetensors", "README.md")
-            (recipe.out / "pair" / "draft").mkdir()
-            for name in (*names, "tokenizer.json", "tokenizer_config.json"):
-                shutil.copy(recipe.out / "draft" / name, recipe.out / "pair" / "draft")
+            whole, bare = recipe.out / "draft", recipe.out / "pair" / "draft"
+            bare.mkdir()
+            for name in ("config", "generation_config", "tokenizer", "tokenizer_config"):
+                shutil.copy(whole / f"{name}.json", bare)
+            shutil.copy(whole / "model.safetensors", bare)
+            told = (
+                line for line in (whole / "README.md").read_text().splitlines() if not line.startswith("![")
+            )
+            write_atomic(bare / "README.md", "\n".join(told).rstrip() + "\n")
     write_atomic(target / "README.md", card(recipe, size))
 
 
