@@ -127,7 +127,10 @@ def _named(value: Any) -> dict[str, Any] | None:
     """A copy of a mapping with text keys; an empty one is None."""
     if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
         raise ValueError("not a mapping")
-    return deepcopy(dict(value)) if value else None
+    try:
+        return deepcopy(dict(value)) if value else None
+    except RecursionError:
+        raise ValueError("too deep") from None
 
 
 def _format(value: Any) -> Any:
