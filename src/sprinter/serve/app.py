@@ -144,13 +144,14 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", responses=_REFUSED)
     async def models() -> Any:
         """The model that is served."""
-        return {"object": "list", "data": [service.describe()]}
+        names = (service.model, *service.settings.aliases)
+        return {"object": "list", "data": [service.describe(name) for name in names]}
 
     @app.get("/v1/models/{model:path}", responses=_REFUSED)
     async def model(model: str) -> Any:
         """The model, if it has this name."""
         service.check_model(model)
-        return service.describe()
+        return service.describe(model)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
@@ -211,6 +212,11 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         """Answer a conversation: OpenAI's chat completions."""
         return await _serve(service, request, body)
 
+    @app.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> None:
+        message = "this server writes texts and has no embeddings: ask a server with an embedding model"
+        raise Refusal(400, message, "unsupported_endpoint")
+
 
 async def _serve(service: Service, request: Request, body: CompletionRequest | ChatRequest) -> Response:
     note = note_of(request.scope)
@@ -219,7 +225,8 @@ async def _serve(service: Service, request: Request, body: CompletionRequest | C
     asked = asked_of(body, service.settings)
     if asked.count > 1:  # the guard has counted one
         service.charge_texts(owner, asked.count - 1)
-    answer = ServerAnswer(asked, note.id, service.now(), service.model, names_of(pair.tokenizer))
+    name = asked.alias or service.model
+    answer = ServerAnswer(asked, note.id, service.now(), name, names_of(pair.tokenizer))
 
     texts: list[AnswerChoice] = []
 

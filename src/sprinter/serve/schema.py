@@ -1,5 +1,7 @@
 """The fields of requests, and of errors. Every other field of a request is refused, so that none is ignored.
 
+Fields that ask for nothing are accepted: labels, and what the server does anyway.
+
 The first mistake in a list ends its validation: a list may have hundreds of thousands of them.
 """
 
@@ -38,6 +40,7 @@ __all__ = [
 _MOST_STOPS = 64
 _MOST_FIELDS = 64  # of an object, more than any has
 _MOST_BIASES = 1024
+_MOST_TOOLS = 128
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 PromptTexts = Annotated[list[str], Field(fail_fast=True)]
@@ -95,9 +98,18 @@ def _as(option: str, **more: Any) -> Any:
 
 
 class StreamOptions(RequestObject):
-    """``include_usage``: a last event with the usage of the whole request."""
+    """``include_usage``: a last event with the usage of the whole request; ``continuous_usage_stats``: in each event,
+    that of its text so far. ``include_obfuscation`` asks for nothing."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class ResponseFormat(RequestObject):
+    """What a text is to be."""
+
+    type: Literal["text"]
 
 
 class SprinterOptions(RequestObject):
@@ -118,7 +130,22 @@ class SprinterOptions(RequestObject):
     never_slower: bool | None = _as("never_slower")
 
 
-class GenerateRequest(RequestObject):
+class NothingAsked(RequestObject):
+    """Fields that ask for nothing: labels, which are not kept, and what is so anyway."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    use_beam_search: Literal[False] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    spaces_between_special_tokens: bool | None = None  # of texts with special tokens; there are none
+
+
+class GenerateRequest(NothingAsked):
     """What requests for completions and for chat completions have in common."""
 
     model: str | None = None
@@ -135,15 +162,24 @@ class GenerateRequest(RequestObject):
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=_MOST_STOPS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = _as("ignore_eos")
+    skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     sprinter: SprinterOptions | None = None
 
 
+_PARTS: dict[str, type[RequestObject]] = {
+    "stream_options": StreamOptions, "sprinter": SprinterOptions, "response_format": ResponseFormat,
+}  # fmt: skip
+
+
 def fields_of(body: type[RequestObject]) -> dict[str, FieldInfo]:
     """The fields of a body by their places, as in "sprinter.budget"."""
     found = dict(body.model_fields)
-    for name, part in (("stream_options", StreamOptions), ("sprinter", SprinterOptions)):
+    for name, part in _PARTS.items():
         if name in body.model_fields:
             found |= {f"{name}.{one}": field for one, field in part.model_fields.items()}
     return found
@@ -153,8 +189,26 @@ class CompletionRequest(GenerateRequest):
     """The body of ``/v1/completions``."""
 
     prompt: str | TokenIds | PromptTexts | PromptIds
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+class FunctionTool(RequestObject):
+    """A function that an answer may call. ``strict`` asks for arguments that the schema allows."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestObject):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionTool
 
 
 class ChatRequest(GenerateRequest):
@@ -164,6 +218,12 @@ class ChatRequest(GenerateRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=_MOST_FIELDS)] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=16)] | None = None
+    modalities: list[Literal["text"]] | None = None  # asks for nothing
 
 
 class TokenizeRequest(RequestObject):

@@ -27,6 +27,9 @@ class ServeSettings:
     host: str = stated("127.0.0.1", "Address to listen on.")
     port: WholeNumber = stated(8000, "0: any free port.", ge=0, le=65535)
     model_name: str | None = stated(None, "Name of the model in requests and answers. None: the target's.")
+    aliases: Annotated[tuple[str, ...], LISTED] = stated(
+        (), "Further name of the model. Requests may give it."
+    )
     method: str | None = stated(None, "Method of requests that name none. None: exact.")
     budget: float | None = stated(
         None, "With --method or --profile: maximum mean drift a token of requests that name none. None: what the "
@@ -46,6 +49,10 @@ class ServeSettings:
     )
     max_prompt_tokens: Positive | None = stated(None, "Longest prompt. None: the row.")
     max_new_tokens: Positive | None = stated(None, "Longest text. None: the row.")
+    refuse_long: bool = stated(
+        False,
+        'Refuse max_tokens beyond the row or --max-new-tokens. Otherwise the text ends there, by "length".',
+    )
     max_choices: Positive = stated(64, "Texts of a request: n for each of its prompts.")
     max_draft: Positive = stated(
         64, "Largest γ, and other counts, of a method that a request names. A larger default counts instead."
