@@ -110,7 +110,7 @@ def test_the_schemas_refuse_other_shapes(server: Running) -> None:
         ({"n": 2}, {"n": 0}),
         ({"stop": ["a"]}, {"stop": [""]}),
         ({"sprinter": {"method": "sprinter", "budget": 0.1}}, {"sprinter": {"budget": 2}}),
-        ({"seed": 2**40}, {"best_of": 2}),
+        ({"seed": 2**40}, {"best": 2}),
         ({"temperature": None, "sprinter": {"tokens": None}, "suffix": None}, {"prompt": None}),
     ],
     ids=str,

@@ -89,7 +89,7 @@ def template_arguments(
             raise Refusal(400, message, "invalid_field", "chat_template_kwargs")
     if tools:
         if not template_reads(template, "tools"):
-            message = "this model's chat template does not read tools: leave them out, or ask a model trained for them"
+            message = "this model's chat template does not read tools: leave it out, or ask a model trained for tools"
             raise Refusal(400, message, "unsupported_field", "tools")
         found["tools"] = list(tools)
     if effort is not None:

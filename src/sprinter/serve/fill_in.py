@@ -27,7 +27,7 @@ def _known(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     vocabulary = tokenizer.get_vocab()
     marks = next((marks for marks in _MARKS if all(mark in vocabulary for mark in marks)), None)
     if marks is None:
-        message = "this model was not trained to fill in a text: leave suffix out"
+        message = "this model was not trained to fill in a text, as suffix asks: leave it out"
         raise Refusal(400, message, "unsupported_field", "suffix")
     return tuple(vocabulary[mark] for mark in (*marks, *_OTHERS) if mark in vocabulary)
 

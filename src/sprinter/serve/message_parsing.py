@@ -46,7 +46,7 @@ _FORMS = (
         "repeats": True,
         "content": "xml-inline",
         "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
-        "transform": {"name": "{name}", "arguments": "{content}"},
+        "transform": {"function": {"name": "{name}", "arguments": "{content}"}},  # the parser casts arguments by tools
     }),
     ToolForm("<tool_call>", {  # Hermes, Qwen 2.5 and 3
         "open_pattern": r"\s*<tool_call>\s*", "close_pattern": r"\s*</tool_call>\s*", "repeats": True,
@@ -54,7 +54,7 @@ _FORMS = (
     ToolForm("[TOOL_CALLS]", {"open_pattern": r"\s*\[TOOL_CALLS\]\s*"}, ("[TOOL_CALLS]", "")),  # Mistral
     ToolForm('"parameters": dictionary', {  # Llama 3
         "open_pattern": r'\A\s*(?:<\|python_tag\|>)?\s*(?P<head>\{\s*"(?:name|type)"\s*:)',
-        "transform": {"head": "{head}", "text": "{content}"},
+        "content_args": {"strip": False}, "transform": {"head": "{head}", "text": "{content}"},
     }),
 )  # fmt: skip
 _READ = (

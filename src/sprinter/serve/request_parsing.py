@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sprinter.decode import Never
@@ -162,13 +162,22 @@ def _options(
         given["logprobs"] = 0
     return GenerationOptions(
         **given,
-        method=(ours.method or settings.method) if ours.speculation else "autoregressive",
+        method=_method(ours, settings) if ours.speculation else "autoregressive",
         max_new_tokens=most or (None if most is None else 1),
         require_lossless=settings.require_lossless or bool(ours.require_lossless),
         budget=settings.budget if ours.budget is None else ours.budget,
         # None: where no method is named, and with auto
         never_slower=ours.never_slower if ours.never_slower is not None or settings.never_slower else False,
     )
+
+
+def _method(ours: SprinterOptions, settings: ServeSettings) -> Method | str | None:
+    """The method of a request; a lossy one is confined to a part of the text, if it names none itself."""
+    spec, only = ours.method or settings.method, ours.only or settings.only
+    if spec is None or only is None:
+        return spec
+    method = parse_method(spec)
+    return method if method.lossless() or method.only is not None else replace(method, only=only)
 
 
 def _completion_fields(body: CompletionRequest) -> dict[str, Any]:

@@ -119,12 +119,14 @@ class SprinterOptions(RequestObject):
         method: a spec such as "sprinter(tau=0.6)"; None: the server's.
         speculation: False: the target writes every token.
         tokens: report every token with its origin, drift and probabilities.
+        only: the part of the text in which a lossy method may be lossy; None: the server's.
         require_lossless, budget, never_slower: as in ``GenerationOptions``; None: the server's.
     """
 
     method: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     speculation: bool = True
     tokens: bool = False
+    only: Annotated[str, Field(max_length=64)] | None = None
     require_lossless: bool | None = _as("require_lossless")
     budget: float | None = _as("budget")
     never_slower: bool | None = _as("never_slower")
@@ -149,7 +151,7 @@ class GenerateRequest(NothingAsked):
     """What requests for completions and for chat completions have in common."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     temperature: float | None = _as("temperature")
     top_p: float | None = _as("top_p")
     top_k: Annotated[int | None, AfterValidator(_all)] = _as("top_k", ge=-1)
@@ -162,7 +164,7 @@ class GenerateRequest(NothingAsked):
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=_MOST_STOPS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = _as("ignore_eos")
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
@@ -215,7 +217,7 @@ class ChatRequest(GenerateRequest):
     """The body of ``/v1/chat/completions``; the chat template says which roles and fields messages may have."""
 
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sprinter.decode.spans import check_only
 from sprinter.errors import UserError
 from sprinter.parameters import LISTED, Natural, Positive, WholeNumber, checked, stated
 
@@ -35,6 +36,10 @@ class ServeSettings:
         None, "With --method or --profile: maximum mean drift a token of requests that name none. None: what the "
         "method says.", ge=0, le=1,
     )  # fmt: skip
+    only: str | None = stated(
+        None,
+        "Part of a text in which lossy methods may be lossy, such as think or code, not-code. None: all of it.",
+    )
     require_lossless: bool = stated(False, "Refuse lossy methods.")
     never_slower: bool = stated(True, "Stop drafting while it does not pay, in requests without a method.")
     rows: Positive = stated(8, "Texts generated at the same time.")
@@ -86,6 +91,8 @@ class ServeSettings:
     log_prompts: bool = stated(False, "Write prompts and answers to the log.")
 
     def __post_init__(self) -> None:
+        if self.only is not None:
+            check_only(self.only)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UserError("tls_cert=FILE and tls_key=FILE go together: give both, or neither")
         if self.api_keys is None and not self.allow_anonymous and not self.is_loopback:
