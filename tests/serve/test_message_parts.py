@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.serve.server import TEMPLATE, Running, serving
+from tests.serve.server import TEMPLATE, Running, serving, tokens
 
 import sprinter
-from sprinter.decode.draft import Origin, Token
 from sprinter.engine.prompt import EncodedPrompt
 from sprinter.errors import UserError
 from sprinter.serve.api_errors import Refusal
-from sprinter.serve.message_parsing import TextParts, joined, parts_of
+from sprinter.serve.message_parsing import joined, parts_of
 
 CHAT = "/v1/chat/completions"
 TOOL: dict[str, Any] = {
@@ -38,19 +36,6 @@ BOTH = THINKING + "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
 CALL = '{"name": "weather", "arguments": {"place": "Rome", "days": 2}}'
 SAID: list[Any] = [{"role": "user", "content": "Weather?"}]
 ARGUMENTS = {"place": "Rome", "days": 2}
-
-
-def tokens(text: str, size: int) -> list[Token]:
-    """A text as tokens of ``size`` characters."""
-    return [Token(0, Origin.TARGET, 1, text=text[at : at + size]) for at in range(0, len(text), size)]
-
-
-@pytest.fixture
-def template(pair: sprinter.Pair) -> Iterator[Any]:
-    """Sets the chat template of the pair's tokenizer for a test."""
-    assert pair.tokenizer is not None
-    yield lambda text: setattr(pair.tokenizer, "chat_template", text)
-    pair.tokenizer.chat_template = TEMPLATE
 
 
 def read(
@@ -138,21 +123,6 @@ def test_a_tokenizers_own_response_template_counts(
 
 
 # --- through the server -----------------------------------------------------------------------------------------------
-@pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has each text of a server be a given one: its first token's text is all of it, and it ends there."""
-
-    def say(text: str) -> None:
-        feed = TextParts.feed
-
-        def fed(self: TextParts, given: list[Token]) -> dict[str, Any]:
-            return joined(feed(self, [one]) for one in tokens(text, 3)) if given else {}
-
-        monkeypatch.setattr(TextParts, "feed", fed)
-
-    return say
-
-
 def asked(pair: sprinter.Pair, **more: Any) -> dict[str, Any]:
     ends = {str(pair.models.target.eos_ids[0]): 100}
     return {"model": "builtin", "messages": SAID, "seed": 1, "logit_bias": ends, **more}
