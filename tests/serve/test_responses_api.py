@@ -56,11 +56,7 @@ def test_calls_and_reasoning_are_items(
         kinds = [event.type for event in events]
         for kind in ("reasoning_text.delta", "output_text.done", "function_call_arguments.done"):
             assert f"response.{kind}" in kinds
-        assert (
-            kinds.count("response.output_item.added")
-            == kinds.count("response.output_item.done")
-            == 3 * (len(events[-1].response.output) // 3)
-        )
+        assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 3
         back: Any = [
             {"role": "user", "content": "Weather?"}, thinking.model_dump(), message.model_dump(exclude_none=True),
             call.model_dump(), {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."},

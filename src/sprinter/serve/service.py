@@ -89,6 +89,7 @@ class Service:
             self._engine = AsyncEngine(
                 pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
                 max_waiting=own.max_waiting, shared_queue=own.has_owners, on_death=self._fail,
+                shared_prefixes=own.share_prefixes,
                 shared_rows=own.has_owners and (self.keys is None or self.keys.owners > 1),
             )  # fmt: skip
             if self._closed:

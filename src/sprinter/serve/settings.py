@@ -80,6 +80,10 @@ class ServeSettings:
     allowed_hosts: Annotated[tuple[str, ...], LISTED] = stated(
         (), "Further name of this server in the header Host. Beside the loopback ones and ``host``; *: all."
     )
+    share_prefixes: bool = stated(
+        False,
+        "Reuse what was read of a text for all keys. They may then tell by the time what others have sent.",
+    )
     rate_limit: Positive | None = stated(
         None, "Texts per minute of a key. None: none. Without keys of an address; at least one a request."
     )
