@@ -83,13 +83,15 @@ class TextParts:
         spelled: special tokens that are written out.
         form: of tool calls; None: the tokenizer's own response template has it.
         several: whether more than the first tool call is returned.
+        forced: the whole text is JSON: a list of calls if it is "", else the arguments of this tool.
     """
 
     def __init__(
         self, parser: Any = None, spelled: Mapping[int, str] | None = None, form: ToolForm | None = None,
-        *, several: bool = True,
+        *, several: bool = True, forced: str | None = None,
     ) -> None:  # fmt: skip
         self._parser, self._spelled, self._form, self._several = parser, spelled or {}, form, several
+        self._forced = forced
         self._raw = ""  # of a tool call that is being written
         self.calls, self.reasoning_tokens = 0, 0
 
@@ -99,6 +101,8 @@ class TextParts:
 
     def finish(self) -> dict[str, Any]:
         """End the text."""
+        if self._forced is not None:
+            return self._called({"name": self._forced, "arguments": self._raw} if self._forced else self._raw)
         if self._parser is None:
             return {}
         try:
@@ -109,6 +113,9 @@ class TextParts:
         return joined(self._parts(events))
 
     def _push(self, text: str) -> dict[str, Any]:
+        if self._forced is not None:
+            self._raw += text
+            return {}
         if self._parser is None:
             return {"content": text} if text else {}
         try:
@@ -143,7 +150,7 @@ class TextParts:
             found = [_call(one) for one in _values(value)]
         except (ValueError, RecursionError):
             text = value["head"] + value["text"] if isinstance(value, dict) and "head" in value else value
-            return {"content": f"{before}{text}{after}"}
+            return {"content": f"{before}{text if self._forced is None else self._raw}{after}"}
         calls: list[dict[str, Any]] = []
         for name, arguments in found if self._several else found[: max(0, 1 - self.calls)]:
             function = {"name": name, "arguments": arguments}
@@ -200,6 +207,8 @@ def _call(value: Any) -> tuple[str, str]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError("no call")
     arguments = function.get("arguments", function.get("parameters", {}))
+    if isinstance(arguments, str):
+        json.loads(arguments)
     return function["name"], arguments if isinstance(arguments, str) else json.dumps(
         arguments, ensure_ascii=False
     )
@@ -213,6 +222,7 @@ def parts_of(
     tools: Sequence[dict[str, Any]] = (),
     several: bool = True,
     special: bool = False,
+    forced: str | None = None,
 ) -> TextParts:
     """What reads the text after a prompt.
 
@@ -220,12 +230,13 @@ def parts_of(
         ends: tokens that end a text, which are never written out.
         tools: that may be called; several: by more than one call.
         special: whether special tokens are written out in a text that is not parsed.
+        forced: as of ``TextParts``.
 
     Raises:
         Refusal: it is not known how this model writes tool calls.
     """
-    if tokenizer is None:
-        return TextParts()
+    if tokenizer is None or forced is not None:
+        return TextParts(forced=forced, several=several)
     silent = special_ids(tokenizer).difference(ends)
     spelled = {id: str(tokenizer.decode([id])) for id in silent}
     if prompt.messages is None or special:

@@ -23,6 +23,7 @@ from sprinter.serve.schema import (
     StreamOptions,
 )
 from sprinter.serve.settings import ServeSettings
+from sprinter.serve.structured import forced_tool, structure_of
 
 __all__ = ["TextRequest", "asked_of", "check_laws"]
 
@@ -49,6 +50,7 @@ class TextRequest:
         running_usage: whether each event has the usage so far.
         special: whether special tokens are written out.
         suffix: the text after the one that is to be written; None: there is none.
+        forced: the tool that an answer must call; "": any; None: it need not.
         tools: that an answer may call; several_calls: by more than one call.
         template_kwargs, effort: arguments of the chat template.
         alias: the name of the model that was asked for; None: none was.
@@ -68,6 +70,7 @@ class TextRequest:
     special: bool = False
     suffix: str | None = None
     tools: Sequence[dict[str, Any]] = ()
+    forced: str | None = None
     several_calls: bool = True
     template_kwargs: Mapping[str, Any] | None = None
     effort: str | None = None
@@ -147,7 +150,10 @@ def _options(
     most: int | None,
     logprobs: int | None,
 ) -> GenerationOptions:
-    given = body.model_dump(include={*OPTIONS} - {"logprobs", "chat_template_kwargs"}, exclude_none=True)
+    given = body.model_dump(
+        include={*OPTIONS} - {"logprobs", "chat_template_kwargs", "response_format"}, exclude_none=True
+    )
+    given |= structure_of(body)
     if body.min_tokens is not None:
         given["min_new_tokens"] = body.min_tokens
     given["seed"] = drawn_seed(given.get("seed", ANY_SEED))
@@ -197,6 +203,7 @@ def _chat_fields(body: ChatRequest) -> dict[str, Any]:
     )
     return {
         "tools": tools,
+        "forced": forced_tool(body),
         "several_calls": body.parallel_tool_calls is not False,
         "template_kwargs": body.chat_template_kwargs,
         "effort": body.reasoning_effort,

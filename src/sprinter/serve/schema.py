@@ -106,10 +106,40 @@ class StreamOptions(RequestObject):
     include_obfuscation: bool = False
 
 
+class JsonSchema(RequestObject):
+    """A JSON schema; ``strict`` false is followed too."""
+
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
 class ResponseFormat(RequestObject):
     """What a text is to be."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError(
+                "schema", "json_schema goes with the type 'json_schema', and with no other"
+            )
+        return self
+
+
+class StructuredOutputs(RequestObject):
+    """vLLM's: what a text is to be, one of these."""
+
+    json_schema: dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None
+    ) = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
 
 
 class SprinterOptions(RequestObject):
@@ -168,6 +198,7 @@ class GenerateRequest(NothingAsked):
     ignore_eos: bool | None = _as("ignore_eos")
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     sprinter: SprinterOptions | None = None
@@ -175,6 +206,7 @@ class GenerateRequest(NothingAsked):
 
 _PARTS: dict[str, type[RequestObject]] = {
     "stream_options": StreamOptions, "sprinter": SprinterOptions, "response_format": ResponseFormat,
+    "structured_outputs": StructuredOutputs,
 }  # fmt: skip
 
 
@@ -213,6 +245,19 @@ class Tool(RequestObject):
     function: FunctionTool
 
 
+class ToolName(RequestObject):
+    """The function that must be called."""
+
+    name: Annotated[str, Field(max_length=64)]
+
+
+class NamedTool(RequestObject):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
 class ChatRequest(GenerateRequest):
     """The body of ``/v1/chat/completions``; the chat template says which roles and fields messages may have."""
 
@@ -221,7 +266,7 @@ class ChatRequest(GenerateRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=_MOST_FIELDS)] | None = None
     reasoning_effort: Annotated[str, Field(max_length=16)] | None = None

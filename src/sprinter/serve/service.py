@@ -373,6 +373,7 @@ class Service:
             tools=asked.tools,
             several=asked.several_calls,
             special=asked.special,
+            forced=asked.forced,
         )
 
 
