@@ -343,7 +343,7 @@ def with_vllm(pip: Sequence[str | Path], tools: Sequence[str]) -> bool:
 
 # --- clients of the server --------------------------------------------------------------------------------------------
 CLIENTS = {
-    "openai": "openai==3.57.0", "langchain": "langchain-openai==@LANGCHAIN@", "litellm": "litellm==@LITELLM@",
+    "openai": "openai==3.57.0", "langchain": "langchain-openai==1.7.4", "litellm": "litellm==1.110.2",
     "guidellm": "guidellm==@GUIDELLM@",
 }  # fmt: skip
 """Environment -> the client in it. The harness's and vLLM's are those of the doors."""

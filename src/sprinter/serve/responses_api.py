@@ -14,7 +14,7 @@ from sprinter.serve.completion_streams import AnswerChoice, in_time
 from sprinter.serve.events import Events
 from sprinter.serve.message_parsing import joined
 from sprinter.serve.responses import ServerAnswer, finish_of, speculation_of, to_json, usage_of
-from sprinter.serve.schema import ChatRequest, NothingAsked, RequestObject, ResponseFormat, SprinterOptions
+from sprinter.serve.schema import ChatRequest, NothingAsked, RequestObject, SprinterOptions
 from sprinter.serve.speculation import sprinter_report
 
 __all__ = ["ResponseAnswer", "ResponseEvents", "ResponsesRequest", "as_chat"]
@@ -38,7 +38,7 @@ class ReasoningOptions(RequestObject):
 class TextOptions(RequestObject):
     """What the text is to be."""
 
-    format: ResponseFormat | None = None
+    format: dict[str, Any] | None = None  # as of chats, with what these have in "json_schema" beside the type
     verbosity: Literal["medium"] | None = None
 
 
@@ -89,12 +89,21 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         "max_completion_tokens": body.max_output_tokens,
         "tool_choice": choice,
         "reasoning_effort": body.reasoning and body.reasoning.effort,
-        "response_format": body.text and body.text.format and body.text.format.model_dump(exclude_none=True),
+        "response_format": body.text and _format(body.text.format),
     }
     try:
         return ChatRequest(**given, **{key: value for key, value in more.items() if value is not None})
     except ValidationError as error:
         raise of_fields(error.errors(), ChatRequest) from None
+
+
+def _format(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    if given is None or given.get("type") != "json_schema":
+        return given
+    return {
+        "type": "json_schema",
+        "json_schema": {key: value for key, value in given.items() if key != "type"},
+    }
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -151,7 +160,8 @@ class ResponseAnswer(ServerAnswer):
             "output": output, "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None, "temperature": self.asked.options.temperature,
             "top_p": self.asked.options.top_p, "tool_choice": body.tool_choice or "auto", "tools": body.tools or [],
-            "truncation": "disabled", "metadata": {}, "store": False, "text": {"format": {"type": "text"}},
+            "truncation": "disabled", "metadata": {}, "store": False,
+            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
         }  # fmt: skip
         if used is not None:
             details = used.get("completion_tokens_details", {"reasoning_tokens": 0})
