@@ -3,10 +3,12 @@
 import json
 import sys
 from importlib.metadata import version
+from typing import Literal
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 
 URL = sys.argv[1]
 chat = ChatOpenAI(
@@ -36,5 +38,20 @@ told = [
     HumanMessage("And then?"),
 ]
 assert bound.invoke(told).response_metadata["model_name"] == "builtin"
+
+forced = chat.bind_tools([weather], tool_choice="weather").invoke(said, max_completion_tokens=99)
+assert forced.tool_calls[0]["name"] == "weather" and isinstance(forced.tool_calls[0]["args"]["days"], int)
+
+
+class River(BaseModel):
+    """A river."""
+
+    deep: bool
+    kind: Literal["lake", "spring"]
+
+
+for method in ("json_schema", "function_calling"):
+    found = chat.with_structured_output(River, method=method).invoke(said, max_completion_tokens=99)
+    assert isinstance(found, River), method
 
 print(json.dumps({"langchain-openai": version("langchain-openai")}))

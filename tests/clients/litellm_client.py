@@ -15,8 +15,15 @@ answer = litellm.completion("openai/builtin", said, max_tokens=16, user="me", me
 assert answer.choices[0].message.content and answer.usage.completion_tokens <= 16
 parts = list(litellm.completion("openai/builtin", said, max_tokens=16, stream=True, **server))
 assert "".join(part.choices[0].delta.content or "" for part in parts)
-text = litellm.text_completion("text-completion-openai/builtin", "The river rises in", max_tokens=8, **server)
+text = litellm.text_completion(
+    model="text-completion-openai/builtin", prompt="The river rises in", max_tokens=8, **server
+)
 assert text.choices[0].text
+
+form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "required": ["deep"],
+        "properties": {"deep": {"type": "boolean"}}, "additionalProperties": False}}}  # fmt: skip
+made = litellm.completion("openai/builtin", said, response_format=form, max_tokens=99, **server)
+assert json.loads(made.choices[0].message.content).keys() == {"deep"}
 
 try:
     litellm.completion("openai/builtin", [{"role": "user", "content": "word " * 3000}], **server)

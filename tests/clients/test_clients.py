@@ -50,6 +50,7 @@ def run(name: str, *command: str, **more: str) -> str:
         "NO_PROXY": "*",
         "OPENAI_API_KEY": "none",
         "HF_HUB_OFFLINE": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "HF_DATASETS_OFFLINE": "1",
         **more,
     }
