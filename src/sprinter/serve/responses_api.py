@@ -24,15 +24,15 @@ _SAME = (
 )  # fmt: skip
 """Fields that chats have too."""
 _TEXTS = ("input_text", "output_text", "text")
-_Kind = Literal["auto", "concise", "detailed"]
+_ReasoningSummary = Literal["auto", "concise", "detailed"]
 
 
 class ReasoningOptions(RequestObject):
     """``effort`` is for the chat template; summaries are not written."""
 
     effort: Annotated[str, Field(max_length=16)] | None = None
-    summary: _Kind | None = None
-    generate_summary: _Kind | None = None
+    summary: _ReasoningSummary | None = None
+    generate_summary: _ReasoningSummary | None = None
 
 
 class TextOptions(RequestObject):
