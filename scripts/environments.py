@@ -342,11 +342,8 @@ def with_vllm(pip: Sequence[str | Path], tools: Sequence[str]) -> bool:
 
 
 # --- clients of the server --------------------------------------------------------------------------------------------
-CLIENTS = {
-    "openai": "openai==3.57.0", "langchain": "langchain-openai==1.7.4", "litellm": "litellm==1.110.2",
-    "guidellm": "guidellm==@GUIDELLM@",
-}  # fmt: skip
-"""Environment -> the client in it. The harness's and vLLM's are those of the doors."""
+CLIENTS = {"openai": "openai==3.57.0", "langchain": "langchain-openai==1.7.4", "litellm": "litellm==1.110.2"}
+"""Environment -> the client in it."""
 
 
 def clients() -> None:
@@ -363,15 +360,9 @@ def clients() -> None:
                 lacking.append(wanted)
                 continue
             stamp.write_text(wanted)
-    beside = [
-        name for name in (VLLM.replace("==", "-"), "harness") if not (ENVS / name / "made-from").is_file()
-    ]
-    if lacking or beside:
-        print(
-            f"== there is no environment of {', '.join([*lacking, *beside])}: its tests are NOT run",
-            flush=True,
-        )
-    skips = "tools" if lacking or beside else ""
+    if lacking:
+        print(f"== {', '.join(lacking)} cannot be installed here: the tests with it were NOT run", flush=True)
+    skips = "tools" if lacking else ""
     tests = (
         ".venv/bin/python",
         "-m",
