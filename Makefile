@@ -30,7 +30,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help ready install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-doors test-install users lint format types floors unit package constraints clean
+.PHONY: help ready install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-doors test-clients test-install users lint format types floors unit package constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -127,6 +127,9 @@ test-lowest: ## the same with the lowest versions that pyproject.toml states
 
 test-doors: ## the tests of doors beside the tools that they open: vLLM on a CPU, lm-evaluation-harness, Ray Serve
 	@timeout 1200 $(PYTHON) scripts/environments.py doors
+
+test-clients: ready ## clients of the server, each in an environment of its own: openai, LangChain, LiteLLM
+	@timeout 1200 $(PYTHON) scripts/environments.py clients
 
 test-install: ## run the install lines of README, docs, examples and Dockerfile (builds llama.cpp, some minutes, once)
 	@$(PYTHON) scripts/environments.py installs

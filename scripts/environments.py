@@ -4,6 +4,7 @@
     python scripts/environments.py package         sdist and wheel: their files, and the wheel in an empty environment
     python scripts/environments.py newest|lowest   the demo and some tests with those versions of the dependencies
     python scripts/environments.py doors           the tests of the doors, each beside the tool that it opens
+    python scripts/environments.py clients         the tests of clients of the server, each in an environment of its own
     python scripts/environments.py constraints     resolve the development environment anew into constraints.txt
 
 torch stays as pinned. What takes long to install is kept, and made again when what it is made from has changed.
@@ -340,6 +341,42 @@ def with_vllm(pip: Sequence[str | Path], tools: Sequence[str]) -> bool:
     return True
 
 
+# --- clients of the server --------------------------------------------------------------------------------------------
+CLIENTS = {"openai": "openai==3.57.0", "langchain": "langchain-openai==1.7.4", "litellm": "litellm==1.110.2"}
+"""Environment -> the client in it."""
+
+
+def clients() -> None:
+    """Run the tests of clients: the server in the development environment, each client in its own."""
+    lacking = []
+    for name, wanted in CLIENTS.items():
+        folder = ENVS / f"client-{name}"
+        stamp = folder / "made-from"
+        if not (stamp.is_file() and stamp.read_text() == wanted):
+            print(f"== set-up: {wanted} in {folder}", flush=True)
+            pip = new_environment(folder)
+            if subprocess.run([str(word) for word in (*pip, wanted)], env=CLEAN).returncode:
+                shutil.rmtree(folder)
+                lacking.append(wanted)
+                continue
+            stamp.write_text(wanted)
+    if lacking:
+        print(f"== {', '.join(lacking)} cannot be installed here: the tests with it were NOT run", flush=True)
+    skips = "tools" if lacking else ""
+    tests = (
+        ".venv/bin/python",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--skips",
+        skips,
+        "tests/clients",
+    )
+    run(*tests, env=CLEAN | {"SPRINTER_CLIENTS": str(ENVS)}, show=True)
+
+
 # --- constraints ------------------------------------------------------------------------------------------------------
 HEADER = """\
 # Every package of the development environment, pinned. Written by `make constraints`; do not edit by hand.
@@ -363,7 +400,7 @@ def constraints() -> None:
 
 
 if __name__ == "__main__":
-    WORK = {"installs": installs, "package": package, "constraints": constraints, "doors": doors,
+    WORK = {"installs": installs, "package": package, "constraints": constraints, "doors": doors, "clients": clients,
             "newest": lambda: with_versions("newest"), "lowest": lambda: with_versions("lowest")}  # fmt: skip
     if sys.argv[1:] not in [[name] for name in WORK]:
         raise SystemExit(f"usage: environments.py {'|'.join(WORK)}")

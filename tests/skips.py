@@ -21,7 +21,7 @@ ALLOWED = {
     "browser": r"could not import 'playwright|there is no Chromium",
     "models": r"\S+\.gguf is not used with REAL=",
     "root": r"needs root",
-    "tools": r"there is no (curl|systemd)",
+    "tools": r"there is no (curl|systemd|environment of clients)",
 }
 """Name in ``--skips`` → what the reason of a skipped test looks like."""
 

@@ -114,7 +114,7 @@ def main() -> None:
     facts = {
         "rows": [{"schemas": name, **own} for name, own in sorted(found.items())], "all": dict(total),
         "refused": reasons.most_common(20), "wrong": wrong, "method": options.method,
-        "tokens_a_call": stats["tokens"] / max(1, stats["calls"]), "model": pair.models.target.id,
+        "tokens_a_call": stats["tokens"] / max(1, stats["calls"]), "model": options.target or "the built-in pair",
     }  # fmt: skip
     save(NAME, table, began, len(taken), **{"new_tokens": NEW_TOKENS, **facts})
 

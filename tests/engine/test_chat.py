@@ -79,7 +79,7 @@ def test_a_text_is_read_as_far_as_the_limit(pair: sprinter.Pair, monkeypatch: py
     for late, most in (("word " * 100_000, 320), (" " * 1000 + "word " * 100_000, 2560)):
         for prompt in (late, [{"role": "user", "content": late}]):
             read.clear()
-            with pytest.raises(ContextLengthError, match="longest prompt here, 10 tokens"):
+            with pytest.raises(ContextLengthError, match="maximum context length is 10 tokens"):
                 encode_prompt(prompt, pair.models, longest=10)
             assert max(read) <= most
 

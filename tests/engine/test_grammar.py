@@ -26,6 +26,13 @@ METHODS = (
 )  # fmt: skip
 
 
+def deep(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        found = {"type": "array", "items": found}
+    return found
+
+
 @pytest.fixture(scope="module")
 def pair() -> sprinter.Pair:
     return sprinter.load_pair(compile=False)
@@ -104,6 +111,9 @@ def test_unconstrained_requests_ask_no_grammar(pair: sprinter.Pair, monkeypatch:
             "response_format cannot be followed",
         ),
         ({"response_format": "json"}, "is not a format"),
+        ({"response_format": {"type": "json_schema", "json_schema": deep(5000)}}, "is not a format"),
+        ({"regex": "(" * 5000 + "a" + ")" * 5000}, "regex cannot be followed"),
+        ({"choices": ["a" * (1 << 20)]}, "give a smaller one"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(

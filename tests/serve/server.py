@@ -14,6 +14,7 @@ import httpx2
 import openai
 
 import sprinter
+from sprinter.decode.draft import Origin, Token
 from sprinter.serve.run import make_server
 from sprinter.serve.service import Service
 from sprinter.serve.settings import ServeSettings
@@ -66,6 +67,11 @@ def scope_of(path: str, host: bytes = b"localhost") -> dict[str, Any]:
     """An ASGI scope of a request with a JSON body, as the guard gets it."""
     headers = [(b"host", host), (b"content-type", b"application/json")]
     return {"type": "http", "method": "POST", "path": path, "headers": headers, "client": ("a", 1)}
+
+
+def tokens(text: str, size: int) -> list[Token]:
+    """A text as tokens of ``size`` characters."""
+    return [Token(0, Origin.TARGET, 1, text=text[at : at + size]) for at in range(0, len(text), size)]
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def test_the_schemas_refuse_other_shapes(server: Running) -> None:
         ({"n": 2}, {"n": 0}),
         ({"stop": ["a"]}, {"stop": [""]}),
         ({"sprinter": {"method": "sprinter", "budget": 0.1}}, {"sprinter": {"budget": 2}}),
-        ({"seed": 2**40}, {"best_of": 2}),
+        ({"seed": 2**40}, {"best": 2}),
         ({"temperature": None, "sprinter": {"tokens": None}, "suffix": None}, {"prompt": None}),
     ],
     ids=str,
@@ -141,7 +141,7 @@ def test_the_description_says_how_requests_are_refused(server: Running) -> None:
                     "application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}
                 }
                 served = found["responses"]["200"]["content"]
-                assert ("text/event-stream" in served) == (path in (TEXT, CHAT))
+                assert ("text/event-stream" in served) == (path in (TEXT, CHAT, "/v1/responses"))
         kind = described["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
         assert [*kind] == ["text/plain"]
         assert http.get("/metrics").headers["content-type"].startswith("text/plain")

@@ -37,10 +37,10 @@ def refusal(answer: Any) -> dict[str, Any]:
     [
         (TEXT, {"best_of": 2}),
         (TEXT, {"suffix": "x"}),
-        (TEXT, {"user": "x"}),
-        (CHAT, {"tools": [{"type": "function"}]}),
-        (CHAT, {"tool_choice": "auto"}),
-        (CHAT, {"response_format": {"type": "json_object"}}),
+        (TEXT, {"mirostat": 1}),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (CHAT, {"functions": []}),
+        (CHAT, {"reasoning_effort": "high"}),
         (CHAT, {"echo": True}),
         (CHAT, {"sprinter": {"drift": 0.1}}),
         (CHAT, {"stream": True, "stream_options": {"include_usage": True, "other": 1}}),
@@ -66,7 +66,7 @@ def test_other_fields_are_refused_and_never_ignored(
         (CHAT, {"method": "lookup"}, "sprinter.method"),
         (CHAT, {"sprinter": {"budgett": 0.1}}, "sprinter.budget"),
         (CHAT, {"sprinter": {"seed": 1}}, "seed"),
-        (CHAT, {"user": "x"}, None),
+        (CHAT, {"web_search_options": {}}, None),
     ],
     ids=str,
 )
@@ -107,11 +107,16 @@ def test_a_body_that_is_not_json_names_no_field() -> None:
         (TEXT, {"prompt": [1, "a"]}, "prompt"),
         (TEXT, {"max_tokens": 0}, "echo=true"),
         (TEXT, {"max_tokens": -1}, "max_tokens"),
-        (TEXT, {"max_tokens": 5000}, "prompt and text have at most 256"),
+        (TEXT, {"prompt": [1] * 256}, "maximum context length is 256 tokens"),
+        (TEXT, {"store": True}, "store is unknown: give False"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+        (CHAT, {"tools": [{"type": "retrieval"}]}, "type"),
+        (CHAT, {"chat_template_kwargs": {"chat_template": "x"}}, "the server's"),
+        (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "does not read"),
         (TEXT, {"max_tokens": "5"}, "max_tokens"),
         (TEXT, {"max_tokens": True}, "max_tokens"),
-        (TEXT, {"prompt": "word " * 300}, "this server reads at most 256"),
-        (TEXT, {"prompt": "word " * 30_000}, "alone exceed the longest prompt here, 256 tokens"),
+        (TEXT, {"prompt": "word " * 300}, "maximum context length is 256 tokens here, and the prompt has"),
+        (TEXT, {"prompt": "word " * 30_000}, "maximum context length is 256 tokens here"),
         (TEXT, {"temperature": -1}, "temperature"),
         (TEXT, {"temperature": "warm"}, "temperature is not a number: give one in [0, 1e+30] (0 is greedy)"),
         (TEXT, {"temperature": True}, "temperature is not a number"),
@@ -142,7 +147,7 @@ def test_a_body_that_is_not_json_names_no_field() -> None:
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
         (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "wizard"),
         (CHAT, {"top_logprobs": 2}, "logprobs=true"),
-        (CHAT, {"max_completion_tokens": 4}, "say the same thing"),
+        (CHAT, {"max_completion_tokens": 5}, "say the same thing"),
         (CHAT, {"max_tokens": 0}, "give 1 or more"),
     ],
     ids=lambda value: str(value)[:40],
@@ -205,7 +210,7 @@ def strict(pair: sprinter.Pair, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "max_new_tokens": 4,
         "max_choices": 2,
     }
-    with serving(pair, rows=1, api_keys=keys, require_lossless=True, **limits) as found:
+    with serving(pair, rows=1, api_keys=keys, require_lossless=True, refuse_long=True, **limits) as found:
         yield found, keys
 
 
@@ -228,7 +233,7 @@ def test_keys_rates_and_limits(strict: tuple[Running, Path]) -> None:
     large = server.post(TEXT, {"prompt": "x" * 2000}, headers=alice)
     assert large.status_code == 413 and refusal(large)["code"] == "body_too_large"
     for fields, message in (
-        ({"prompt": "word " * 20}, "reads at most 8"),
+        ({"prompt": "word " * 20}, "maximum context length is 8 tokens"),
         ({"max_tokens": 5}, "give at most 4"),
         ({"n": 3}, "at most 2"),
         ({"sprinter": {"method": "draft-only"}}, "is lossy"),

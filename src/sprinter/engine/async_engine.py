@@ -59,6 +59,7 @@ class AsyncEngine:
             none fills the queue for all.
         shared_rows: whether an owner may have all rows but one at most, if there are several, so that a text of another
             owner does not wait for one to end.
+        shared_prefixes: whether owners reuse KV caches of each other: what one has sent, another may tell by the time.
         on_death: called in the engine's thread, with the error, if the engine fails.
 
     Raises:
@@ -76,10 +77,12 @@ class AsyncEngine:
         max_waiting: int = 64,
         shared_queue: bool = False,
         shared_rows: bool = False,
+        shared_prefixes: bool = False,
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:
         at_least("max_waiting", max_waiting, 0)
         self._engine = Engine(pair, rows, policy, max_len, memory_bytes)
+        self._shared_prefixes = shared_prefixes
         self._scorer = Scorer(pair.models, self._engine.max_len)
         self._worker = EngineWorker(self._engine, rows, max_waiting, on_death, shared_queue, shared_rows)
         self._finalizer = weakref.finalize(self, self._worker.close)
@@ -134,13 +137,15 @@ class AsyncEngine:
 
         Args:
             prompt, options, keywords: as for ``Engine.add``.
-            owner: requests of different owners that wait for rows take turns, and reuse no KV caches of each other.
+            owner: requests of different owners that wait for rows take turns, and reuse no KV caches of each other
+                (but with ``shared_prefixes``).
 
         Raises:
             UserError: what is wrong with the request and how to fix it.
             EngineError: the queue is full, the engine is closed or has failed.
         """
-        task = self._engine._task(prompt, GenerationOptions.of(options, keywords), self._worker.open, owner)
+        reuses = "" if self._shared_prefixes else owner
+        task = self._engine._task(prompt, GenerationOptions.of(options, keywords), self._worker.open, reuses)
         request = AsyncRequest(task, owner)
         self._worker.submit(request)
         return EngineStream(self, request)

@@ -3,7 +3,7 @@
 The template is transformers' Jinja template, applied as ``apply_chat_template`` does: with the generation prompt, or,
 if the last message is the assistant's, open at its end, with the white space that it ends with, also where the template
 trims it; no BOS is added to those that the template writes. Special
-tokens are read in what the template writes; in what the messages say they are ordinary text, so that a user's
+tokens are read in what the template writes; in what messages and tools say they are ordinary text, so that a user's
 "<|im_end|>" ends no turn.
 """
 
@@ -24,7 +24,7 @@ from sprinter.engine.tokens import text_ids
 from sprinter.errors import UserError, first_line
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["ChatMessage", "EncodedPrompt", "conversation", "render_chat"]
+__all__ = ["ChatMessage", "EncodedPrompt", "conversation", "render_chat", "template_reads"]
 
 ChatMessage = Mapping[str, Any]
 """One message: "role", "content" (text, or a list of text parts), and what else the chat template reads."""
@@ -130,14 +130,14 @@ def _template(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> s
     for name in given:
         if name in _OURS:
             raise UserError(f"chat_template_kwargs has {name!r}, which is not the caller's: leave it out")
-        if name != "chat_template" and not _reads(template, name):
+        if name != "chat_template" and not template_reads(template, name):
             raise UserError(
                 f"chat_template_kwargs has {name!r}, which this chat template does not read: leave it out"
             )
     return template
 
 
-def _reads(template: str, name: str, mark: str = r"\b") -> bool:
+def template_reads(template: str, name: str, mark: str = r"\b") -> bool:
     """Whether a template mentions a variable or field, or a role in quotation marks."""
     return len(name) <= _LONGEST_NAME and re.search(mark + re.escape(name) + mark, template) is not None
 
@@ -151,7 +151,7 @@ def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
             '{"role": "user", "content": "..."}'
         )
     role = message.get("role")
-    if role not in _ROLES and not (isinstance(role, str) and _reads(template, role, """["']""")):
+    if role not in _ROLES and not (isinstance(role, str) and template_reads(template, role, """["']""")):
         known = "the chat template does not know: give 'user', 'assistant' or 'system'"
         raise UserError(f"the role of {where} is {role!r}, which {known}")
     others = {
@@ -159,7 +159,7 @@ def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
         for name, value in message.items()
         if name not in ("role", "content") and value not in (None, [], {}, "")
     }
-    if unread := next((name for name in others if not _reads(template, str(name))), None):
+    if unread := next((name for name in others if not template_reads(template, str(name))), None):
         raise UserError(
             f"{where} has a field {unread!r}, which the chat template does not read: leave it out"
         )
@@ -233,23 +233,27 @@ class _Chat:
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = "|".join(map(re.escape, longest_first)) or "(?!)"  # (?!) matches nothing
 
-    def _render(self, talk: Sequence[Mapping[str, Any]], *, asks: bool) -> str:
+    def _render(
+        self, talk: Sequence[Mapping[str, Any]], *, asks: bool, given: Mapping[str, Any] | None = None
+    ) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in talk], tokenize=False, add_generation_prompt=asks, **self._given
+                [dict(message) for message in talk],
+                tokenize=False,
+                add_generation_prompt=asks,
+                **(self._given if given is None else given),
             )
         except Exception as error:
             raise _failed(error) from None
         return str(text)
 
-    def _open(self, talk: Sequence[Mapping[str, Any]]) -> str:
+    def _open(self, talk: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> str:
         """The conversation up to the end of its last message, which is the assistant's."""
         *before, last = talk
         said = str(last["content"])
         shown = said.rstrip()  # templates may trim the rest
-        text, found, _ = self._render([*before, {**last, "content": shown + _END}], asks=False).rpartition(
-            _END
-        )
+        ended = [*before, {**last, "content": shown + _END}]
+        text, found, _ = self._render(ended, asks=False, given=given).rpartition(_END)
         if not found:
             raise _left_out(len(talk) - 1, last)
         return text + said[len(shown) :]
@@ -259,10 +263,14 @@ class _Chat:
     ) -> tuple[str, list[int]]:
         """Text and token ids of a conversation."""
         said: list[str] = []
-        marked = [_marked(message, re.compile(f"{self._pattern}|{_OPEN}"), said) for message in talk]
-        rendered = marked if said else talk
+        special = re.compile(f"{self._pattern}|{_OPEN}")
+        marked = [_marked(message, special, said) for message in talk]
+        given = {
+            name: value if name == "chat_template" else _marked(value, special, said)
+            for name, value in self._given.items()
+        }
         goes_on = talk[-1]["role"] == "assistant"
-        text = self._open(rendered) if goes_on else self._render(rendered, asks=True)
+        text = self._open(marked, given) if goes_on else self._render(marked, asks=True, given=given)
         if not said:
             return text, text_ids(text, pair, self._tokenizer, special=False, longest=longest)
         whole = _SAID.sub(lambda match: said[int(match[1])], text)

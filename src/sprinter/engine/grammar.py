@@ -80,7 +80,8 @@ class Grammars:
         llguidance = _llguidance(name)
         if self._own is None:
             self._own = _own_tokenizer(llguidance, self._tokenizer, self._vocab, name)
-        matcher: LLMatcher = llguidance.LLMatcher(self._own, grammar, log_level=0)
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        matcher: LLMatcher = llguidance.LLMatcher(self._own, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())[:300]
             raise UserError(f"{name} cannot be followed: {reason}")
@@ -143,7 +144,7 @@ def _read_format(given: Mapping[str, Any]) -> str:
     llguidance = _llguidance("response_format")
     try:
         return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"response_format cannot be followed: {error}") from None
 
 

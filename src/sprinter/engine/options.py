@@ -48,6 +48,7 @@ class GenerationKeywords(TypedDict, total=False):
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None
     bad_words: str | Sequence[str | Sequence[int]] | None
     min_new_tokens: int
+    ignore_eos: bool
     seed: int
     stop: str | Sequence[str] | None
     stop_token_ids: int | Sequence[int] | None
@@ -127,7 +128,10 @@ def _named(value: Any) -> dict[str, Any] | None:
     """A copy of a mapping with text keys; an empty one is None."""
     if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
         raise ValueError("not a mapping")
-    return deepcopy(dict(value)) if value else None
+    try:
+        return deepcopy(dict(value)) if value else None
+    except RecursionError:
+        raise ValueError("too deep") from None
 
 
 def _format(value: Any) -> Any:
@@ -214,6 +218,9 @@ class GenerationOptions(Checked):
     min_new_tokens: WholeNumber = Field(
         0, ge=0, description="No EOS or stop token before this number of new tokens."
     )
+    ignore_eos: bool = Field(False, description=(
+        "EOS and the end of a turn do not end the text; they have no text. Stop strings and stop tokens still end it."
+    ))  # fmt: skip
     seed: WholeNumber = Field(0, description=(
         "The same seed gives the same text; -1: another one each time. The record holds that one."
     ))  # fmt: skip

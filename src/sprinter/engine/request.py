@@ -250,7 +250,8 @@ class Request:
         return self.options.replace(switches=tuple(stats.switches), copy_switches=tuple(stats.copy_switches))
 
     def _limits(self, models: Executor) -> Limits:
-        eos_ids, stops = self._runtime.models.target.eos_ids, self.options.stop_token_ids
+        stops = self.options.stop_token_ids
+        eos_ids = () if self.options.ignore_eos else self._runtime.models.target.eos_ids
         only, spelling = self.method.only, self._spelling
         lossy = None if only is None or spelling is None else SpanReader(only, self.prompt_ids, spelling)
         ends = Ending(self.sequence.prompt, spelling) if spelling is not None and spelling.stop else None
@@ -262,6 +263,8 @@ class Request:
     def _stops(self, options: GenerationOptions) -> tuple[int, ...]:
         """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""
         models, given = self._runtime.models, options.stop_token_ids
+        if options.ignore_eos:
+            return given
         known = {*models.target.eos_ids, *given}
         more = tuple(id for id in self._prompt.ends if id not in known and id < models.vocab_size)
         return given + more if more else given

@@ -61,10 +61,9 @@ def text_ids(
     size = _CHARS_PER_TOKEN * most
     while size < len(text):
         if len(encoded(tokenizer, text[:size], special=special)) > most:
-            what = "context of the pair" if longest is None else "longest prompt here"
             raise ContextLengthError(
-                f"the prompt has {len(text)} characters, and the first {size} of them alone exceed the {what}, "
-                f"{most} tokens: shorten the prompt"
+                f"this model's maximum context length is {most} tokens here, and of the prompt's {len(text)} "
+                f"characters the first {size} alone exceed it: shorten the prompt"
             )
         size *= 2
     return encoded(tokenizer, text, special=special)

@@ -20,9 +20,9 @@ from sprinter.errors import (
 from sprinter.parameters import complaint
 from sprinter.serve.schema import RequestObject, fields_of
 
-__all__ = ["Refusal", "of_error", "of_fields"]
+__all__ = ["Refusal", "of_error", "of_fields", "too_long"]
 
-_NAMES = {"max_new_tokens": "max_tokens"}
+_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """Names of options in our messages -> fields of a request."""
 _MOST = 500  # characters of a message
 _ALIKE = 0.7  # of a field that was meant: less would take "user" for "seed"
@@ -61,6 +61,12 @@ class Refusal(Exception):
         """The HTTP headers that belong to it."""
         found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return found | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def too_long(most: int, what: str, param: str) -> Refusal:
+    """The refusal of a prompt that is too long, in the words by which clients know it."""
+    message = f"this model's maximum context length is {most} tokens here, and {what}: shorten it"
+    return Refusal(400, message, "context_length_exceeded", param)
 
 
 def of_error(error: Exception) -> Refusal:

@@ -31,6 +31,7 @@ from sprinter.serve.logs import error_fields, text_fields
 from sprinter.serve.page import add_page
 from sprinter.serve.request_parsing import asked_of
 from sprinter.serve.responses import BytesParts, JsonParts, ServerAnswer
+from sprinter.serve.responses_api import ResponseAnswer, ResponseEvents, ResponsesRequest, as_chat
 from sprinter.serve.schema import (
     ChatRequest,
     CompletionRequest,
@@ -144,13 +145,14 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", responses=_REFUSED)
     async def models() -> Any:
         """The model that is served."""
-        return {"object": "list", "data": [service.describe()]}
+        names = (service.model, *service.settings.aliases)
+        return {"object": "list", "data": [service.describe(name) for name in names]}
 
     @app.get("/v1/models/{model:path}", responses=_REFUSED)
     async def model(model: str) -> Any:
         """The model, if it has this name."""
         service.check_model(model)
-        return service.describe()
+        return service.describe(model)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
@@ -211,15 +213,31 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         """Answer a conversation: OpenAI's chat completions."""
         return await _serve(service, request, body)
 
+    @app.post("/v1/responses", responses=_WRITTEN)
+    async def responses(request: Request, body: ResponsesRequest) -> Response:
+        """Answer a conversation: OpenAI's responses. Nothing is stored."""
+        return await _serve(service, request, body)
 
-async def _serve(service: Service, request: Request, body: CompletionRequest | ChatRequest) -> Response:
+    @app.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> None:
+        message = "this server writes texts and has no embeddings: ask a server with an embedding model"
+        raise Refusal(400, message, "unsupported_endpoint")
+
+
+async def _serve(
+    service: Service, request: Request, body: CompletionRequest | ChatRequest | ResponsesRequest
+) -> Response:
     note = note_of(request.scope)
     owner, pair = note.owner, service.pair  # 503 while it is loaded
     service.check_model(body.model)
-    asked = asked_of(body, service.settings)
+    asked = asked_of(as_chat(body) if isinstance(body, ResponsesRequest) else body, service.settings)
     if asked.count > 1:  # the guard has counted one
         service.charge_texts(owner, asked.count - 1)
-    answer = ServerAnswer(asked, note.id, service.now(), service.model, names_of(pair.tokenizer))
+    name = asked.alias or service.model
+    frame = asked, note.id, service.now(), name, names_of(pair.tokenizer)
+    kind, answer = Events, ServerAnswer(*frame)
+    if isinstance(body, ResponsesRequest):
+        kind, answer = ResponseEvents, ResponseAnswer(*frame, body=body)
 
     texts: list[AnswerChoice] = []
 
@@ -234,7 +252,7 @@ async def _serve(service: Service, request: Request, body: CompletionRequest | C
             request.receive, wait_for_rows(service, texts)
         )  # errors have a status until here
         if asked.stream:
-            return Events(service, answer, texts, leave.pop_all())
+            return kind(service, answer, texts, leave.pop_all())
         work = in_time(service, finish_texts(service, asked, texts), note.deadline)
         await while_connected(request.receive, work)
         return JsonParts(service, owner, lambda: answer.whole(texts))

@@ -16,6 +16,7 @@ from sprinter.engine.generation import Generation
 from sprinter.engine.prompt import EncodedPrompt
 from sprinter.engine.scoring import ScoredToken
 from sprinter.serve.api_errors import Refusal
+from sprinter.serve.message_parsing import TextParts
 from sprinter.serve.request_parsing import TextRequest
 from sprinter.serve.service import Service
 
@@ -46,6 +47,7 @@ class AnswerChoice:
         index: number of the text in the answer. owner: whose it is.
         prompt: its prompt. scored: the prompt's log-probabilities, if they were asked for.
         stream: the text; None if nothing is generated.
+        parts: what reads it as it is answered.
     """
 
     index: int
@@ -53,6 +55,7 @@ class AnswerChoice:
     prompt: EncodedPrompt
     stream: EngineStream | None
     scored: list[ScoredToken] | None = None
+    parts: TextParts = field(default_factory=TextParts)
 
     @property
     def out(self) -> Generation | None:
@@ -93,10 +96,10 @@ async def open_choices(service: Service, asked: TextRequest, owner: str) -> Asyn
     Raises:
         UserError, EngineError, Refusal: why they are not taken.
     """
-    prompts, streams = await service.turns.run(owner, lambda: service.submit(asked, owner))
+    prompts, streams, parts = await service.turns.run(owner, lambda: service.submit(asked, owner))
     n = asked.n
     choices = [
-        AnswerChoice(i, owner, prompts[i // n], streams[i] if streams else None)
+        AnswerChoice(i, owner, prompts[i // n], streams[i] if streams else None, parts=parts[i])
         for i in range(len(prompts) * n)
     ]
     try:

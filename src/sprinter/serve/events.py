@@ -27,6 +27,7 @@ from sprinter.serve.responses import (
     ServerAnswer,
     finish_of,
     json_parts,
+    running_usage,
     send_parts,
     speculation_of,
     to_json,
@@ -91,27 +92,29 @@ class Events(Response):
             prompt, before = await self._service.turns.run(choice.owner, lambda: answer.echoed(choice))
             await self._event(choice, {"text": prompt, "logprobs": answer.logprobs(before)}, large=True)
             offset = len(prompt)
-        unscored = Unscored()
+        unscored, written = Unscored(), 0
         while choice.stream is not None and (tokens := await choice.stream.read()):
-            text = "".join(token.text for token in tokens)
-            if text or asked.tokens or asked.logprobs is not None:
-                logprobs = answer.logprobs(of_tokens(tokens, offset))
-                await self._event(choice, self._part(text, logprobs), self._tokens(tokens, unscored))
-        await self._end(choice, unscored)
+            written += len(tokens)
+            parts = choice.parts.feed(tokens)
+            if parts or asked.tokens or asked.logprobs is not None:
+                part = {**self._part(parts), "logprobs": answer.logprobs(of_tokens(tokens, offset))}
+                usage = running_usage(asked, choice, written)
+                await self._event(choice, part, {**self._tokens(tokens, unscored), **usage})
+        await self._end(choice, unscored, written)
 
-    async def _end(self, choice: AnswerChoice, unscored: Unscored) -> None:
+    async def _end(self, choice: AnswerChoice, unscored: Unscored, written: int) -> None:
         out, asked = choice.out, self._answer.asked
-        report: dict[str, Any] = {}
+        report: dict[str, Any] = running_usage(asked, choice, written)
         if out is not None:
-            report = {"sprinter": {**self._tokens([], unscored).get("sprinter", {}), **sprinter_report(out)}}
+            report |= {"sprinter": {**self._tokens([], unscored).get("sprinter", {}), **sprinter_report(out)}}
         if not asked.include_usage and asked.count == 1:
             report |= speculation_of([choice])
-        end: dict[str, Any] = {"delta": {}} if asked.chat else {"text": ""}
-        await self._event(choice, {**end, "finish_reason": finish_of(out)}, report)
+        end = self._part(choice.parts.finish())
+        await self._event(choice, {**end, "finish_reason": finish_of(choice)}, report)
 
-    def _part(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        part: dict[str, Any] = {"delta": {"content": text}} if self._answer.asked.chat else {"text": text}
-        return {**part, "logprobs": logprobs}
+    def _part(self, parts: dict[str, Any]) -> dict[str, Any]:
+        """What is new in a text, in a choice."""
+        return {"delta": parts} if self._answer.asked.chat else {"text": parts.get("content", "")}
 
     def _tokens(self, tokens: Sequence[Token], unscored: Unscored) -> dict[str, Any]:
         """What an event says about its tokens, and about earlier ones that have been scored since."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sprinter.decode import Never
@@ -20,8 +20,10 @@ from sprinter.serve.schema import (
     GenerateRequest,
     ScoreRequest,
     SprinterOptions,
+    StreamOptions,
 )
 from sprinter.serve.settings import ServeSettings
+from sprinter.serve.structured import forced_tool, structure_of
 
 __all__ = ["TextRequest", "asked_of", "check_laws"]
 
@@ -45,6 +47,13 @@ class TextRequest:
         logprobs: number of most probable tokens to name for each token; None: no log-probabilities.
         stream: whether to answer with events; include_usage: with a last one that has the usage.
         tokens: whether to report every token.
+        running_usage: whether each event has the usage so far.
+        special: whether special tokens are written out.
+        suffix: the text after the one that is to be written; None: there is none.
+        forced: the tool that an answer must call; "": any; None: it need not.
+        tools: that an answer may call; several_calls: by more than one call.
+        template_kwargs, effort: arguments of the chat template.
+        alias: the name of the model that was asked for; None: none was.
     """
 
     chat: bool
@@ -57,6 +66,15 @@ class TextRequest:
     stream: bool
     include_usage: bool
     tokens: bool
+    running_usage: bool = False
+    special: bool = False
+    suffix: str | None = None
+    tools: Sequence[dict[str, Any]] = ()
+    forced: str | None = None
+    several_calls: bool = True
+    template_kwargs: Mapping[str, Any] | None = None
+    effort: str | None = None
+    alias: str | None = None
 
     @property
     def count(self) -> int:
@@ -87,20 +105,23 @@ def asked_of(body: CompletionRequest | ChatRequest, settings: ServeSettings) -> 
             param="max_tokens",
         )
     if settings.max_new_tokens is not None:
-        if most is not None and most > settings.max_new_tokens:
+        if most is not None and most > settings.max_new_tokens and settings.refuse_long:
             raise Refusal(
                 400,
                 f"max_tokens={most} is more than this server allows: give at most {settings.max_new_tokens}",
                 param="max_tokens",
             )
-        most = settings.max_new_tokens if most is None else most
+        most = settings.max_new_tokens if most is None else min(most, settings.max_new_tokens)
     if ours.method is not None and ours.speculation:
         _check_draft(parse_method(ours.method), settings.max_draft)
+    more = _chat_fields(body) if isinstance(body, ChatRequest) else _completion_fields(body)
+    events = body.stream_options or StreamOptions()
     asked = TextRequest(
         chat=isinstance(body, ChatRequest), prompts=prompts, n=body.n or 1,
         options=_options(body, ours, settings, most, logprobs), generates=most != 0,
         echo=echo, logprobs=logprobs, stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage), tokens=ours.tokens,
+        include_usage=events.include_usage, tokens=ours.tokens, running_usage=events.continuous_usage_stats,
+        special=body.skip_special_tokens is False, alias=body.model, **more,
     )  # fmt: skip
     if asked.count > settings.max_choices:
         raise Refusal(
@@ -129,7 +150,12 @@ def _options(
     most: int | None,
     logprobs: int | None,
 ) -> GenerationOptions:
-    given = body.model_dump(include={*OPTIONS} - {"logprobs"}, exclude_none=True)
+    given = body.model_dump(
+        include={*OPTIONS} - {"logprobs", "chat_template_kwargs", "response_format"}, exclude_none=True
+    )
+    given |= structure_of(body)
+    if body.min_tokens is not None:
+        given["min_new_tokens"] = body.min_tokens
     given["seed"] = drawn_seed(given.get("seed", ANY_SEED))
     if ours.method is not None and not ours.speculation:
         raise Refusal(
@@ -142,13 +168,46 @@ def _options(
         given["logprobs"] = 0
     return GenerationOptions(
         **given,
-        method=(ours.method or settings.method) if ours.speculation else "autoregressive",
+        method=_method(ours, settings) if ours.speculation else "autoregressive",
         max_new_tokens=most or (None if most is None else 1),
         require_lossless=settings.require_lossless or bool(ours.require_lossless),
         budget=settings.budget if ours.budget is None else ours.budget,
         # None: where no method is named, and with auto
         never_slower=ours.never_slower if ours.never_slower is not None or settings.never_slower else False,
     )
+
+
+def _method(ours: SprinterOptions, settings: ServeSettings) -> Method | str | None:
+    """The method of a request; a lossy one is confined to a part of the text, if it names none itself."""
+    spec, only = ours.method or settings.method, ours.only or settings.only
+    if spec is None or only is None:
+        return spec
+    method = parse_method(spec)
+    return method if method.lossless() or method.only is not None else replace(method, only=only)
+
+
+def _completion_fields(body: CompletionRequest) -> dict[str, Any]:
+    if body.best_of not in (None, body.n or 1):
+        message = (
+            f"best_of={body.best_of} texts are not compared here: give n={body.best_of}, or leave it out"
+        )
+        raise Refusal(400, message, "unsupported_field", "best_of")
+    if body.suffix and body.echo:
+        raise Refusal(400, "suffix and echo exclude each other: give one of them", param="suffix")
+    return {"suffix": body.suffix or None}
+
+
+def _chat_fields(body: ChatRequest) -> dict[str, Any]:
+    tools = (
+        [] if body.tool_choice == "none" else [one.model_dump(exclude_none=True) for one in body.tools or ()]
+    )
+    return {
+        "tools": tools,
+        "forced": forced_tool(body),
+        "several_calls": body.parallel_tool_calls is not False,
+        "template_kwargs": body.chat_template_kwargs,
+        "effort": body.reasoning_effort,
+    }
 
 
 def _prompts(body: CompletionRequest) -> list[PromptInput]:
@@ -167,14 +226,17 @@ def _ids(prompt: Sequence[Any]) -> list[int]:
 
 
 def _chat_logprobs(body: ChatRequest) -> int | None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise Refusal(400, "top_logprobs goes with logprobs=true: give it too", param="top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def _chat_limit(body: ChatRequest) -> int | None:
     """The limit of new tokens; None: to the end of the row."""
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
+    if (
+        None not in (body.max_tokens, body.max_completion_tokens)
+        and body.max_tokens != body.max_completion_tokens
+    ):
         raise Refusal(
             400,
             "max_tokens and max_completion_tokens say the same thing: give one of them",

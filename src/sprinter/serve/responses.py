@@ -22,14 +22,15 @@ from sprinter.serve.logprobs import (
     of_prompt,
     of_tokens,
 )
+from sprinter.serve.message_parsing import joined
 from sprinter.serve.request_parsing import TextRequest
 from sprinter.serve.service import Service
 from sprinter.serve.speculation import llamacpp_timings, sprinter_report, token_report, vllm_metrics
 from sprinter.version import __version__
 
 __all__ = [
-    "BytesParts", "JsonParts", "ServerAnswer", "finish_of", "json_parts", "send_parts", "speculation_of", "to_json",
-    "usage_of",
+    "BytesParts", "JsonParts", "ServerAnswer", "finish_of", "json_parts", "running_usage", "send_parts",
+    "speculation_of", "to_json", "usage_of",
 ]  # fmt: skip
 
 _PART_BYTES = 2**16
@@ -75,14 +76,19 @@ class ServerAnswer:
     def _choice(self, choice: AnswerChoice) -> dict[str, Any]:
         out = choice.out
         prompt, before = self.echoed(choice) if self.asked.echo else ("", [])
-        text = prompt if out is None else prompt + out.text
+        parts = {} if out is None else joined([choice.parts.feed(out.tokens), choice.parts.finish()])
+        text = prompt + parts.pop("content", "")
         tokens = [*before, *of_tokens([] if out is None else out.tokens, len(prompt))]
         found: dict[str, Any] = {"index": choice.index, "logprobs": self.logprobs(tokens)}
         if self.asked.chat:
-            found["message"] = {"role": "assistant", "content": text, "refusal": None}
+            for call in parts.get("tool_calls", ()):
+                del call["index"]
+            found["message"] = {
+                "role": "assistant", "content": text if text or not parts else None, "refusal": None, **parts,
+            }  # fmt: skip
         else:
             found["text"] = text
-        found["finish_reason"] = finish_of(out)
+        found["finish_reason"] = finish_of(choice)
         if out is not None:
             report = sprinter_report(out)
             if self.asked.tokens:
@@ -107,9 +113,12 @@ class ServerAnswer:
         return completion_logprobs(tokens, self.names)
 
 
-def finish_of(out: Generation | None) -> str:
+def finish_of(choice: AnswerChoice) -> str:
     """OpenAI's reason why a text ended."""
-    return "length" if out is None else _FINISH.get(out.finish_reason, out.finish_reason)
+    if (out := choice.out) is None:
+        return "length"
+    found = _FINISH.get(out.finish_reason, out.finish_reason)
+    return "tool_calls" if found == "stop" and choice.parts.calls else found
 
 
 def _outs(choices: Sequence[AnswerChoice]) -> list[Generation]:
@@ -121,12 +130,21 @@ def usage_of(asked: TextRequest, choices: Sequence[AnswerChoice]) -> dict[str, A
     outs = _outs(choices)
     prompt = sum(len(choice.prompt.ids) for choice in choices[:: asked.n])
     written = sum(out.stats.new_tokens for out in outs)
+    thought = sum(choice.parts.reasoning_tokens for choice in choices)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
         "prompt_tokens_details": {"cached_tokens": sum(out.stats.cached_tokens for out in outs[:: asked.n])},
+        **({"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}),
     }
+
+
+def running_usage(asked: TextRequest, choice: AnswerChoice, written: int) -> dict[str, Any]:
+    """The usage of a text so far, if its events are to have it."""
+    prompt = len(choice.prompt.ids)
+    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    return {"usage": usage} if asked.running_usage else {}
 
 
 def speculation_of(choices: Sequence[AnswerChoice]) -> dict[str, Any]:

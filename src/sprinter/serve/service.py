@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -22,8 +22,11 @@ from sprinter.errors import NoMemoryError, UserError
 from sprinter.fingerprint import weights_fingerprint, words_fingerprint
 from sprinter.models.memory import free_bytes
 from sprinter.random import following_seed
-from sprinter.serve.api_errors import Refusal
+from sprinter.serve.api_errors import Refusal, too_long
+from sprinter.serve.conversations import readable_messages, template_arguments
+from sprinter.serve.fill_in import fill_in, fill_in_marks
 from sprinter.serve.keys import ApiKeys, RateLimit
+from sprinter.serve.message_parsing import TextParts, parts_of
 from sprinter.serve.prometheus import ServeMetrics, ServeState
 from sprinter.serve.request_parsing import TextRequest, check_laws
 from sprinter.serve.schema import ScoreRequest, TokenizeRequest
@@ -86,6 +89,7 @@ class Service:
             self._engine = AsyncEngine(
                 pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
                 max_waiting=own.max_waiting, shared_queue=own.has_owners, on_death=self._fail,
+                shared_prefixes=own.share_prefixes,
                 shared_rows=own.has_owners and (self.keys is None or self.keys.owners > 1),
             )  # fmt: skip
             if self._closed:
@@ -157,15 +161,15 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
-        if name is not None and name != self.model:
+        if name is not None and name not in (self.model, *self.settings.aliases):
             message = f"there is no model {name[:80]!r} here: ask for {self.model!r}"
             raise Refusal(404, message, "model_not_found", "model")
 
-    def describe(self) -> dict[str, Any]:
-        """The model as ``/v1/models`` lists it."""
+    def describe(self, name: str | None = None) -> dict[str, Any]:
+        """The model as ``/v1/models`` lists it, by its name or by another one of it."""
         pair = self.pair
         return {
-            "id": self.model,
+            "id": name or self.model,
             "object": "model",
             "created": self.created,
             "owned_by": "sprinter",
@@ -179,20 +183,29 @@ class Service:
             },
         }
 
-    def encode(self, prompt: PromptInput) -> EncodedPrompt:
+    def encode(self, prompt: PromptInput, asked: TextRequest | None = None) -> EncodedPrompt:
         """Token ids of a prompt; not in the event loop, as it may be long.
+
+        Args:
+            asked: the request that it belongs to.
 
         Raises:
             UserError: what is wrong with it. Refusal: it is longer than the server allows.
         """
-        most = self.settings.max_prompt_tokens or self.engine.max_len
+        most, kwargs = self.settings.max_prompt_tokens or self.engine.max_len, None
+        chat = not isinstance(prompt, str) and any(isinstance(one, Mapping) for one in cast(Any, prompt))
         with self._encoding:
-            encoded = encode_prompt(prompt, self.pair.models, longest=most)
+            if chat:
+                prompt = readable_messages(cast(Any, prompt), self.tokenizer)
+                if asked is not None:
+                    kwargs = template_arguments(
+                        self.tokenizer, asked.template_kwargs, asked.tools, asked.effort
+                    )
+            if asked is not None and asked.suffix is not None:
+                prompt = fill_in(cast(Any, prompt), asked.suffix, self.pair.models)
+            encoded = encode_prompt(prompt, self.pair.models, kwargs, longest=most)
         if len(encoded.ids) > most:
-            raise Refusal(
-                400, f"the prompt has {len(encoded.ids)} tokens, and this server reads at most {most}: shorten it",
-                "context_length_exceeded", "messages" if encoded.messages else "prompt",
-            )  # fmt: skip
+            raise too_long(most, f"the prompt has {len(encoded.ids)}", "messages" if chat else "prompt")
         return encoded
 
     def now(self) -> int:
@@ -281,12 +294,10 @@ class Service:
         """
         longest, room = max(len(prompt.ids) for prompt in prompts), self.engine.max_len
         new = asked.options.max_new_tokens if asked.generates else 0
-        if longest + (1 if new is None else new) > room:
-            raise Refusal(
-                400,
-                f"the prompt has {longest} tokens and max_tokens={new}: prompt and text have at most {room} here",
-                "context_length_exceeded", "max_tokens",
-            )  # fmt: skip
+        least = 1 if new is None or (new and not self.settings.refuse_long) else new
+        if longest + least > room:
+            what = f"the prompt has {longest} and max_tokens is {least if new is None else new}"
+            raise too_long(room, what, "messages" if asked.chat else "max_tokens")
         most = self.settings.max_logprobs
         each = (0 if asked.logprobs is None else asked.logprobs + 1) + _REPORTED * asked.tokens
         echoed = asked.echo * asked.n * sum(len(prompt.ids) for prompt in prompts)
@@ -303,14 +314,20 @@ class Service:
         """Number of tokens that the texts of a request may have, all together."""
         if not asked.generates:
             return 0
-        new, most = asked.options.max_new_tokens, self.engine.max_len
-        return asked.n * sum(most - len(prompt.ids) if new is None else new for prompt in prompts)
+        return asked.n * sum(self._room(asked, prompt) for prompt in prompts)
 
-    def submit(self, asked: TextRequest, owner: str) -> tuple[list[EncodedPrompt], list[EngineStream]]:
+    def _room(self, asked: TextRequest, prompt: EncodedPrompt) -> int:
+        """Number of tokens that a text after a prompt may have: as many as are asked for, or fit into the row."""
+        new, room = asked.options.max_new_tokens, self.engine.max_len - len(prompt.ids)
+        return room if new is None else min(new, room)
+
+    def submit(
+        self, asked: TextRequest, owner: str
+    ) -> tuple[list[EncodedPrompt], list[EngineStream], list[TextParts]]:
         """Encode the prompts, and submit all texts or none; not in the event loop.
 
         Returns:
-            The prompts, and the streams of the texts: those of the first prompt first.
+            The prompts, and the streams of the texts and what reads them: those of the first prompt first.
 
         Raises:
             UserError, EngineError, Refusal: why they are not taken.
@@ -322,23 +339,42 @@ class Service:
         free = free_bytes(self.pair.models.target.model.device)
         if free is not None and free < self.settings.min_free_bytes:
             raise NoMemoryError("there is not enough free memory for another request now: try again later")
-        prompts = [self.encode(prompt) for prompt in asked.prompts]
+        prompts = [self.encode(prompt, asked) for prompt in asked.prompts]
         self._check_size(asked, prompts)
+        parts = [self._parts(asked, prompt) for prompt in prompts for _ in range(asked.n)]
         read, new = sum(len(prompt.ids) for prompt in prompts), self.new_tokens(asked, prompts)
         self._charge_tokens(owner, read + new)
         streams: list[EngineStream] = []
         if asked.generates:
             try:
+                stops = () if asked.suffix is None else fill_in_marks(self.tokenizer)
                 for prompt in prompts:
                     for i in range(asked.n):
-                        options = asked.options.replace(seed=following_seed(asked.options.seed, i))
+                        options = asked.options.replace(
+                            seed=following_seed(asked.options.seed, i),
+                            max_new_tokens=None if asked.options.max_new_tokens is None else self._room(asked, prompt),
+                            stop_token_ids=(*asked.options.stop_token_ids, *stops),
+                        )  # fmt: skip
                         streams.append(engine.stream(prompt, options, owner=owner))
             except BaseException:
                 self.give_back_tokens(owner, read + new)
                 for stream in streams:
                     stream.cancel()
                 raise
-        return prompts, streams
+        return prompts, streams, parts
+
+    def _parts(self, asked: TextRequest, prompt: EncodedPrompt) -> TextParts:
+        """What reads a text after a prompt as it is answered."""
+        ends = (*self.pair.models.target.eos_ids, *prompt.ends, *asked.options.stop_token_ids)
+        return parts_of(
+            self.pair.tokenizer,
+            prompt,
+            ends,
+            tools=asked.tools,
+            several=asked.several_calls,
+            special=asked.special,
+            forced=asked.forced,
+        )
 
 
 def _charge(rates: RateLimit, owner: str, cost: int, limit: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sprinter.decode.spans import check_only
 from sprinter.errors import UserError
 from sprinter.parameters import LISTED, Natural, Positive, WholeNumber, checked, stated
 
@@ -27,11 +28,18 @@ class ServeSettings:
     host: str = stated("127.0.0.1", "Address to listen on.")
     port: WholeNumber = stated(8000, "0: any free port.", ge=0, le=65535)
     model_name: str | None = stated(None, "Name of the model in requests and answers. None: the target's.")
+    aliases: Annotated[tuple[str, ...], LISTED] = stated(
+        (), "Further name of the model. Requests may give it."
+    )
     method: str | None = stated(None, "Method of requests that name none. None: exact.")
     budget: float | None = stated(
         None, "With --method or --profile: maximum mean drift a token of requests that name none. None: what the "
         "method says.", ge=0, le=1,
     )  # fmt: skip
+    only: str | None = stated(
+        None,
+        "Part of a text in which lossy methods may be lossy, such as think or code, not-code. None: all of it.",
+    )
     require_lossless: bool = stated(False, "Refuse lossy methods.")
     never_slower: bool = stated(True, "Stop drafting while it does not pay, in requests without a method.")
     rows: Positive = stated(8, "Texts generated at the same time.")
@@ -46,6 +54,10 @@ class ServeSettings:
     )
     max_prompt_tokens: Positive | None = stated(None, "Longest prompt. None: the row.")
     max_new_tokens: Positive | None = stated(None, "Longest text. None: the row.")
+    refuse_long: bool = stated(
+        False,
+        'Refuse max_tokens beyond the row or --max-new-tokens. Otherwise the text ends there, by "length".',
+    )
     max_choices: Positive = stated(64, "Texts of a request: n for each of its prompts.")
     max_draft: Positive = stated(
         64, "Largest γ, and other counts, of a method that a request names. A larger default counts instead."
@@ -68,6 +80,10 @@ class ServeSettings:
     allowed_hosts: Annotated[tuple[str, ...], LISTED] = stated(
         (), "Further name of this server in the header Host. Beside the loopback ones and ``host``; *: all."
     )
+    share_prefixes: bool = stated(
+        False,
+        "Reuse what was read of a text for all keys. They may then tell by the time what others have sent.",
+    )
     rate_limit: Positive | None = stated(
         None, "Texts per minute of a key. None: none. Without keys of an address; at least one a request."
     )
@@ -79,6 +95,8 @@ class ServeSettings:
     log_prompts: bool = stated(False, "Write prompts and answers to the log.")
 
     def __post_init__(self) -> None:
+        if self.only is not None:
+            check_only(self.only)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UserError("tls_cert=FILE and tls_key=FILE go together: give both, or neither")
         if self.api_keys is None and not self.allow_anonymous and not self.is_loopback:

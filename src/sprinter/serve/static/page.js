@@ -43,7 +43,7 @@ function request(side, messages, prompt, answer) {
   };
   if (mode() === "chat") {
     const begun = answer.text ? [{ role: "assistant", content: answer.text }] : [];
-    return ["v1/chat/completions", { ...body, logprobs: true, messages: [...messages, ...begun] }];
+    return ["v1/chat/completions", { ...body, logprobs: true, skip_special_tokens: false, messages: [...messages, ...begun] }];
   }
   return ["v1/completions", { ...body, logprobs: 0, prompt: prompt + answer.text }];
 }

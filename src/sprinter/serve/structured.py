@@ -1,0 +1,79 @@
+"""What a text must be, as options of generation: OpenAI's ``response_format``, vLLM's ``structured_outputs``, forced
+calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sprinter.serve.api_errors import Refusal
+from sprinter.serve.schema import ChatRequest, GenerateRequest, NamedTool
+
+__all__ = ["forced_tool", "structure_of"]
+
+
+def structure_of(body: GenerateRequest) -> dict[str, Any]:
+    """The options that confine a text; empty: none was asked for.
+
+    Raises:
+        Refusal: several fields ask for one. It names no such tool.
+    """
+    found: dict[str, Any] = {}
+    asked = body.structured_outputs
+    if asked is not None:
+        given = asked.model_dump(exclude_none=True)
+        if (schema := given.pop("json_schema", None)) is not None:
+            found["response_format"] = _schema(schema)
+        if given.pop("json_object", False):
+            found["response_format"] = {"type": "json_object"}
+        found |= {"choices" if name == "choice" else name: value for name, value in given.items()}
+    form, count = body.response_format, len(found)
+    if form is not None and form.type != "text":
+        found["response_format"] = form.model_dump(exclude_none=True, by_alias=True)
+        count += 1
+    if isinstance(body, ChatRequest) and (name := forced_tool(body)) is not None:
+        found["response_format"] = _schema(_call_schema(body, name))
+        count += 1
+    if count > 1:
+        message = "response_format, structured_outputs and a forced tool_choice exclude each other: give one of them"
+        raise Refusal(400, message, "invalid_field", "response_format")
+    return found
+
+
+def forced_tool(body: ChatRequest) -> str | None:
+    """The tool that must be called; "": any; None: the text need not be a call.
+
+    Raises:
+        Refusal: there is no such tool.
+    """
+    choice, names = body.tool_choice, [one.function.name for one in body.tools or ()]
+    if not isinstance(choice, NamedTool):
+        if choice == "required" and not names:
+            raise Refusal(
+                400, "tool_choice='required' goes with tools: give some", "invalid_field", "tool_choice"
+            )
+        return "" if choice == "required" else None
+    if choice.function.name not in names:
+        message = f"tool_choice names {choice.function.name!r}, which is none of the tools: give one of them"
+        raise Refusal(400, message, "invalid_field", "tool_choice")
+    return choice.function.name
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "text", "schema": schema}}
+
+
+def _call_schema(body: ChatRequest, name: str) -> Any:
+    """The schema of a named tool's arguments, or of a list of calls."""
+    tools = [one.function for one in body.tools or ()]
+    if name:
+        return next(one for one in tools if one.name == name).parameters or {"type": "object"}
+    calls: Sequence[Any] = [
+        {
+            "type": "object", "required": ["name", "arguments"], "additionalProperties": False,
+            "properties": {"name": {"const": one.name}, "arguments": one.parameters or {"type": "object"}},
+        }
+        for one in tools
+    ]  # fmt: skip
+    most = {} if body.parallel_tool_calls is not False else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
