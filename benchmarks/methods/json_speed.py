@@ -3,8 +3,8 @@
     python benchmarks/methods/json_speed.py --data DIR [--prompts 8] [--method svip]
 
 Paragraphs are described as JSON by one of three schemas, greedily. Arms: plain decoding and the method, each without a
-schema, with it, and the method with drafts of what the schema forces. Times are without the prompt's. *masks*: seconds of computing masks, in a thread
-beside the passes, over seconds of the text.
+schema, with it, and the method with drafts of what the schema forces. Times are without the prompt's. *masks*: seconds
+of computing masks, in a thread beside the passes, over seconds of the text.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def main() -> None:
         rows.append({
             "arm": one.name, "ms_a_token": each_ms, "calls_a_token": calls, "over_plain_schema": list(plain),
             "over_method_without_schema": list(own), "masks": share, "ended": ended, "texts": len(one.outs),
-            "draft_steps": one.total("draft_steps"), "prefill_s": one.total("prefill_s"), "tokens": int(one.tokens.sum()),
+            "draft_steps": one.total("draft_steps"), "prefill_s": one.total("prefill_s"),
+            "tokens": int(one.tokens.sum()),
         })  # fmt: skip
         lines.append(
             f"{one.name} | {each_ms:.1f} | {calls:.2f} | {cells(plain)} | {cells(own)} | {share:.1%} | "
