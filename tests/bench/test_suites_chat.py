@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.suite_files import put, put_lines
+from tests.bench.suite_files import fill, put, put_lines
 from tests.models.tiny import fresh, tiny, word_tokenizer
 
 import sprinter
@@ -41,6 +41,19 @@ def chatting() -> sprinter.Pair:
     tokenizer = word_tokenizer()
     tokenizer.chat_template = TEMPLATE
     return sprinter.load_pair(tiny("llama"), draft=fresh("gpt2"), tokenizer=tokenizer)
+
+
+def test_choices_are_asked_for_with_the_letter_first(tmp_path: Path) -> None:
+    data = fill(tmp_path)
+    for name in ("commonsenseqa", "mmlu"):
+        plain, chat = (load_suite(name, data, chat=chat) for chat in (False, True))
+        asked, told = plain.samples[0].turns[0], chat.samples[0].turns[0]
+        assert asked.endswith("Answer:") and not told.endswith("Answer:")
+        assert told.startswith(asked.removesuffix("Answer:").strip()) and "begin with the letter" in told
+        assert chat.samples[0].check == plain.samples[0].check and "letter first" in chat.rule
+        assert right(
+            f"{chat.samples[0].check.answer}. Because A and B are no such thing.", chat.samples[0].check
+        )
 
 
 def test_maths_and_code_are_asked_as_a_user_would(tmp_path: Path) -> None:

@@ -7,15 +7,31 @@ from typing import Any
 
 from sprinter.errors import UserError
 
-__all__ = ["CODE_RULE", "MATHS_RULE", "ask_for_code", "ask_for_number", "turns_of"]
+__all__ = [
+    "CHOICE_RULE",
+    "CODE_RULE",
+    "MATHS_RULE",
+    "ask_for_choice",
+    "ask_for_code",
+    "ask_for_number",
+    "turns_of",
+]
 
 MATHS_RULE = "the question, to be answered step by step with '#### NUMBER' at the end"
+CHOICE_RULE = "the question and its choices, to be answered with a letter first and a sentence why"
 CODE_RULE = "the function in a code block, to be completed"
 
 
 def ask_for_number(question: str) -> str:
     """What a user asks about a word problem (GSM8K), so that the answer can be found."""
     return f"{question.strip()}\n\nThink step by step, and end your answer with a line '#### ' and the number alone."
+
+
+def ask_for_choice(question: str) -> str:
+    """What a user asks about a question with choices, so that a short answer holds the letter."""
+    asked = question.strip().removesuffix("Answer:").strip()
+    told = "Answer the last question: begin with the letter of the right choice alone, then say in one sentence why."
+    return f"{asked}\n\n{told}"
 
 
 def ask_for_code(prompt: str) -> str:

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from sprinter.bench.sample import Sample, SampleCheck
-from sprinter.bench.suites.chat import ask_for_code, ask_for_number, turns_of
+from sprinter.bench.suites.chat import ask_for_choice, ask_for_code, ask_for_number, turns_of
 from sprinter.bench.suites.entry import Making, SuiteRows
 from sprinter.errors import UserError
 from sprinter.training.sources import MESSAGES, SourceRecord, text_of
@@ -119,7 +119,8 @@ def multiple_choice(sources: list[SuiteRows], making: Making) -> Iterator[Sample
     for where, record in sources[0]:
         question, choices = _stem_and_choices(record, where)
         letter = text_of(record, "answerKey", where)
-        prompt, check = f"Question: {_asked(question, choices)}", SampleCheck("choice", letter)
+        asked, check = f"Question: {_asked(question, choices)}", SampleCheck("choice", letter)
+        prompt = ask_for_choice(asked) if making.chat else asked
         yield Sample(text_of(record, "id", where), making.name, (prompt,), check=check)
 
 
@@ -138,7 +139,9 @@ def shots(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
         title = f"The following are multiple choice questions (with answers) about {about}."
         parts = [title, *solved.get(subject, [])[:_SHOTS], _mmlu(record, where)]
         check = SampleCheck("choice", _letter(record, where))
-        yield Sample(f"{subject}/{number}", subject, ("\n\n".join(parts),), check=check)
+        asked = "\n\n".join(parts)
+        prompt = ask_for_choice(asked) if making.chat else asked
+        yield Sample(f"{subject}/{number}", subject, (prompt,), check=check)
 
 
 def group_of_spec_bench(category: str) -> str:

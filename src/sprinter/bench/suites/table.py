@@ -9,7 +9,7 @@ import zlib
 from typing import Any
 
 from sprinter.bench.suites import heldout, makers
-from sprinter.bench.suites.chat import CODE_RULE, MATHS_RULE
+from sprinter.bench.suites.chat import CHOICE_RULE, CODE_RULE, MATHS_RULE
 from sprinter.bench.suites.entry import Entry, Hub, SuiteRows, SuiteSource
 from sprinter.bench.suites.rule import TextRule
 from sprinter.decode.registry import Registry
@@ -134,7 +134,7 @@ _NAMED = {
     "commonsenseqa": Entry(
         "questions of common sense with five choices",
         (SuiteSource(("commonsenseqa_dev.jsonl",), Hub("tau/commonsense_qa", "validation")),),
-        makers.multiple_choice, 32, "Question: ..., choices with letters, Answer:",
+        makers.multiple_choice, 32, "Question: ..., choices with letters, Answer:", chat_rule=CHOICE_RULE,
     ),
     "mmlu": Entry(
         "questions from 57 subjects with four choices, after up to five solved ones",
@@ -143,6 +143,7 @@ _NAMED = {
             for split in ("test", "dev")
         ),
         makers.shots, 32, "up to five solved questions of the subject, choices with letters, Answer:", grouped=True,
+        chat_rule=CHOICE_RULE,
     ),
 }  # fmt: skip
 
