@@ -49,7 +49,10 @@ def test_choices_are_asked_for_with_the_letter_first(tmp_path: Path) -> None:
         plain, chat = (load_suite(name, data, chat=chat) for chat in (False, True))
         asked, told = plain.samples[0].turns[0], chat.samples[0].turns[0]
         assert asked.endswith("Answer:") and not told.endswith("Answer:")
-        assert told.startswith(asked.removesuffix("Answer:").strip()) and "begin with the letter" in told
+        assert (
+            told.startswith(asked.removesuffix("Answer:").strip())
+            and "Begin your answer with the letter" in told
+        )
         assert chat.samples[0].check == plain.samples[0].check and "letter first" in chat.rule
         assert right(
             f"{chat.samples[0].check.answer}. Because A and B are no such thing.", chat.samples[0].check

@@ -27,11 +27,11 @@ def ask_for_number(question: str) -> str:
     return f"{question.strip()}\n\nThink step by step, and end your answer with a line '#### ' and the number alone."
 
 
-def ask_for_choice(question: str) -> str:
+def ask_for_choice(question: str, *, after_others: bool = False) -> str:
     """What a user asks about a question with choices, so that a short answer holds the letter."""
     asked = question.strip().removesuffix("Answer:").strip()
-    told = "Answer the last question: begin with the letter of the right choice alone, then say in one sentence why."
-    return f"{asked}\n\n{told}"
+    last = "Answer the last question. " if after_others else ""
+    return f"{asked}\n\n{last}Begin your answer with the letter of the right choice, then say in one sentence why."
 
 
 def ask_for_code(prompt: str) -> str:

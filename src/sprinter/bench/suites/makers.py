@@ -140,7 +140,7 @@ def shots(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
         parts = [title, *solved.get(subject, [])[:_SHOTS], _mmlu(record, where)]
         check = SampleCheck("choice", _letter(record, where))
         asked = "\n\n".join(parts)
-        prompt = ask_for_choice(asked) if making.chat else asked
+        prompt = ask_for_choice(asked, after_others=len(parts) > 2) if making.chat else asked
         yield Sample(f"{subject}/{number}", subject, (prompt,), check=check)
 
 
