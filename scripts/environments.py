@@ -281,7 +281,7 @@ NOT_NEEDED = [
 ]
 INTERPRETER = "triton==3.9.0"  # runs the kernels of vLLM's V2 model runner on a CPU
 DOOR_TOOLS = ["pytest", "pytest-timeout", "hypothesis", "typer", "rich", "prompt-toolkit"]
-HARNESS = ["lm-eval[hf]==0.4.13", "ray[serve]==2.60.0"]
+HARNESS = ["lm-eval[hf,api]==0.4.13", "ray[serve]==2.60.0"]
 RAY_LLM = [
     "ray[serve]==2.60.0",
     "pyarrow>=17",
@@ -343,7 +343,7 @@ def with_vllm(pip: Sequence[str | Path], tools: Sequence[str]) -> bool:
 
 # --- clients of the server --------------------------------------------------------------------------------------------
 CLIENTS = {"openai": "openai==3.57.0", "langchain": "langchain-openai==1.7.4", "litellm": "litellm==1.110.2"}
-"""Environment -> the client in it."""
+"""Environment -> the client in it. vLLM's benchmark and the harness are in those of the doors."""
 
 
 def clients() -> None:
@@ -360,8 +360,13 @@ def clients() -> None:
                 lacking.append(wanted)
                 continue
             stamp.write_text(wanted)
+    lacking += [
+        name for name in (VLLM.replace("==", "-"), "harness") if not (ENVS / name / "made-from").is_file()
+    ]
     if lacking:
-        print(f"== {', '.join(lacking)} cannot be installed here: the tests with it were NOT run", flush=True)
+        print(
+            f"== there is no environment of {', '.join(lacking)}: the tests with it are NOT run", flush=True
+        )
     skips = "tools" if lacking else ""
     tests = (
         ".venv/bin/python",

