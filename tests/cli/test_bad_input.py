@@ -142,7 +142,7 @@ def test_a_prompt_of_10_megabytes_is_refused_fast(run: Run, places: Places) -> N
     status, out, err = run("generate", "-", *places.pair, stdin=b"All work and no play. " * 480_000)
     assert time.perf_counter() - began < 10
     assert (status, out) == (2, "") and is_one_line(err)
-    assert f"{CONTEXT} tokens: shorten the prompt" in err
+    assert f"maximum context length is {CONTEXT} tokens" in err and "shorten the prompt" in err
 
 
 def test_a_prompt_just_beyond_the_context_is_counted(run: Run, places: Places) -> None:
