@@ -131,7 +131,8 @@ def main() -> None:
         rows.append({
             "arm": one.name, "ms_a_token": each_ms, "calls_a_token": calls, "over_plain_schema": list(plain),
             "over_method_without_schema": list(own), "over_plain_schema_with_prompt": list(whole),
-            "masks": share, "ended": ended, "texts": len(one.outs), "draft_steps": one.total("draft_steps"), "prefill_s": one.total("prefill_s"), "tokens": int(one.tokens.sum()),
+            "masks": share, "ended": ended, "texts": len(one.outs), "draft_steps": one.total("draft_steps"),
+            "prefill_s": one.total("prefill_s"), "tokens": int(one.tokens.sum()),
         })  # fmt: skip
         lines.append(
             f"{one.name} | {each_ms:.1f} | {calls:.2f} | {cells(plain)} | {cells(whole)} | {cells(own)} | "
