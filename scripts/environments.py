@@ -124,7 +124,7 @@ def try_page(commands: Sequence[str]) -> None:
         print(f"   {command}", flush=True)
         quiet = command.replace("pip install", "pip install -qq --disable-pip-version-check", 1)
         run("bash", "-c", quiet, env=env)
-        for extra in re.findall(r"[\w-]+", (re.findall(r"\[([\w,-]+)\]", command) or [""])[0]):
+        for extra in re.findall(r"[\w-]+", (re.findall(r"\.\[([\w,-]+)\]", command) or [""])[0]):  # ours
             run("bash", "-c", f"python -c 'import {IMPORTS[extra]}'", env=env)
     json.loads(run("bash", "-c", "sprinter methods --json", env=env))
     shutil.rmtree(folder)
