@@ -70,16 +70,21 @@ class Grammars:
         if not ends:
             raise UserError(f"{name} needs an EOS token, and this pair has none: give stop_token_ids=[...]")
         with self._lock:
-            known = self._compiled.pop(text, None) or self._compile(name, text)
-            self._compiled[text] = known  # the one that was used longest ago is first
+            known = self._compiled.get(text)
+        if known is None:  # without the lock: another request need not wait for a slow one
+            known = self._compile(name, text)
+        with self._lock:
+            self._compiled[text] = known
+            self._compiled.move_to_end(text)  # the one that was used longest ago is first
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
             return TextGrammar(known.deep_copy(), self._vocab, ends)
 
     def _compile(self, name: str, grammar: str) -> LLMatcher:
         llguidance = _llguidance(name)
-        if self._own is None:
-            self._own = _own_tokenizer(llguidance, self._tokenizer, self._vocab, name)
+        with self._lock:
+            if self._own is None:
+                self._own = _own_tokenizer(llguidance, self._tokenizer, self._vocab, name)
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher: LLMatcher = llguidance.LLMatcher(self._own, grammar, log_level=0, limits=limits)
         if matcher.is_error():
@@ -125,9 +130,10 @@ def _asked(options: GenerationOptions) -> tuple[str, str] | None:
     if len(named) > 1:
         raise UserError(f"{' and '.join(named)} both say what the text must be: give one of them")
     (name,) = named
-    if len(str(given[name])) > _LONGEST:
+    text = _READ[name](given[name])
+    if len(text) > _LONGEST:
         raise UserError(f"{name} has more than {_LONGEST} characters: give a smaller one")
-    return name, _READ[name](given[name])
+    return name, text
 
 
 def _read_format(given: Mapping[str, Any]) -> str:

@@ -237,10 +237,12 @@ def parts_of(
     """
     if tokenizer is None or forced is not None:
         return TextParts(forced=forced, several=several)
-    silent = special_ids(tokenizer).difference(ends)
-    spelled = {id: str(tokenizer.decode([id])) for id in silent}
-    if prompt.messages is None or special:
-        return TextParts(spelled=spelled if special else None)
+    if prompt.messages is None and not special:
+        return TextParts()
+    added = tokenizer.added_tokens_decoder
+    spelled = {id: added[id].content for id in special_ids(tokenizer).difference(ends)}
+    if special:
+        return TextParts(spelled=spelled)
     own, form = getattr(tokenizer, "response_template", None), None
     if own is None:
         written = str(tokenizer.get_chat_template(None, list(tools) or None))
