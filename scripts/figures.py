@@ -28,6 +28,7 @@ from PIL import Image
 from torch import Tensor
 
 import figure_kinds as pic
+import records
 from figure_kinds import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, Curve, accept, example, panels, trade
 from sprinter import decode
 from sprinter.decode.accept import Diversed, Harmless
@@ -115,6 +116,41 @@ def gate_signals() -> Figure:
         title, y = f"temperature {float(temperature):g}", "target calls a token" if ax is axes[0] else ""
         pic.said(ax, title, "mean drift", y, xlim=(-0.005, None), ylim=(0, None))
     pic.legend_below(axes[0], "center")
+    return fig
+
+
+def speed_and_drift() -> Figure:
+    """Speed over plain decoding against drift: the arms of the newest runs of README's two configurations."""
+    fig, axes = plt.subplots(1, 2, figsize=(9.2, 3.4), layout="constrained")
+    shown = {"real": "Qwen2.5-Coder 1.5B and 0.5B, greedy", "methods": "built-in pair, temperature 1"}
+    colors = {"exact": BLUE, "sprinter": ORANGE, "coin": PURPLE}
+    for ax, (topic, title) in zip(axes, shown.items(), strict=True):
+        run = records.published(topic)["readme-real" if topic == "real" else "readme-builtin"]
+        (temperature,) = run.temperatures
+        points = dict[str, list[tuple[float, float, str]]]()
+        for one in records.summaries(run, temperature):
+            speed, drift, name = one["speed_over"].get("autoregressive"), one["mean_drift"], one["arm"]
+            if one["suite"] == run.suites[0] and speed is not None:
+                x, kind = (
+                    (0.0, "exact") if one["lossless"] or drift is None else (drift[0], name.partition("(")[0])
+                )
+                points.setdefault(kind, []).append((x, speed[0], name))
+                ax.plot([x, x], speed[1:], color=GREY, lw=0.8)
+        for kind, found in points.items():
+            xs, ys, names = zip(*sorted(found, key=lambda one: one[:2]), strict=True)
+            color, exact, at = colors.get(kind, GREEN), kind == "exact", -1.0
+            ax.plot(xs, ys, "o" if exact else "o-", color=color, ms=4.5, lw=1.1, label=kind)
+            for y, name in zip(ys, names, strict=True) if exact else ():
+                at = max(y, at + 0.05 * (ax.get_ylim()[1] - ax.get_ylim()[0]))  # names do not overlap
+                told, place = (
+                    {"autoregressive": "plain"}.get(name, name.partition("(")[0]),
+                    {"xytext": (-7, -2), "textcoords": "offset points"},
+                )
+                ax.annotate(told, (0, at), ha="right", fontsize=7, color=color, **place)
+        y = "speed ÷ plain" if ax is axes[0] else ""
+        pic.said(ax, title, "mean drift", y, xlim=(-0.28 * ax.get_xlim()[1], None))
+        ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= ax.get_xlim()[1]])
+        ax.legend(loc="lower right")
     return fig
 
 
@@ -421,8 +457,11 @@ FIGURES: dict[str, pic.Drawing] = {
         for greedy, told in (("false", "model: drawn from q"), ("true", "model(greedy=true): argmax q"))), height=3.0),
     "allocated": panels(allocated, height=2.6, words=ALLOCATED),
     "lookup": panels(pic.rounds(LOOKUP, LOOKUP, 14)),
-    "gate-signals": gate_signals, "when-it-pays": when_it_pays,
+    "gate-signals": gate_signals, "when-it-pays": when_it_pays, "speed-and-drift": speed_and_drift,
 }  # fmt: skip
+
+
+FOLDERS = {"gate-signals": "studies", "when-it-pays": "studies", "speed-and-drift": "."}
 
 
 def save(fig: Figure, path: Path) -> None:
@@ -445,12 +484,8 @@ def main() -> None:
     mpl.use("Agg")
     mpl.rcParams.update(STYLE | {"legend.handlelength": 1.2})
     for name in [given.only] if given.only else FIGURES:
-        path = (
-            given.out
-            / ("studies" if name in ("gate-signals", "when-it-pays") else "methods")
-            / "figures"
-            / f"{name}.png"
-        )
+        folder = FOLDERS.get(name, "methods")
+        path = given.out / folder / "figures" / f"{name}.png"
         save(FIGURES[name](), path)
         print(f"{name}: {path.stat().st_size / 1024:.0f} KiB")
 

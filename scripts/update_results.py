@@ -96,7 +96,7 @@ def script_lines(name: str, title: str) -> list[str]:
 def run_lines(name: str, run: Run) -> list[str]:
     """Heading, how it was made, and a table a temperature: of all suites together, if there are several."""
     lines = ["", f"## Run: {name}", "", records.where(run)]
-    if name.startswith("readme-"):
+    if name == IN_README:
         lines[-1] += " Its table stands in [README](../../README.md#results)."
     elif len(run.header["arms"]) <= SHOWN_ARMS:
         for temperature in run.temperatures:
@@ -135,11 +135,11 @@ Long tables are CSV files. How to repeat a number:
 
 Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand.
 """
-IN_README = {
-    "readme-real": "Qwen2.5-Coder-1.5B-Instruct with its 0.5B draft (Q4_K_M files) in chat, greedy, full answers "
-    "of HumanEval and GSM8K; times include the prompt:",
-    "readme-builtin": "The built-in pair at temperature 1, on text that it was not trained on:",
-}
+IN_README = "readme-real"
+ABOUT_README = (
+    "Qwen2.5-Coder-1.5B-Instruct with its 0.5B draft (Q4_K_M files) in chat, greedy, full answers of HumanEval and "
+    "GSM8K; times include the prompt:"
+)
 
 
 def page(topic: str) -> Path:
@@ -181,17 +181,12 @@ def tables(topic: str) -> str:
 
 
 def readme_block() -> str:
-    """README's tables: the newest runs of ``readme-real`` and ``readme-builtin``, and a line where there is none."""
-    runs = {**records.published("real"), **records.published("methods")}
-    lines = []
-    for name, about in IN_README.items():
-        lines += ["", about, ""]
-        if (run := runs.get(name)) is None:
-            lines.append(f"No run of [{name}](benchmarks/configs/{name}.toml) is published yet.")
-        else:
-            (temperature,) = run.temperatures
-            lines += [*records.table(run, temperature, run.suites[0]), "", records.where(run)]
-    return wrapped([*lines, "", "All published runs: [results](docs/results.md)."]).strip()
+    """README's table: the newest run of ``readme-real``."""
+    run = records.published("real")[IN_README]
+    (temperature,) = run.temperatures
+    shown = records.table(run, temperature, run.suites[0])
+    more = "All published runs: [results](docs/results.md)."
+    return wrapped([ABOUT_README, "", *shown, "", records.where(run), "", more])
 
 
 def between_marks(path: Path, text: str) -> str:
