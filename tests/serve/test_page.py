@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.server import Running, scope_of, serving
+from tests.serve.server import TEMPLATE, Running, scope_of, serving
 
 import sprinter
 from sprinter.serve.guard import RequestGuard
-from sprinter.serve.page import page_files, page_methods
+from sprinter.serve.page import page_files, page_methods, without_json, without_tools
 from sprinter.serve.service import Service
 from sprinter.serve.settings import ServeSettings
 
 METHODS = '.side[data-side="0"] option'  # there once the page knows the pair
+TOOLS = TEMPLATE + "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{# 'tool' tool_calls #}"
 STATIC = Path(sprinter.__file__).parent / "serve" / "static"
 
 
@@ -74,6 +77,27 @@ def test_what_the_page_knows_of_the_pair(server: Running) -> None:
     assert methods["sprinter"]["spec"].startswith("sprinter(tau=0.") and not methods["sprinter"]["lossless"]
     assert methods["certain"]["spec"].startswith("certain(signal=entropy, threshold=0.3")
     assert "/" not in found["draft"]
+    assert found["no_json"] is None and "does not read tools" in found["no_tools"]
+
+
+def test_what_a_pair_lacks_is_said(
+    pair: sprinter.Pair, template: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert without_json(pair) is None
+    template(TOOLS)
+    assert without_tools(pair) is None
+    template(TEMPLATE + "{{ tools }}")
+    assert "how this model writes tool calls is not known" in str(without_tools(pair))
+    template(None)
+    assert "no chat template" in str(without_tools(pair))
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert "needs llguidance" in str(without_json(pair))
+
+
+def test_the_page_of_another_name_of_the_model(pair: sprinter.Pair) -> None:
+    with serving(pair, aliases=("other",)) as server, server.http() as client:
+        assert client.get("/page/pair", params={"model": "other"}).json()["model"] == "other"
+        assert client.get("/page/pair", params={"model": "third"}).status_code == 404
 
 
 def test_methods_that_the_pair_cannot_run_are_not_offered(pair: sprinter.Pair) -> None:
@@ -191,6 +215,102 @@ def test_a_chat_goes_on_after_an_answer(page: Any, server: Running) -> None:
         ask(page, text, "speculative (lossless)", 6)
         page.wait_for_selector("#turns > li:last-child .answer[data-ended=stop]")
     assert page.locator("#turns > li").count() == 2
+
+
+SCHEMA = '{"type": "object", "properties": {"deep": {"type": "boolean"}}, "required": ["deep"], \
+"additionalProperties": false}'
+WEATHER = '[{"name": "weather", "parameters": {"type": "object", "properties": {"days": {"enum": [2, 3]}}, \
+"required": ["days"], "additionalProperties": false}}]'
+
+
+def test_json_by_a_schema(page: Any) -> None:
+    page.click("#clear")
+    page.check('input[value="text"]')
+    assert page.is_hidden("#schema") and page.is_hidden("#tools")
+    page.select_option("#answer", "json_schema")
+    for wrong, line in (
+        ("", "Paste a JSON schema"),
+        ("{type", "This is not JSON"),
+        ("[]", "A schema is a JSON object"),
+    ):
+        page.fill("#schema", wrong)
+        ask(page, "A river:", "speculative (lossless)", 40)
+        assert line in page.inner_text("#error") and page.evaluate("document.activeElement.id") == "schema"
+        assert page.locator("#turns > li").count() == 0
+        assert page.get_attribute("#schema", "aria-invalid") == ("true" if wrong else "false")
+        assert line in page.inner_text("#schema-note") or not wrong
+    page.fill("#schema", SCHEMA)
+    assert page.get_attribute("#schema", "aria-invalid") == "false" and not page.inner_text("#schema-note")
+    for tokens, badge in ((40, "JSON"), (2, "JSON that is not whole")):
+        ask(page, "A river:", "speculative (lossless)", tokens)
+        page.wait_for_selector("#turns > li:last-child .answer[data-ended]")
+        assert last(page).locator(".badge").all_inner_texts() == ["lossless", badge]
+    assert json.loads(page.locator(".text").first.text_content()).keys() == {"deep"}
+    page.select_option("#answer", "text")
+
+
+def test_tools_are_called_and_get_their_results(chromium: Any, pair: sprinter.Pair, template: Any) -> None:
+    template(TOOLS)
+    with serving(pair, aliases=("other",)) as server:
+        page = opened(chromium, server)
+        sent: list[Any] = []
+        page.on("request", lambda asked: asked.method == "POST" and sent.append(asked.post_data_json))
+        page.wait_for_selector("#models-field:not([hidden])")
+        page.select_option("#models", "other")
+        page.wait_for_function("document.getElementById('model').textContent.startsWith('other')")
+        page.fill("#tools", "[{}]")
+        assert "Function 1 has no name" in page.inner_text("#tools-note")
+        page.fill("#tools", WEATHER)
+        assert page.inner_text("#tools-note") == "Functions: weather"
+        page.select_option("#choice", "required")
+        ask(page, "Will it rain?", "speculative (lossless)", 60)
+        page.wait_for_selector(".results textarea")
+        call = page.locator(".call")
+        assert call.locator("h4").inner_text() == "weather" and json.loads(call.locator("pre").inner_text())[
+            "days"
+        ] in (2, 3)
+        assert page.evaluate("document.activeElement.closest('form').className") == "results"
+        page.select_option("#choice", "auto")
+        page.keyboard.type("sunny")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#turns > li:nth-child(2) .answer[data-ended=stop]")
+        first, second = sent
+        assert (first["model"], first["tool_choice"], second["tool_choice"]) == ("other", "required", "auto")
+        (made,) = second["messages"][1]["tool_calls"]
+        assert made["function"]["name"] == "weather" and second["messages"][2] == {
+            "role": "tool", "tool_call_id": made["id"], "content": "sunny"
+        }  # fmt: skip
+        assert page.locator(".results").count() == page.locator("#turns > li:nth-child(2) .call").count()
+        page.close()
+
+
+def test_what_a_pair_lacks_is_disabled(chromium: Any, pair: sprinter.Pair, template: Any) -> None:
+    template(None)
+    with serving(pair) as server:
+        page = opened(chromium, server)
+        assert page.is_disabled('input[value="chat"]') and "no chat template" in page.inner_text("#chat-note")
+        assert page.is_hidden("#tools") and page.is_enabled("#answer") and page.is_hidden("#models")
+        page.close()
+    template(TEMPLATE)
+    with serving(pair) as server:
+        page = opened(chromium, server)
+        assert page.is_disabled("#tools") and "does not read tools" in page.inner_text("#tools-note")
+        page.close()
+
+
+def test_a_dial_waits_for_the_end_of_json(page: Any) -> None:
+    page.select_option("#answer", "json_object")
+    ask(page, "Once", "sprinter", 150)
+    page.wait_for_function("document.querySelectorAll('#turns > li:last-child .text span').length > 3")
+    page.evaluate(
+        "const one = document.getElementById('dial-0-tau'); one.value = 0.3; one.dispatchEvent(new Event('input'))"
+    )
+    page.wait_for_function("document.getElementById('status').textContent.includes('next answer')")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#turns > li:last-child .answer[data-ended]")
+    assert last(page).locator(".mark").count() == 0
+    page.select_option("#answer", "text")
 
 
 def test_a_phone(page: Any, server: Running) -> None:

@@ -14,11 +14,15 @@ from typing import Any
 from fastapi import FastAPI, Response
 
 from sprinter.decode.spec import method_table, parse_method
+from sprinter.engine.chat import EncodedPrompt
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.serve.api_errors import Refusal
+from sprinter.serve.conversations import template_arguments
+from sprinter.serve.message_parsing import parts_of
 from sprinter.serve.service import Service, shown_id
 
-__all__ = ["add_page", "page_files", "page_methods"]
+__all__ = ["add_page", "page_files", "page_methods", "without_json", "without_tools"]
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _POLICY = (
@@ -54,15 +58,18 @@ def add_page(app: FastAPI, service: Service) -> None:
         return answers.get(name) or Response(status_code=404)
 
     @app.get("/page/pair", include_in_schema=False)
-    async def pair() -> Any:
-        """The pair, and the methods that it can run, with the numbers that their defaults stand for."""
+    async def pair(model: str | None = None) -> Any:
+        """The pair, the methods that it can run, with the numbers that their defaults stand for, and what it lacks."""
+        service.check_model(model)
         found, settings = service.pair, service.settings
         if not offered:  # every method is parsed and checked: once, and beside the event loop
             offered.extend(await asyncio.to_thread(page_methods, found, lossless=settings.require_lossless))
         return {
-            "model": service.model,
+            "model": model or service.model,
             "draft": found.models.draft and shown_id(found.models.draft.id),
             "chat": bool(found.tokenizer is not None and found.tokenizer.chat_template),
+            "no_json": without_json(found),
+            "no_tools": without_tools(found),
             "default_method": settings.method or found.default_method,
             "methods": offered,
         }
@@ -88,3 +95,26 @@ def page_methods(pair: Pair, *, lossless: bool = False) -> list[dict[str, Any]]:
             {"name": row["name"], "spec": method.name, "lossless": row["lossless"], "paper": row["paper"]}
         )
     return found
+
+
+def without_json(pair: Pair) -> str | None:
+    """Why the pair cannot write JSON on request; None: it can."""
+    try:
+        pair.stream([0], response_format={"type": "json_object"}, max_new_tokens=1).close()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def without_tools(pair: Pair) -> str | None:
+    """Why the pair takes no tools; None: it does."""
+    tokenizer = pair.tokenizer
+    if tokenizer is None or not tokenizer.chat_template:
+        return "this pair has no chat template"
+    tools, said = [{"type": "function", "function": {"name": "f"}}], [{"role": "user", "content": ""}]
+    try:
+        template_arguments(tokenizer, None, tools, None)
+        parts_of(tokenizer, EncodedPrompt([], "", messages=said), (), tools=tools)
+    except Refusal as error:
+        return error.message
+    return None

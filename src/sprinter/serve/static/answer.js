@@ -1,5 +1,7 @@
 // One answer: its tokens by origin, what is known of each, and gauges that move while it is written.
 
+import { card } from "./shape.js";
+
 export const ORIGINS = {
   trusted: "kept from the draft without asking the target",
   accepted: "drafted, checked by the target and kept",
@@ -10,8 +12,20 @@ export const ORIGINS = {
 
 const shown = (value, digits) => (value === null || value === undefined || !Number.isFinite(value) ? "–" : value.toFixed(digits));
 
+function isJson(text) {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 export class Answer {
-  constructor(method) {
+  /** `json`: the text must be JSON. */
+  constructor(method, json = false) {
+    this.json = json;
+    this.calls = []; // of tools
     this.tokens = [];
     this.spans = [];
     this.text = "";
@@ -66,6 +80,10 @@ export class Answer {
     for (const token of event.sprinter?.scored ?? []) this.scored(token);
     const choice = event.choices?.[0];
     this.text += choice?.delta?.content ?? choice?.text ?? "";
+    for (const { index, ...call } of choice?.delta?.tool_calls ?? []) {
+      this.calls.push(call);
+      this.facts.before(card(call));
+    }
     if (event.sprinter && "lossless" in event.sprinter) this.report = event.sprinter;
     this.gauge();
   }
@@ -120,14 +138,14 @@ export class Answer {
   ended(reason) {
     this.element.classList.remove("busy");
     this.element.dataset.ended = reason;
-    if (this.report) {
-      const badge = document.createElement("span");
-      badge.className = "badge";
-      badge.textContent = this.report.lossless ? "lossless" : "lossy";
-      this.title.append(badge);
-    }
+    if (this.report) this.badge(this.report.lossless ? "lossless" : "lossy");
+    if (this.json && reason !== "error") this.badge(isJson(this.text) ? "JSON" : "JSON that is not whole");
     if (!this.tokens.length && reason !== "error") this.facts.textContent = "No tokens.";
     this.gauge();
+  }
+
+  badge(text) {
+    this.title.append(Object.assign(document.createElement("span"), { className: "badge", textContent: text }));
   }
 
   pointed(event) {

@@ -39,9 +39,13 @@ async function checked(response) {
   throw new ServerError(message, response.status);
 }
 
-export async function getPair() {
-  return (await checked(await fetch("page/pair", { headers: headers() }))).json();
+async function get(path) {
+  return (await checked(await fetch(path, { headers: headers() }))).json();
 }
+
+export const getPair = (model) => get(model ? `page/pair?model=${encodeURIComponent(model)}` : "page/pair");
+
+export const getModels = async () => (await get("v1/models")).data.map((one) => one.id);
 
 /** Events of a streamed answer, as objects, until [DONE]. An error event is thrown. */
 export async function* stream(path, body, signal) {

@@ -72,7 +72,7 @@ export function chooser(field, methods, spec, changed) {
   const first = methods.find((one) => parse(one.spec).name === current.name);
   if (first) select.value = first.spec;
   if (first && !current.values.size) current = parse(first.spec);
-  field.append(select, place, note);
+  field.replaceChildren(field.querySelector("legend"), select, place, note);
   show();
   return () => spell(current);
 }
