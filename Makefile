@@ -30,7 +30,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help ready install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-doors test-clients test-install users lint format types floors unit package constraints clean
+.PHONY: help ready install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-doors test-clients test-docs docs test-install users lint format types floors unit package constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -133,6 +133,13 @@ test-clients: ready ## clients of the server, each in an environment of its own:
 
 test-install: ## run the install lines of README, docs, examples and Dockerfile (builds llama.cpp, some minutes, once)
 	@$(PYTHON) scripts/environments.py installs
+
+test-docs: ready ## build the docs site; a broken link or anchor is an error
+	@echo "== docs"
+	@$(BIN)/python scripts/environments.py docs
+
+docs: test-docs ## the same, then serve it on port 8001
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory .work/site 8001
 
 package: ready ## build sdist and wheel, try the wheel in an empty environment
 	@echo "== package"

@@ -5,6 +5,7 @@
     python scripts/environments.py newest|lowest   the demo and some tests with those versions of the dependencies
     python scripts/environments.py doors           the tests of the doors, each beside the tool that it opens
     python scripts/environments.py clients         the tests of clients of the server, each in an environment of its own
+    python scripts/environments.py docs            the docs site in .work/site, strictly: a broken link is an error
     python scripts/environments.py constraints     resolve the development environment anew into constraints.txt
 
 torch stays as pinned. What takes long to install is kept, and made again when what it is made from has changed.
@@ -382,6 +383,24 @@ def clients() -> None:
     run(*tests, env=CLEAN | {"SPRINTER_CLIENTS": str(ENVS)}, show=True)
 
 
+# --- docs -------------------------------------------------------------------------------------------------------------
+DOCS = ["mkdocs==1.6.1", "mkdocs-material==9.8.2", "mkdocstrings[python]==1.0.8"]
+
+
+def docs() -> None:
+    """Build the site; pages that are generated ask the development environment."""
+    folder = ENVS / "docs"
+    pip, stamp = installer(folder), folder / "made-from"
+    if not (stamp.is_file() and stamp.read_text() == "\n".join(DOCS)):
+        print(f"== set-up: {DOCS[1]} in {folder}", flush=True)
+        new_environment(folder)
+        run(*pip, *DOCS)
+        stamp.write_text("\n".join(DOCS))
+    env = CLEAN | {"SPRINTER_PYTHON": sys.executable, "NO_MKDOCS_2_WARNING": "1"}
+    run(folder / "bin" / "mkdocs", "build", "--strict", "--quiet", env=env, show=True)
+    print(f"docs: {len(list((ROOT / '.work' / 'site').rglob('*.html')))} pages in .work/site")
+
+
 # --- constraints ------------------------------------------------------------------------------------------------------
 HEADER = """\
 # Every package of the development environment, pinned. Written by `make constraints`; do not edit by hand.
@@ -406,7 +425,7 @@ def constraints() -> None:
 
 if __name__ == "__main__":
     WORK = {"installs": installs, "package": package, "constraints": constraints, "doors": doors, "clients": clients,
-            "newest": lambda: with_versions("newest"), "lowest": lambda: with_versions("lowest")}  # fmt: skip
+            "docs": docs, "newest": lambda: with_versions("newest"), "lowest": lambda: with_versions("lowest")}  # fmt: skip
     if sys.argv[1:] not in [[name] for name in WORK]:
         raise SystemExit(f"usage: environments.py {'|'.join(WORK)}")
     WORK[sys.argv[1]]()
