@@ -26,6 +26,7 @@ __all__ = [
     "ANY_SEED",
     "AddressedDraws",
     "Draws",
+    "PositionDraws",
     "Purpose",
     "addresses",
     "draw_tokens",
@@ -116,6 +117,23 @@ class AddressedDraws:
     def address(self, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
         """The 64-bit key of one draw; ``race`` uses it to draw on a device."""
         return _mix64(_mix64(self._key ^ (round << 32 | position)) ^ (row << 8 | purpose))
+
+
+class PositionDraws(AddressedDraws):
+    """Random numbers that depend on the position alone, not on the round: those of plain decoding, where each round
+    writes a token.
+
+    Args:
+        seed: as in ``AddressedDraws``. prompt: number of tokens before the first position.
+    """
+
+    def __init__(self, seed: int, prompt: int) -> None:
+        super().__init__(seed)
+        self._prompt = prompt
+
+    def address(self, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        """The key of the round in which plain decoding writes a position."""
+        return super().address(position - self._prompt + 1, position, purpose, row)
 
 
 def draw_tokens(laws: Tensor, asked: Sequence[tuple[Draws, int, int, int]], purpose: Purpose) -> Tensor:

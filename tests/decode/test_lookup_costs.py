@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from sprinter.decode import parse_method
+from sprinter.decode.copies import _CHANCES, Worth
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.drafter import Context, Proposals
-from sprinter.decode.lookup import _CHANCES, Lookup, _Worth
+from sprinter.decode.lookup import Lookup
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -35,7 +36,7 @@ def plan(proposals: Proposals, text: list[int], round: int, at_most: int = 40) -
 @pytest.mark.parametrize("reads", [READS, "1.05x1.1x1.2x1.5", "1.5x2x4x8", "1x1x1x1"])
 def test_each_copied_token_pays(size: int, reads: str) -> None:
     """The number of tokens against a direct reading of the rule's formula."""
-    worth = _Worth(Lookup(8, 1, "nothing", reads=reads))
+    worth = Worth(Lookup(8, 1, "nothing", reads=reads))
     cost = np.interp(range(1, 17), (1, 2, 4, 8, 16), [1.0, *map(float, reads.split("x"))])
     lowest = min(cost[k] / (k + 1) for k in range(16))
     wanted = 0
@@ -50,7 +51,7 @@ def test_each_copied_token_pays(size: int, reads: str) -> None:
 
 
 def test_the_draft_model_drafts_where_it_gains_more() -> None:
-    cheap, dear = (_Worth(Lookup(8, 1, "model", reads=READS, step=step)) for step in (0.05, 3.0))
+    cheap, dear = (Worth(Lookup(8, 1, "model", reads=READS, step=step)) for step in (0.05, 3.0))
     assert cheap.length(1) == 0 and dear.length(1) == 2
     assert cheap.length(8) == dear.length(8) == 7
 
@@ -68,7 +69,7 @@ def test_chances_are_learned_from_the_text() -> None:
         assert found is not None
         lengths.append(len(found))
     assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1] > 0
-    worth = _Worth(lookup)
+    worth = Worth(lookup)
     worth.copied = (3, [5, 6, 7, 8], 2)
     worth.learn([1, 2, 3, 5, 6, 9, 9])
     assert list(worth._tried - 6) == [0, 1, 1, 1, 0, 0, 0, 0]

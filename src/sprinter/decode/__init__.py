@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sprinter.decode.accept import Judge as Judge
     from sprinter.decode.accept import Lenient as Lenient
     from sprinter.decode.accept import Margin as Margin
+    from sprinter.decode.accept import Match as Match
     from sprinter.decode.accept import Mentored as Mentored
     from sprinter.decode.accept import OneHot as OneHot
     from sprinter.decode.accept import Opt as Opt
@@ -113,6 +114,7 @@ if TYPE_CHECKING:
     from sprinter.decode.stop import StopRule as StopRule
     from sprinter.decode.stop import Svip as Svip
     from sprinter.decode.stop import Untrusted as Untrusted
+    from sprinter.decode.suffix import Suffix as Suffix
     from sprinter.decode.trust import DEFAULT as DEFAULT
     from sprinter.decode.trust import MEASURED as MEASURED
     from sprinter.decode.trust import RECORDED as RECORDED

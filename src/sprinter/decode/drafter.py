@@ -16,6 +16,7 @@ from sprinter.decode.grow import Independent, Root, TreeBuilder
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.sequence import Siblings
 from sprinter.decode.signals import SIGNALS, read_signals, state_signals
+from sprinter.decode.suffix_index import SuffixIndex
 from sprinter.errors import SprinterError
 from sprinter.random import Draws, Purpose
 
@@ -50,6 +51,7 @@ class Context:
         like: a tensor with the dtype and device that laws must have.
         states: by decoder layer in ``Drafter.target_states``, the target's hidden states of the text's tokens
             ``[read, d]``; ``read`` is at most the text's length. Empty for other drafters.
+        earlier: earlier texts, which must change no token of this one; None: there are none.
     """
 
     text: Sequence[int]
@@ -59,6 +61,7 @@ class Context:
     draws: Draws
     like: Tensor
     states: Mapping[int, Tensor] = field(default_factory=dict)
+    earlier: SuffixIndex | None = None
 
     def certain(self, tokens: Sequence[int]) -> Proposal:
         """A proposal of deterministically chosen tokens, with one-hot laws."""
@@ -83,11 +86,13 @@ class Drafter(Parameters):
         drafts: independent drafts per round, all by the draft model.
         greedy: whether the draft model drafts argmax q at every temperature.
         target_states: decoder layers of the target whose hidden states the proposer reads (-1: after the final norm).
+        reads_earlier: whether the proposer reads earlier texts, if there are any.
     """
 
     drafts: int = 1
     greedy: bool = False
     target_states: Sequence[int] = ()
+    reads_earlier: bool = False
 
     @property
     def siblings(self) -> Siblings:

@@ -9,12 +9,14 @@ from typing import Any
 
 from sprinter.decode import accept, growers, stop, trust
 from sprinter.decode.checks import at_least
+from sprinter.decode.copies import LONGEST_COPY
 from sprinter.decode.draft_heads import Heads
 from sprinter.decode.drafter import Allocated, Model, Nothing
-from sprinter.decode.lookup import LONGEST_COPY, Lookup
+from sprinter.decode.lookup import Lookup
 from sprinter.decode.method import Method
 from sprinter.decode.registry import METHODS
 from sprinter.decode.sparse import Sparse
+from sprinter.decode.suffix import Suffix
 from sprinter.decode.trust import MEASURED, RECORDED
 
 __all__ = ["preset"]
@@ -253,3 +255,14 @@ def _hybrid(
     """Exact speculative decoding that copies where the text repeats itself; elsewhere the draft model drafts."""
     at_least("copies", copies, 1, LONGEST_COPY)
     return Method(stop=stop.Svip(h), drafter=Lookup(n, least, "model", copies), cap=max(40, copies))
+
+
+@preset("suffix", "SuffixDecoding (Oliaro et al. 2024)")
+def _suffix(
+    *, depth: int = 64, factor: float = 1.0, min_prob: float = 0.1, length: int = 15, greedy: bool = True
+) -> Method:
+    """Draft what most often followed the text's ending, in this text and in earlier ones; no draft model."""
+    drafter = Suffix(depth, factor=factor, min_prob=min_prob, length=length, greedy=greedy)
+    return Method(
+        stop=stop.Never(), accept=accept.Match() if greedy else accept.Exact(), drafter=drafter, cap=length
+    )

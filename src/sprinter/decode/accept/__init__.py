@@ -12,6 +12,7 @@ from sprinter.decode.accept.exact import Exact
 from sprinter.decode.accept.fly import Fly
 from sprinter.decode.accept.fuzzy import Fuzzy
 from sprinter.decode.accept.harmless import Harmless
+from sprinter.decode.accept.match import Match
 from sprinter.decode.accept.mentored import Mentored
 from sprinter.decode.accept.mixture import Cascade, Diversed, Lenient
 from sprinter.decode.accept.several import Batch, SeveralRule, SpecInfer, SpecTr
@@ -21,7 +22,7 @@ from sprinter.decode.accept.tree import OneHot, TreeRule, Without
 
 __all__ = [
     "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Diversed", "Exact", "Fly", "Fuzzy",
-    "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Mentored", "OneHot", "Opt", "RandomAccept", "Relaxed",
-    "SeveralRule", "SpecInfer", "SpecTr", "TargetCall", "Threshold", "Traversal", "TreeRule", "Typical", "Uno",
-    "Verdict", "Without",
+    "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Match", "Mentored", "OneHot", "Opt", "RandomAccept",
+    "Relaxed", "SeveralRule", "SpecInfer", "SpecTr", "TargetCall", "Threshold", "Traversal", "TreeRule", "Typical",
+    "Uno", "Verdict", "Without",
 ]  # fmt: skip

@@ -114,6 +114,8 @@ class Judge(Parameters, ABC):
     """Kinds of heads on the target's states that the rule reads."""
     max_drafts: ClassVar[int] = 1
     """Maximum number of independent drafts that the rule can judge."""
+    draws_by_position: ClassVar[bool] = False
+    """Whether the same numbers may be drawn at a position in every round (``PositionDraws``)."""
     siblings: ClassVar[frozenset[Siblings]] = frozenset({Siblings.ALONE})
     """How the siblings of a tree may have been made for the rule to judge it; by default it judges chains alone."""
 

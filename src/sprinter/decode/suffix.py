@@ -1,0 +1,163 @@
+"""Suffix decoding: drafts what most often followed the text's ending, in this text and in earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from sprinter.decode.checks import Parameters, choice, count, flag, number
+from sprinter.decode.copies import FREE, LONGEST_COPY, NO_COPY, Copies, Copy, CopyProposer, Worth, check_reads
+from sprinter.decode.costs import MEASURED, STEP
+from sprinter.decode.drafter import Context, Proposer
+from sprinter.decode.registry import DRAFTER
+from sprinter.decode.suffix_index import LEAST, Occurrences, SuffixIndex
+from sprinter.errors import UserError
+from sprinter.random import Purpose
+
+__all__ = ["Suffix"]
+
+
+@DRAFTER.rule("suffix")
+@dataclass(frozen=True)
+class Suffix(Copies):
+    """SuffixDecoding (Oliaro et al. 2024): walks down trees of the suffixes of this text and of earlier ones.
+
+    A pattern is an ending of the text that stood before. Below its node in the tree, each token has the share of the
+    pattern's occurrences that it followed. A draft goes to the most frequent token again and again, and its score is
+    the sum of its path probabilities, the number of tokens expected to be kept. A pattern of m tokens gives a draft of
+    at most ``factor`` times m. The draft of the highest score is proposed, of all patterns in both trees.
+
+    Its law is one-hot, as the most frequent token is chosen without chance. With ``greedy=False`` the tree and pattern
+    are chosen in the same way, but each token is drawn from the shares at its node, and these are its law: under exact
+    acceptance it is kept with the overlap of shares and p, not with p of the most frequent token.
+
+    Args:
+        depth: longest pattern, tokens. least: shortest.
+        factor: draft tokens for each token of the pattern (α in the paper).
+        min_prob: a draft ends behind a token whose path probability is below this.
+        greedy: choose the most frequent token, do not draw from the shares.
+        otherwise, length, reads, step: as for ``Lookup``. With costs, the chance of a token is its share of what an
+            ending of this length promises.
+    """
+
+    depth: int = count(64, LEAST, 256)
+    least: int = count(LEAST, LEAST)
+    factor: float = number(1.0, 0.0, 64.0)
+    min_prob: float = number(0.1, 0.0, 1.0)
+    greedy: bool = flag(True)
+    otherwise: str = choice("nothing", "value of otherwise", ("nothing", "model"))
+    length: int = count(15, 1, LONGEST_COPY)
+    reads: str = FREE
+    step: float | str = number(STEP, 0.0, 100.0, MEASURED)
+    reads_earlier: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        Parameters.__post_init__(self)
+        if self.least > self.depth:
+            raise UserError(f"least={self.least} is out of range: give at most depth={self.depth}")
+        if self.reads not in (FREE, MEASURED):
+            check_reads(self.reads)
+
+    @property
+    def proposer(self) -> Callable[[], Proposer]:
+        """A factory of proposers with a tree of their text."""
+        return lambda: _SuffixProposer(self)
+
+
+class _Branch(NamedTuple):
+    """A way down a tree: the pattern's length, what followed its occurrences, and each token's share of them."""
+
+    size: int
+    rows: Sequence[Sequence[int]]
+    tokens: list[int]
+    shares: list[float]
+    score: float
+
+
+_NOWHERE = _Branch(0, (), [], [], 0.0)
+
+
+class _SuffixProposer(CopyProposer):
+    def __init__(self, drafter: Suffix) -> None:
+        super().__init__(drafter)
+        self._drafter = drafter
+        self._worth = None if drafter.reads == FREE else Worth(drafter)
+        self._own: SuffixIndex | None = None
+        self._seen = 0
+
+    def plan(self, context: Context) -> Copy:
+        drafter, worth, text = self._drafter, self._worth, context.text
+        if worth is not None:
+            worth.learn(text)
+        if self._own is None:
+            self._own = SuffixIndex(2**31 - 1, drafter.depth)
+        self._own.extend(text[self._seen :])
+        self._seen = len(text)
+        best, ending = _NOWHERE, text[-drafter.depth :]
+        for index, own in ((self._own, True), (context.earlier, False)):
+            found = None if index is None else index.find(ending, drafter.length, own)
+            if found is not None:
+                best = _best(drafter, found, best)
+        length = len(best.tokens)
+        if worth is not None:
+            length = min(length, worth.length(best.size, best.shares) if length else 0)
+        if not length:
+            return NO_COPY
+        copy = Copy(best.tokens[:length]) if drafter.greedy else _drawn(best, length, context)
+        if worth is not None:
+            worth.copied = (len(text), copy.tokens, best.size)
+        return copy
+
+
+def _best(drafter: Suffix, found: Occurrences, best: _Branch) -> _Branch:
+    """The branch of the highest score; of equal ones the first: that of the text, of the longest pattern."""
+    for i, size in enumerate(found.sizes):
+        most = min(drafter.length, int(drafter.factor * size))
+        if size < drafter.least or most <= best.score:  # the score of a draft is at most its length
+            break
+        if i + 1 == len(found.sizes) or found.sizes[i + 1] < size:  # the last occurrence of this pattern
+            branch = _down(size, found.rows[: i + 1], most, drafter.min_prob)
+            best = branch if branch.score > best.score else best
+    return best
+
+
+def _down(size: int, rows: Sequence[Sequence[int]], most: int, min_prob: float) -> _Branch:
+    """From a pattern to the most frequent token, and on from there; of equally frequent ones the latest."""
+    tokens, shares, left, prob, score = list[int](), list[float](), rows, 1.0, 0.0
+    while len(tokens) < most and prob >= min_prob:
+        counts = _counts(left, len(tokens))
+        if not counts:
+            break
+        token = max(counts, key=counts.__getitem__)
+        shares.append(counts[token] / len(left))
+        prob *= shares[-1]
+        score += prob
+        left = [row for row in left if row[len(tokens)] == token]
+        tokens.append(token)
+    return _Branch(size, rows, tokens, shares, score)
+
+
+def _drawn(branch: _Branch, length: int, context: Context) -> Copy:
+    """Tokens drawn from the shares, on the tree and to the depth that a branch has: neither depends on these draws."""
+    tokens, laws, left = list[int](), list[torch.Tensor](), branch.rows
+    while len(tokens) < length and (counts := _counts(left, len(tokens))):
+        law = context.like.new_zeros(context.vocab)
+        law[list(counts)] = law.new_tensor(list(counts.values())) / sum(counts.values())
+        place = len(context.text) + len(tokens)
+        token = context.draws.token(law, context.round, place, Purpose.DRAFT)
+        left = [row for row in left if row[len(tokens)] == token]
+        tokens.append(token)
+        laws.append(law)
+    return Copy(tokens, torch.stack(laws) if laws else None)
+
+
+def _counts(rows: Sequence[Sequence[int]], place: int) -> dict[int, int]:
+    """How often each token followed."""
+    counts: dict[int, int] = {}
+    for row in rows:
+        if (token := row[place]) >= 0:
+            counts[token] = counts.get(token, 0) + 1
+    return counts
