@@ -345,7 +345,7 @@ FUZZY = {  # divergence -> largest threshold, colour, line, marks
     "tv": (1.0, RED, (0, (1, 1)), {}), "js_reference": (3.0, GREEN, "-", {0.1: "0.1", 0.3: "T = 0.3", 0.6: "0.6"}),
 }  # fmt: skip
 WIDTHS = ("1x1x1", "2x1x1", "3x2x1", "4x2x2")
-ONEHOT, WITHOUT, TRAVERSAL = decode.OneHot(), decode.Without(), decode.Traversal()
+ONEHOT, WITHOUT, TRAVERSAL, MATCH = decode.OneHot(), decode.Without(), decode.Traversal(), decode.Match()
 CHOSEN: list[Any] = [decode.Dynamic(4, 3, nodes) for nodes in (3, 6, 12, 24)]
 FIXED: list[Any] = [decode.Static(widths) for widths in WIDTHS]
 DRAWN, REPEATED = ([decode.Drawn(widths, again) for widths in WIDTHS] for again in (False, True))
@@ -354,6 +354,7 @@ TWO_DRAFTS: dict[str, Any] = {
     "words": {"accepted": "kept, or the same as what was kept", "dropped": "not tried"}, "side": "left",
 }  # fmt: skip
 LOOKUP = "drafter=lookup(n=2,least=1),stop=fixed(gamma=4),accept=exact"
+SUFFIX = "drafter=suffix(factor=2.0),stop=never,accept=match,cap=8"
 ALLOCATED = {"trusted": "the draft's, all trusted", "target": "the target's own"}
 
 
@@ -417,6 +418,8 @@ FIGURES: dict[str, pic.Drawing] = {
     "widened": two_trees(decode.Widened(), WITHOUT, 3, "widened: a chain, with leaves beside it"),
     "onehot": panels(pic.tree(decode.Dynamic(4, 3, 9), ONEHOT, 3, 2, "dynamic(expand=4, depth=3, nodes=9), judged"),
         pic.sizes(("dynamic", ONEHOT, CHOSEN, GREEN, "o"), ("static", ONEHOT, FIXED, ORANGE, "s"))),
+    "match": panels(pic.tree(decode.Dynamic(4, 3, 9), MATCH, 3, 2, "the path that the target draws itself"),
+        pic.sizes(("match", MATCH, CHOSEN, GREEN, "o"), ("onehot", ONEHOT, CHOSEN, ORANGE, "s"))),
     "without": panels(pic.tree(DRAWN[2], WITHOUT, 3, 2, "drawn(widths=3x2x1), judged"),
         pic.sizes(("without", WITHOUT, DRAWN, GREEN, "o"), ("with replacement", WITHOUT, REPEATED, PURPLE, "^"))),
     "traversal": panels(pic.tree(DRAWN[2], TRAVERSAL, 3, 2, "drawn(widths=3x2x1), judged leaf to text"),
@@ -456,7 +459,7 @@ FIGURES: dict[str, pic.Drawing] = {
         pic.rounds(told, f"drafter=model(greedy={greedy}),stop=fixed(gamma=5),accept=exact", 8, first=greedy == "false")
         for greedy, told in (("false", "model: drawn from q"), ("true", "model(greedy=true): argmax q"))), height=3.0),
     "allocated": panels(allocated, height=2.6, words=ALLOCATED),
-    "lookup": panels(pic.rounds(LOOKUP, LOOKUP, 14)),
+    "lookup": panels(pic.rounds(LOOKUP, LOOKUP, 14)), "suffix": panels(pic.rounds(SUFFIX, SUFFIX, 14)),
     "gate-signals": gate_signals, "when-it-pays": when_it_pays, "speed-and-drift": speed_and_drift,
 }  # fmt: skip
 

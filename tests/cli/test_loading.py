@@ -20,11 +20,13 @@ LOADING = {
     "--target": "t", "--draft": "d", "--gate": "g", "--head": "h", "--tokenizer": "k", "--revision": "r",
     "--draft-revision": "s", "--draft-vocabulary": "v", "--trust-remote-code": None, "--device": "cpu",
     "--dtype": "float32", "--runner": "torch", "--compile": None, "--profile": "f",
+    "--suffix-cache": "c",
 }  # fmt: skip
 GIVEN = {
     "draft": "d", "gate": "g", "heads": ["h"], "tokenizer": "k", "revision": "r", "draft_revision": "s",
     "draft_vocabulary": "v", "trust_remote_code": True, "device": "cpu", "dtype": "float32",
     "runner": "torch", "compile": True, "profile": "f",
+    "suffix_cache": "c",
 }  # fmt: skip
 COMMANDS: dict[str, tuple[str, ...]] = {
     "chat": ("chat",),
@@ -51,14 +53,16 @@ OWN = {
     "chat": {"prefix_reuse": "all"},
     "reproduce": {"prefix_cache_bytes": 0},
 }  # beside the options of loading
-_HEADS, _PROFILE = {"--gate", "--head", "--compile", "--profile"}, {"--profile"}
+_SUFFIXES = {"--suffix-cache"}
+_PROFILE = {"--profile", *_SUFFIXES}
+_HEADS = {"--gate", "--head", "--compile", *_PROFILE}
 _LABELS = {*_HEADS, "--draft-vocabulary"}
 _DRAFTS = {*_HEADS, "--draft", "--draft-revision", "--draft-vocabulary"}
 UNUSED = {  # what a command has no use for
     "gate label": _LABELS, "gate mine": _LABELS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
     "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "eval": _PROFILE, "draft distill": _DRAFTS,
     "draft sizes": _DRAFTS, "draft train": _DRAFTS, "draft vocabulary": _DRAFTS,
-    "theory fleet": _PROFILE, "reproduce": _PROFILE,
+    "theory fleet": _PROFILE, "reproduce": _PROFILE, "bench": _SUFFIXES,
 }  # fmt: skip
 
 

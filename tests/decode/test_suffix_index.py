@@ -75,7 +75,7 @@ def test_the_latest_occurrences_are_looked_at_and_the_longest_match_is_among_the
         index.end_text()
     assert pairs(index.find(list(range(10, 30)), 1))[0] == (20, [5])
     latest = [(2, [149]), (2, [148]), (2, [147]), (2, [146])]
-    assert [one for one in pairs(index.find([28, 29], 1))] == latest
+    assert pairs(index.find([28, 29], 1)) == latest
 
 
 def test_memory_is_bounded_and_grows_with_the_tokens() -> None:

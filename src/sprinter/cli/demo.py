@@ -33,7 +33,7 @@ _SETTINGS = 4
 """Number of values of τ that are tried, from the gate's own up to 1."""
 
 
-@loads("profile")
+@loads("profile", "suffix_cache")
 def demo(
     loading: Loading = Loading(),
     max_new_tokens: Annotated[

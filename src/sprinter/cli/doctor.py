@@ -42,7 +42,7 @@ class Finding(NamedTuple):
     detail: str
 
 
-@loads("profile")
+@loads("profile", "suffix_cache")
 def doctor(
     loading: Loading = Loading(),
     probe: Annotated[

@@ -38,7 +38,7 @@ _PANELS = {
 }
 
 
-@loads("profile")
+@loads("profile", "suffix_cache")
 @takes(
     "settings",
     FleetSettings,

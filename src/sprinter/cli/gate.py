@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUP"]
 
+_ALONE = "draft_vocabulary", "gate", "head", "compile", "profile", "suffix_cache"
+"""Options of ``Loading`` that labelling has no use for: it makes its own runners."""
+
 
 _CLASSES: dict[str, Any] = {"classes": {"kind": str}, "classes_per_prompt": {"kind": int}}
 
@@ -48,7 +51,7 @@ def _read_classes(given: dict[str, Any]) -> dict[str, Any]:
     return given | ({"classes": tuple(map(str.strip, classes.split(",")))} if classes else {})
 
 
-@loads("draft_vocabulary", "gate", "head", "compile", "profile")  # labelling makes its own runners
+@loads(*_ALONE)
 @takes(
     "settings",
     LabelSettings,
@@ -129,7 +132,7 @@ def _line(report: LabelReport, out: str) -> str:
     return "; ".join(parts)
 
 
-@loads("draft_vocabulary", "gate", "head", "compile", "profile")
+@loads(*_ALONE)
 @takes("reading", ReadingSettings, without=("split",), panels={"Texts": READING})
 def mine(
     data: Annotated[

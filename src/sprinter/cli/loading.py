@@ -99,6 +99,12 @@ class Loading:
         MaybeText,
         _model("Profile of this pair by 'sprinter tune': the fastest setting within --budget, or exact."),
     ] = None
+    suffix_cache: Annotated[
+        MaybeText,
+        _model(
+            "File of earlier texts, from which --method suffix drafts; read if it exists, written at the end."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.device is not None and self.device_map is not None:

@@ -20,7 +20,7 @@ from sprinter.reproduce.settings import ReproduceSettings
 __all__ = ["reproduce"]
 
 
-@loads("profile")
+@loads("profile", "suffix_cache")
 @takes("settings", ReproduceSettings)
 def reproduce(
     paper: Annotated[str, typer.Argument(metavar="PAPER", help="sprinter, svip, fsd or yin.")],

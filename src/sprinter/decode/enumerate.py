@@ -25,6 +25,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.sequence import paths_of
 from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, TARGET_HEADS, read_signals
 from sprinter.decode.spec import Method
+from sprinter.decode.suffix_index import SuffixIndex
 from sprinter.decode.switch import DraftSwitch
 from sprinter.laws import Sampling, one_hot
 from sprinter.random import Draws, Purpose
@@ -105,6 +106,7 @@ class ChainDriver:
 
     Args:
         needs: names of the signals and of the target's heads that the rules read; None: all.
+        earlier: texts that a proposer may read.
     """
 
     def __init__(
@@ -116,7 +118,9 @@ class ChainDriver:
         drafter: Drafter = Model(),
         heads: DraftHeads | None = None,
         needs: Collection[str] | None = None,
+        earlier: SuffixIndex | None = None,
     ) -> None:
+        self._earlier = earlier
         self._pair, self._draws, self._ahead = pair, draws, ahead
         self._read = [name for name in SIGNALS if needs is None or name in needs]
         self._scored = [head for head in sorted(HEADS | TARGET_HEADS) if needs is None or head in needs]
@@ -142,7 +146,8 @@ class ChainDriver:
         if self._proposals is not None:
             like, read = torch.empty(0, dtype=torch.float64), text[:-1]  # all but what the last call wrote
             states = {layer: states_of(self._pair, read) for layer in self._drafter.target_states}
-            context = Context(text, round, request.at_most, self._pair.vocab, self._draws, like, states)
+            most, vocab = request.at_most, self._pair.vocab
+            context = Context(text, round, most, vocab, self._draws, like, states, self._earlier)
             draft = self._proposals.draft(context, set(self._read), self._needs_raw)
             if draft is not None:
                 return draft
@@ -332,19 +337,21 @@ def run_chain(
     complete: bool = False,
     switch: Callable[[Record], DraftSwitch] | None = None,
     heads: DraftHeads | None = None,
+    earlier: SuffixIndex | None = None,
 ) -> Record:
     """Decode one text with ``method`` on ``pair`` through the real loop.
 
     Args:
         switch: makes what says whether a round drafts, from the record that is being written.
         heads: of a method whose drafter is ``heads``; None: those of ``MarkovHeads``.
+        earlier: texts that a proposer may read.
     """
     record = Record()
     if method.drafter.by_heads:
         heads = MarkovHeads(pair) if heads is None else heads
         method = method.settle({}, None, heads.accuracies)
     needs = method.needs | method.accept.needs
-    driver = ChainDriver(pair, draws, ahead, method.accept.needs_raw, method.drafter, heads, needs)
+    driver = ChainDriver(pair, draws, ahead, method.accept.needs_raw, method.drafter, heads, needs, earlier)
     loop = decode(prompt, method, limits, draws, record, complete, switch=switch(record) if switch else None)
     request = next(loop, None)
     while request is not None:
@@ -369,17 +376,20 @@ def joint_law(
     switch: Callable[[Record], DraftSwitch] | None = None,
     heads: DraftHeads | None = None,
     grammar: Grammar | None = None,
+    earlier: SuffixIndex | None = None,
 ) -> dict[Text, float]:
     """The exact law of the texts (new tokens) that ``method`` writes, by enumerating every random draw.
 
-    ``grammar``: one that the laws of ``pair`` follow.
+    ``grammar``: one that the laws of ``pair`` follow. ``earlier``: texts that a proposer may read.
     """
     law: defaultdict[Text, float] = defaultdict(float)
     draws = EnumeratedDraws(cells)
     while True:
         like = None if grammar is None else torch.empty(0, pair.vocab, dtype=torch.float64)
         limits = Limits(length, ends, lossy, grammar=grammar, like=like)
-        record = run_chain(method, pair, prompt, limits, draws, ahead=ahead, switch=switch, heads=heads)
+        record = run_chain(
+            method, pair, prompt, limits, draws, ahead=ahead, switch=switch, heads=heads, earlier=earlier
+        )
         law[tuple(token.id for token in record.tokens)] += draws.weight
         if not draws.next_path():
             return dict(law)

@@ -21,6 +21,7 @@ from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.sequence import ReadState, TokenSequence
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
+from sprinter.decode.suffix_index import SuffixIndex
 from sprinter.decode.switch import AdaptiveSwitch
 from sprinter.engine.backends.base import (
     FINAL,
@@ -123,6 +124,7 @@ class RequestRun:
         logprobs: is told the raw laws of all drafts and scores.
         drafting: heads on the target that draft; None: there are none.
         switch: is charged for the passes that it shares; None: nothing is.
+        earlier: earlier texts, for a proposer.
 
     Attributes:
         input: what the models must do next; None before the beginning, and at the end.
@@ -149,6 +151,7 @@ class RequestRun:
         logprobs: LogProbs | None = None,
         drafting: DraftHeads | None = None,
         switch: AdaptiveSwitch | None = None,
+        earlier: SuffixIndex | None = None,
     ) -> None:
         if missing := sorted(method.heads - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
@@ -181,7 +184,7 @@ class RequestRun:
             {name: heads[name] for name in sorted(method.needs & heads.keys())},
             self._raw,
         )
-        self._proposals = Proposals.of(drafter)
+        self._proposals, self._earlier = Proposals.of(drafter), earlier
         self._left_to_model = False  # whether the proposer has left this draft to the draft model
         self._head_drafts: HeadDrafts | None = None
         if drafter.by_heads:
@@ -361,8 +364,9 @@ class RequestRun:
             self._allow.follow(sequence.tokens)
         states, began = self._states(), time.perf_counter()
         context = Context(
-            sequence.tokens, sequence.round, ask.at_most, models.vocab, self._draws, models.like, states
-        )
+            sequence.tokens, sequence.round, ask.at_most, models.vocab, self._draws, models.like, states,
+            self._earlier,
+        )  # fmt: skip
         draft = proposals.draft(context, self._needs, self._needs_raw)
         self._stats.draft_s += time.perf_counter() - began
         return draft if draft is None or self._allow is None else self._allow.allow(draft)

@@ -23,7 +23,9 @@ from sprinter.engine.request import Request
 from sprinter.engine.runners import choose_runner
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import Stream
+from sprinter.engine.suffixes import DEFAULT_TOKENS, SuffixCache
 from sprinter.errors import UserError, refuse_long
+from sprinter.fingerprint import words_fingerprint
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.heads.load import load_any_head, load_gate
@@ -51,6 +53,8 @@ def load_pair(
     profile: str | Path | None = None,
     prefix_cache_bytes: int = DEFAULT.max_bytes,
     prefix_reuse: str = DEFAULT.reuse,
+    suffix_cache: str | Path | None = None,
+    suffix_cache_tokens: int = DEFAULT_TOKENS,
     **options: Any,
 ) -> Pair:
     """Load a pair from directories or hub ids; without arguments, the built-in pair and its gate (no network needed).
@@ -75,6 +79,9 @@ def load_pair(
         prefix_reuse: "exact": whole blocks of 128 prompt tokens, with which texts are the same to the bit (with our
             kernels, ``dtype`` "gguf", "int8" or "int4" of families whose layers join, all tokens but those of trees);
             "all": generated tokens always, which changes last bits and so, rarely, a token.
+        suffix_cache: file of earlier texts, from which "suffix" drafts: it is read, and written when the pair is
+            released, the program ends, or by ``save_suffix_cache``. None: they are kept as long as the pair.
+        suffix_cache_tokens: number of tokens that are kept of each owner's earlier texts; 0: none.
         options: device, dtype, draft_dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
             draft_revision, draft_vocabulary (without a draft: of heads that draft with the target's output layer),
             trust_remote_code, compile; see ``load_models``.
@@ -114,7 +121,10 @@ def load_pair(
     )  # before the models, which may take minutes
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]
     models = load_models(target, draft, **options)
-    pair = Pair(models, loaded, others, cache, tuned, words)
+    words_of = models.tokenizer
+    vocabulary = "" if words_of is None else words_fingerprint(words_of.get_vocab())
+    suffixes = SuffixCache(suffix_cache_tokens, suffix_cache, vocabulary, models.vocab_size)
+    pair = Pair(models, loaded, others, cache, tuned, words, suffixes)
     pair.runner_reason = reason
     return pair
 
@@ -129,6 +139,7 @@ class Pair:
         prefix_cache: what is kept of texts for later ones.
         profile: of this pair, from ``sprinter tune``.
         draft_vocabulary: of heads that draft with the target's output layer, as in ``load_models``.
+        suffix_cache: earlier texts, from which "suffix" drafts; None: those of this pair.
 
     Raises:
         UserError: a head of another draft or target, two heads of one kind or two sets that draft, a gate that
@@ -143,6 +154,7 @@ class Pair:
         prefix_cache: PrefixCache = DEFAULT,
         profile: Profile | None = None,
         draft_vocabulary: int | str | Path | Sequence[int] | None = None,
+        suffix_cache: SuffixCache | None = None,
     ) -> None:
         self.models, self.tokenizer = models, models.tokenizer
         self.runner_reason: str | None = None
@@ -155,7 +167,7 @@ class Pair:
         self.gate = self.heads.get("gate")
         if profile is not None:
             profile.check(models, self.heads)
-        self._runtime = PairRuntime(models, self.heads, prefix_cache, profile, self.drafting)
+        self._runtime = PairRuntime(models, self.heads, prefix_cache, profile, self.drafting, suffix_cache)
 
     def __repr__(self) -> str:
         target, draft = self.models.target, self.models.draft
@@ -265,6 +277,18 @@ class Pair:
         for pool in (self._runtime.targets, self._runtime.drafts):
             if pool is not None:
                 pool.clear()
+
+    def clear_suffix_cache(self) -> None:
+        """Forget the earlier texts from which "suffix" drafts; a file has them until it is written again."""
+        self._runtime.suffixes.clear()
+
+    def save_suffix_cache(self) -> None:
+        """Write the file of earlier texts (``load_pair(suffix_cache=...)``) now; without one nothing happens.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        self._runtime.suffixes.save()
 
     def reload(self) -> None:
         """Take the models as they are now, after a change of weights, modules, hooks, settings, dtype or device.

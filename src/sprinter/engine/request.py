@@ -30,7 +30,7 @@ from sprinter.models.choose import pads_rows, reads_trees, runner_kind
 from sprinter.models.interface import ServedModel
 from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
-from sprinter.random import AddressedDraws, drawn_seed
+from sprinter.random import AddressedDraws, PositionDraws, drawn_seed
 
 __all__ = ["Request"]
 
@@ -52,7 +52,7 @@ class Request:
         spare: additional slots for a tree.
         needs_target, needs_draft: whether it may use the model.
         tracker: says whether drafting pays, common to all rows of an engine; None: one of its own.
-        owner: whose it is; KV caches are reused between requests of one owner.
+        owner: whose it is; KV caches and earlier texts are reused between requests of one owner.
 
     Args:
         longest: length of a row in tokens, which limits the text if ``max_new_tokens`` is None; None: the pair's
@@ -118,6 +118,9 @@ class Request:
         self._costs: PassCosts | None = None  # measured here, in the thread of the caller
         if self.options.never_slower and self.options.switches is None and self._may_switch:
             self._costs = runtime.costs_of(method, most)
+        # Only where they cannot change the text: at a seed it is the same, whatever other texts there are.
+        fixed = method.accept.draws_by_position or options.sampling.greedy
+        self._reads_earlier = method.drafter.reads_earlier and fixed
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else runtime.method_for(options)
         self._alone = most == 1
@@ -172,6 +175,9 @@ class Request:
         ):
             count, calls = len(record.tokens), record.stats.target_calls
             watch.add(self._tuned, self.options, self.sequence.prompt, count, calls)
+        if self._reads_earlier and run is not None:
+            text, prompt = self.sequence.tokens, self.sequence.prompt
+            self._runtime.suffixes.add(self.owner, text[:prompt], text[prompt : self.sequence.final])
         for rows, view in ((models.target, self.sequence.target), (models.draft, self.sequence.draft)):
             if rows is not None:
                 rows.end_text(view.row, self.sequence, view)
@@ -183,10 +189,12 @@ class Request:
             models: the models and their rows. row: index of the row.
             prefill_chunk: size of a prefill chunk in tokens; None: the whole prompt.
         """
-        options, draws, record = self.options, AddressedDraws(self.options.seed), self.record
+        options, record, prompt = self.options, self.record, self.sequence.prompt
+        by_position = self.method.accept.draws_by_position
+        draws = PositionDraws(options.seed, prompt) if by_position else AddressedDraws(options.seed)
         switch = self._switch()
         method, complete = self.method, options.meter == "complete"
-        logprobs = None if options.logprobs is None else LogProbs(self.sequence.prompt, options.logprobs)
+        logprobs = None if options.logprobs is None else LogProbs(prompt, options.logprobs)
         loop = decode(
             self.sequence, method, self._limits(models), draws, record, complete, self._rules, switch
         )
@@ -195,6 +203,7 @@ class Request:
             costs=self._runtime.costs, ahead=options.ahead if isinstance(options.ahead, int) else None,
             prefill_chunk=prefill_chunk, adjustments=self._adjustments, logprobs=logprobs,
             drafting=self._runtime.drafting,
+            earlier=self._runtime.suffixes.of(self.owner) if self._reads_earlier else None,
             switch=switch if isinstance(switch, AdaptiveSwitch) and self.tracker is not None else None,
         )  # fmt: skip
         return self._run
@@ -221,7 +230,8 @@ class Request:
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
         """Decide together with the other rows of an engine that decode by the same method."""
         if self._costs is not None:
-            key = self._shares, self.options.sampling
+            # What an owner's earlier texts gain is told to no other one.
+            key = self._shares, self.options.sampling, self.owner if self._reads_earlier else ""
             self.tracker = trackers.pop(key, None) or self._tracker(self._costs, rows)
             trackers[key] = self.tracker  # behind the others: the first is the one that was used longest ago
             if len(trackers) > _MOST_TRACKERS:

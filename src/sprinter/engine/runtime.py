@@ -21,6 +21,7 @@ from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.profile import Profile, PromptWatch, TunedSetting
 from sprinter.engine.record import models_record
 from sprinter.engine.stream import special_ids
+from sprinter.engine.suffixes import SuffixCache
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
@@ -51,6 +52,7 @@ class PairRuntime:
         drafting: heads on the target that draft; None: there are none.
         profile: of this pair; None: none. watch: compares texts with those that it was tuned on.
         special: ids of special tokens. grammars: of requests for structured output.
+        suffixes: earlier texts, for drafters that read them.
 
     Args:
         cache: what is reused of earlier texts.
@@ -63,11 +65,13 @@ class PairRuntime:
         cache: PrefixCache = DEFAULT,
         profile: Profile | None = None,
         drafting: TokenHeads | None = None,
+        suffixes: SuffixCache | None = None,
     ) -> None:
         self.models, self.heads, self.profile, self.drafting = models, heads, profile, drafting
         self.watch = None if profile is None else PromptWatch(profile)
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
         self.grammars = Grammars(models.tokenizer, models.vocab_size)
+        self.suffixes = SuffixCache() if suffixes is None else suffixes
         self._reloaded = False
         idle = IdleRunners(cache.max_bytes)
         self.targets = RunnerPool(models.target, cache, idle)
@@ -225,6 +229,7 @@ class PairRuntime:
         """Reuse nothing of earlier texts."""
         for pool in self._pools():
             pool.forget()
+        self.suffixes.clear()
 
     def reload(self) -> None:
         """See ``Pair.reload``."""
