@@ -100,7 +100,8 @@ def test_every_parameter_of_a_preset_is_in_its_name(name: str) -> None:
               "counts": "3x2x2x1", "tree": "0x1", "reads": "1x1x1x1"}  # fmt: skip
     for key, parameter in inspect.signature(METHODS.get(name)).parameters.items():
         usual = parameter.default
-        other = others.get(key, usual + 1 if type(usual) is int else 0.25 if usual != 0.25 else 0.5)
+        number = usual + 1 if type(usual) is int else 0.25 if usual != 0.25 else 0.5
+        other = others.get(key, not usual if isinstance(usual, bool) else number)
         method = parse_method(f"{name}({key}={other})")
         assert method.name.startswith(name) and f"{key}={other}" in method.name
         assert parse_method(name).replace(**{key: other}) == parse_method(method.name) == method

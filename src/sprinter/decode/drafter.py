@@ -92,7 +92,7 @@ class Drafter(Parameters):
     drafts: int = 1
     greedy: bool = False
     target_states: Sequence[int] = ()
-    reads_earlier: bool = False
+    reads_earlier: ClassVar[bool] = False
 
     @property
     def siblings(self) -> Siblings:

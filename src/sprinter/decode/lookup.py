@@ -79,12 +79,12 @@ class _LookupProposer(CopyProposer):
         return Copy(copied)
 
 
-class _Match(NamedTuple):
+class _Earlier(NamedTuple):
     source: int  # where the copy begins
     size: int  # of the ending that stood before it
 
 
-def _find(text: Sequence[int], n: int, least: int) -> _Match | None:
+def _find(text: Sequence[int], n: int, least: int) -> _Earlier | None:
     """The latest earlier occurrence of the longest ending of at most n tokens that has one."""
     if not text:
         return None
@@ -96,7 +96,7 @@ def _find(text: Sequence[int], n: int, least: int) -> _Match | None:
         if not len(longer):
             break
         ends, size = longer, size + 1
-    return _Match(int(ends[-1]) + 1, size) if len(ends) and size >= least else None
+    return _Earlier(int(ends[-1]) + 1, size) if len(ends) and size >= least else None
 
 
 def _copy(text: Sequence[int], source: int, length: int) -> list[int]:

@@ -145,7 +145,7 @@ class SuffixIndex:
         self._tokens = np.full(room, _END, np.int32)
         self._heads = np.full(len(_SIZES) * self._slots, -1, np.int32)
         self._before = np.full(len(_SIZES) * room, -1, np.int32)
-        self._head_of, self._before_of = memoryview(self._heads), memoryview(self._before)
+        self._head_of, self._before_of = self._heads.data, self._before.data
 
     def _keys(self, tokens: np.ndarray) -> np.ndarray:
         """The places in the table of heads of the grams that end at each token, ``[sizes, n]``."""
@@ -156,7 +156,8 @@ class SuffixIndex:
         )
         starts = np.maximum(np.arange(1, n + 1) - _SIZES[:, None], 0)
         grams = (sums[1:] - sums[starts]) * inverses[:n] * np.uint64(_MIX)
-        return (grams >> self._shift).astype(np.int64) + np.arange(len(_SIZES))[:, None] * self._slots
+        slots: np.ndarray = (grams >> self._shift).astype(np.int64)
+        return slots + np.arange(len(_SIZES))[:, None] * self._slots
 
     def _add(self, tokens: np.ndarray) -> None:
         n, end, room = len(tokens), self._end, len(self._tokens)

@@ -155,9 +155,8 @@ class RequestRun:
     ) -> None:
         if missing := sorted(method.heads - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
-        self.row, self.sequence = row, sequence
+        self.row, self.sequence, self.over = row, sequence, False
         self.input: PassInput | None = None
-        self.over = False
         self.error: BaseException | None = None
         self._models, self._loop, self._record, self._switch = models, loop, record, switch
         self._ask: LoopRequest | None = None
@@ -363,11 +362,9 @@ class RequestRun:
         if self._allow is not None:
             self._allow.follow(sequence.tokens)
         states, began = self._states(), time.perf_counter()
-        context = Context(
-            sequence.tokens, sequence.round, ask.at_most, models.vocab, self._draws, models.like, states,
-            self._earlier,
-        )  # fmt: skip
-        draft = proposals.draft(context, self._needs, self._needs_raw)
+        text, round, most = sequence.tokens, sequence.round, ask.at_most
+        asked = Context(text, round, most, models.vocab, self._draws, models.like, states, self._earlier)
+        draft = proposals.draft(asked, self._needs, self._needs_raw)
         self._stats.draft_s += time.perf_counter() - began
         return draft if draft is None or self._allow is None else self._allow.allow(draft)
 
@@ -423,8 +420,7 @@ class RequestRun:
 
     def _draft(self, done: Drafted) -> Draft:
         view, gather, n = self.sequence.draft, self._models.gather, len(done.tokens)
-        view.read += done.read
-        view.after = done.after
+        view.read, view.after = view.read + done.read, done.after
         self._place += n
         self._count_drafts(done.passes, done.read, done.draft_s, n * self._head_flops)
         self._stats.gate_s += done.gate_s
