@@ -1,7 +1,11 @@
 """Structured output: what a request's text must be, as masks of tokens, by llguidance.
 
 A mask needs the text alone, so it is computed in a thread while the model reads the text, and kept until both models
-have used it. The matcher follows whichever text it is asked about, forwards and back.
+have used it. A matcher follows whichever text it is asked about, forwards and back.
+
+Where one string of bytes must follow, llguidance spells all of it before it answers: with a rule that repeats a string
+without end, for minutes and in any amount of memory. So each text has two matchers. One allows every spelling, at a
+bounded cost; the other is asked where what must follow is known to be short.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +38,16 @@ _KEPT = 64  # masks of a text, and compiled grammars of a pair
 _JSON: dict[str, Any] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _LONGEST = 1 << 20
 """Maximum number of characters of a grammar."""
+_FREE = '%llguidance {"no_forcing": true}\n'
+_ITEMS = 50_000
+"""Of a parser's row, as many as a step may have: each alternative of a schema has some."""
+_NO_TEXT = "NoExtensionBias"
+_SPELLED = 128
+"""Bytes that must follow, up to which they have their usual spelling; more are spelled in any way."""
+_FEW = 16
+"""Tokens that begin one string of bytes, at most."""
+_FORCED = 32
+"""Tokens that are found at once to be forced."""
 
 
 @cache
@@ -52,7 +66,7 @@ class Grammars:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._own: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
         self._lock = Lock()
 
     def of(self, options: GenerationOptions, ends: Sequence[int]) -> TextGrammar | None:
@@ -78,19 +92,49 @@ class Grammars:
             self._compiled.move_to_end(text)  # the one that was used longest ago is first
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-            return TextGrammar(known.deep_copy(), self._vocab, ends)
+            assert self._own is not None
+            return TextGrammar(known.free.deep_copy(), known.spelling.deep_copy(), self._own, self._vocab, ends)
 
-    def _compile(self, name: str, grammar: str) -> LLMatcher:
+    def _compile(self, name: str, grammar: str) -> _Compiled:
         llguidance = _llguidance(name)
         with self._lock:
             if self._own is None:
                 self._own = _own_tokenizer(llguidance, self._tokenizer, self._vocab, name)
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher: LLMatcher = llguidance.LLMatcher(self._own, grammar, log_level=0, limits=limits)
-        if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())[:300]
-            raise UserError(f"{name} cannot be followed: {reason}")
-        return matcher
+        made: list[LLMatcher] = []
+        for text in (_unforced(grammar), grammar):
+            limits = llguidance.LLParserLimits(verbose_errors=False, max_items_in_row=_ITEMS)
+            matcher = llguidance.LLMatcher(self._own, text, log_level=0, limits=limits)
+            if matcher.is_error():
+                raise UserError(f"{name} cannot be followed: {_reason(matcher)}")
+            made.append(matcher)
+        first, stuck = _Follower(made[0].deep_copy(), self._vocab), False
+        try:
+            stuck = not first.mask().any() and not first.matcher.is_accepting()
+        except UserError as error:
+            if not (stuck := _NO_TEXT in str(error)):
+                raise UserError(f"{name} cannot be followed: {_reason(first.matcher)}") from None
+        if stuck:
+            raise UserError(f"{name} allows no text: a $ref or a rule must not need itself to begin")
+        return _Compiled(*made)
+
+
+class _Compiled(NamedTuple):
+    """A compiled grammar twice: with all spellings of what must follow, and with the usual one alone."""
+
+    free: LLMatcher
+    spelling: LLMatcher
+
+
+def _unforced(grammar: str) -> str:
+    """A grammar in Lark's notation that allows all spellings."""
+    if not grammar.startswith("{"):
+        return _FREE + grammar
+    (given,) = json.loads(grammar)["grammars"]
+    return _FREE + (given["lark_grammar"] or f"start: %json {json.dumps(given['json_schema'])}")
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:300]
 
 
 def _llguidance(name: str) -> Any:
@@ -174,17 +218,21 @@ class TextGrammar:
     """See ``Grammar``.
 
     Args:
-        matcher: of this text alone, at its beginning.
+        free, spelling: matchers of this text alone, at its beginning, as in ``_Compiled``.
+        tokens: the bytes of tokens.
         vocab: size of the masks.
         ends: EOS and stop tokens.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab: int, ends: Sequence[int]) -> None:
-        self._matcher, self._vocab, self._ends = matcher, vocab, list(dict.fromkeys(ends))
-        self._at: list[int] = []  # tokens that the matcher has read
-        self._words = np.full((1, (vocab + 31) // 32), -1, np.int32)
+    def __init__(
+        self, free: LLMatcher, spelling: LLMatcher, tokens: LLTokenizer, vocab: int, ends: Sequence[int]
+    ) -> None:
+        self._free, self._spelling, self._tokens = _Follower(free, vocab), _Follower(spelling, vocab), tokens
+        self._vocab, self._ends = vocab, list(dict.fromkeys(ends))
         self._known: OrderedDict[tuple[int, ...], NDArray[np.uint8]] = OrderedDict()
         self._pending: Future[Tensor] | None = None
+        self._must: tuple[list[int], list[int], bool] = [], [], True
+        """A text and longest tokens that must follow, their sizes in bytes, and whether nothing more must."""
 
     def masks(self, texts: Sequence[Sequence[int]]) -> Callable[[], Tensor]:
         """See ``Grammar``."""
@@ -195,23 +243,28 @@ class TextGrammar:
     def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         """See ``Grammar``."""
         self._wait()
-        if not self._go(text):
+        free = self._free
+        if not free.go(text):
             return len(tokens)
-        count = self._matcher.validate_tokens(list(tokens))
-        ended = count < len(tokens) and tokens[count] in self._ends and self._go([*text, *tokens[:count]])
-        return count + bool(ended and self._matcher.is_accepting())
+        count = free.matcher.validate_tokens(list(tokens))
+        ended = count < len(tokens) and tokens[count] in self._ends and free.go([*text, *tokens[:count]])
+        return count + bool(ended and free.matcher.is_accepting())
 
     def forced(self, text: Sequence[int]) -> list[int]:
         """See ``Grammar``."""
         self._wait()
-        if not self._go(text):
-            return []
-        if self._matcher.is_stopped():
-            return self._ends[:1]
-        return self._matcher.compute_ff_tokens()
+        found: list[int] = []
+        while len(found) < _FORCED and self._free.go(path := (*text, *found)):
+            if self._free.matcher.is_stopped():
+                return found or self._ends[:1]
+            ids = _ids(self._mask(path), 2)
+            if len(ids) != 1:
+                break
+            found += ids
+        return found
 
     def _wait(self) -> None:
-        """The matcher is asked by one thread at a time."""
+        """The matchers are asked by one thread at a time."""
         if self._pending is not None:
             self._pending.exception()
 
@@ -230,33 +283,82 @@ class TextGrammar:
         return known
 
     def _compute(self, text: tuple[int, ...]) -> NDArray[np.uint8]:
-        words, matcher = self._words, self._matcher
-        if not self._go(text):
-            return np.full(words.nbytes, 255, np.uint8)
-        accepting, stopped = matcher.is_accepting(), matcher.is_stopped()
-        if stopped:
-            words.fill(0)
-        else:
-            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())[:300]
-            raise UserError(f"the grammar cannot be followed after {len(text)} new tokens: {reason}")
-        bits: NDArray[np.uint8] = words.view(np.uint8)[0].copy()
+        free = self._free
+        if not free.go(text):
+            return np.full_like(free.bits, 255)
+        accepting, stopped = free.matcher.is_accepting(), free.matcher.is_stopped()
+        bits = np.zeros_like(free.bits) if stopped else free.mask()
+        if not accepting and self._is_short(text, bits) and self._spelling.go(text):
+            bits = self._spelling.mask()
         for id in self._ends:
             byte, bit = id >> 3, np.uint8(1 << (id & 7))
             bits[byte] = bits[byte] | bit if accepting else bits[byte] & ~bit
         return bits
 
-    def _go(self, text: Sequence[int]) -> bool:
-        """Move the matcher to a text; False: the grammar does not allow it, or it has ended."""
+    def _is_short(self, text: tuple[int, ...], bits: NDArray[np.uint8]) -> bool:
+        """Whether some bytes must follow a text, and not many; ``bits``: all spellings."""
+        free, (path, sizes, over) = self._free, self._must
+        if len(path) < len(text) or path[: len(text)] != list(text):
+            path, sizes, over = list(text), [0] * len(text), False
+        while not over and sum(sizes[len(text) :]) < _SPELLED:
+            if len(path) > len(text):
+                over = not free.go(path) or free.matcher.is_accepting() or free.matcher.is_stopped()
+                bits = np.zeros_like(bits) if over else free.mask()
+            ids = _ids(bits, _FEW + 1)
+            words = {id: self._tokens.decode_bytes([id]) for id in ids}
+            longest = max(ids, key=lambda id: len(words[id]), default=0)
+            if over := not 0 < len(ids) <= _FEW or not all(map(words[longest].startswith, words.values())):
+                break
+            path.append(longest)
+            sizes.append(max(1, len(words[longest])))
+        self._must = path, sizes, over
+        return 0 < sum(sizes[len(text) :]) < _SPELLED
+
+
+class _Follower:
+    """A matcher at a text."""
+
+    def __init__(self, matcher: LLMatcher, vocab: int) -> None:
+        self.matcher = matcher
+        self._at: list[int] = []  # tokens that it has read
+        self._words = np.full((1, (vocab + 31) // 32), -1, np.int32)
+        self.bits = self._words.view(np.uint8)[0]
+
+    def go(self, text: Sequence[int]) -> bool:
+        """Move to a text; False: the grammar does not allow it, or it has ended.
+
+        Raises:
+            UserError: it cannot be followed there.
+        """
         text = list(text)
         same = common_prefix(self._at, text)
         if same < len(self._at):
-            self._matcher.rollback(len(self._at) - same)
+            self.matcher.rollback(len(self._at) - same)
             del self._at[same:]
         if same < len(text):
-            if self._matcher.is_stopped():
+            if self.matcher.is_stopped():
                 return False
-            count = self._matcher.try_consume_tokens(text[same:])
+            count = self.matcher.try_consume_tokens(text[same:])
+            self._check(same + count)
             self._at += text[same : same + count]
         return len(self._at) == len(text)
+
+    def mask(self) -> NDArray[np.uint8]:
+        """The tokens that may follow, one bit each."""
+        self.matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        self._check(len(self._at))
+        return self.bits.copy()
+
+    def _check(self, count: int) -> None:
+        if self.matcher.is_error():
+            reason = _reason(self.matcher)
+            raise UserError(
+                f"the grammar cannot be followed after {count} new tokens: {reason}; give a simpler one"
+            )
+
+
+def _ids(bits: NDArray[np.uint8], at_most: int) -> list[int]:
+    """The tokens of a mask if they are fewer than so many; else some that are as many."""
+    bytes_ = np.flatnonzero(bits)[:at_most]
+    found = [8 * int(byte) + bit for byte in bytes_ for bit in range(8) if int(bits[byte]) >> bit & 1]
+    return found[:at_most]
