@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import jsonschema
@@ -128,3 +129,62 @@ def test_a_pair_without_tokenizer_or_eos_is_refused(tiny_pair: sprinter.Pair) ->
         tiny_pair.generate([1, 2], regex="a")
     with pytest.raises(UserError, match="needs a tokenizer"):
         tiny_pair.generate([1, 2], regex="a", stop_token_ids=[3])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}, "allows no text"),
+        ({"grammar": "start: start"}, "allows no text"),
+    ],
+    ids=["$ref", "rule"],
+)
+def test_a_grammar_of_no_text_is_refused_before_any_model_runs(
+    pair: sprinter.Pair, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        pair.stream("The river", **options)
+
+
+def test_a_grammar_that_cannot_be_followed_ends_its_own_text_alone(pair: sprinter.Pair) -> None:
+    """The mask fails inside a pass that rows share."""
+    options: dict[str, Any] = {"method": "autoregressive", "max_new_tokens": 40, "seed": 1}
+    with sprinter.Engine(pair, rows=2, max_len=64) as engine:
+        good = engine.add("The river", **options)
+        bad = engine.add("The", **{**options, "regex": r"(\p{L}{1,500}\p{N}?){100}"})
+        with pytest.raises(sprinter.BatchError, match="give a simpler one") as caught:
+            engine.finish()
+    assert caught.value.errors.keys() == {bad}
+    assert caught.value.done[good].text == pair.generate("The river", **options).text
+
+
+@pytest.mark.parametrize(
+    "grammar", ['start: "' + "ab " * 20_000 + '" start', 'start: ("x" | "y") more\nmore: "' + "ab" * 9000 + '" more']
+)
+def test_what_must_follow_without_end_costs_little(pair: sprinter.Pair, grammar: str) -> None:
+    """llguidance alone would spell gigabytes before it answers."""
+    began = time.process_time()
+    out = pair.generate("The river", grammar=grammar, max_new_tokens=24, method="speculative(gamma=3)")
+    assert time.process_time() - began < 10
+    assert re.fullmatch("(ab ?)+a?|[xy](ab)+a?", out.text) and out.finish_reason == "length"
+
+
+def test_short_strings_that_must_follow_have_their_usual_spelling(pair: sprinter.Pair) -> None:
+    """And none is lost where a long one comes before: the text is whole."""
+    text = "the river " * 20 + "rises"
+    out = pair.generate("The river", choices=[text], max_new_tokens=400, method="speculative(gamma=3)")
+    assert out.text == text and out.finish_reason == "eos"
+    short = pair.generate("The river", choices=["the river rises"], method="speculative(gamma=3)", seed=3)
+    assert short.stats.draft_steps == 0 and short.text == "the river rises"
+    assert short.stats.target_calls == 1
+
+
+def test_a_schema_of_many_alternatives_is_followed_to_the_end(pair: sprinter.Pair) -> None:
+    """Each of them is an item of the parser's row."""
+    fields = {f"p{i}": {"type": "string", "pattern": "^[a-z]{1,9}$"} for i in range(1200)}
+    schema = {"type": "object", "properties": fields, "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    out = pair.generate("The river", response_format=form, max_new_tokens=60, seed=2)
+    assert re.match(r'\{(\}|"p[0-9]{0,4})', out.text)
+    if out.finish_reason == "eos":
+        jsonschema.validate(json.loads(out.text), schema)

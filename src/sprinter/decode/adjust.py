@@ -73,7 +73,12 @@ class Adjuster:
         prompt: token ids.
         vocab: size of the vocabulary.
         device: the device of the model's logits.
+
+    Attributes:
+        error: why the grammar could not be followed in the last pass, whose logits are then as they were.
     """
+
+    error: Exception | None = None
 
     def __init__(
         self, settings: Adjustments, prompt: Sequence[int], vocab: int, device: torch.device | None = None
@@ -191,7 +196,14 @@ class Adjuster:
         if rows:
             at = torch.tensor(rows, device=full.device), torch.tensor(ids, device=full.device)
             full = full.index_put(at, full.new_tensor(-torch.inf))
-        return full if masks is None else _within(masks()[:, : full.shape[-1]].to(full.device), full)
+        if masks is None:
+            return full
+        try:
+            allowed = masks()
+        except Exception as error:  # of this text alone: others share the pass
+            self.error = error
+            return full
+        return _within(allowed[:, : full.shape[-1]].to(full.device), full)
 
     def _counts_after(self, paths: Sequence[Sequence[int]]) -> Tensor:
         """Number of occurrences in the text before each row, ``[n, V]``."""

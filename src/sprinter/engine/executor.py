@@ -210,8 +210,9 @@ class RequestRun:
 
     def take(self, done: PassOutput) -> None:
         """Take what the models made of ``input``, or the error of this request's row."""
-        if isinstance(done, Exception):
-            self.fail(done)
+        error = next((one.error for one in (self._adjust_p, self._adjust_q) if one and one.error), done)
+        if isinstance(error, Exception):
+            self.fail(error)
             return
         given, ask, self.input = self.input, self._ask, None
         assert ask is not None
@@ -454,8 +455,8 @@ class RequestRun:
         judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
         stats.remote.update(done.spent)
         answer = Scores(gather(done.laws), raw if self._needs_raw else None, judged, done.token)
-        if ask.closing:
-            self._seen = ask.start if self._seen is None else self._seen  # its states must change no draft
+        if ask.closing:  # its states must change no draft
+            self._seen = ask.start if self._seen is None else self._seen
             stats.closing_s += done.target_s
             return answer
         self._seen = None
@@ -464,9 +465,8 @@ class RequestRun:
         read = len(given.feed.tokens)
         stats.target_s += done.target_s
         stats.target_tokens += read
-        heads = read * self._judging_flops
-        stats.flops_passes += self._costs.target + heads
-        stats.flops_tokens += read * self._costs.target + heads
+        stats.flops_passes += self._costs.target + read * self._judging_flops
+        stats.flops_tokens += read * (self._costs.target + self._judging_flops)
         return answer
 
     def _was_read(

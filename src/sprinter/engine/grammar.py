@@ -231,7 +231,7 @@ class TextGrammar:
         self._vocab, self._ends = vocab, list(dict.fromkeys(ends))
         self._known: OrderedDict[tuple[int, ...], NDArray[np.uint8]] = OrderedDict()
         self._pending: Future[Tensor] | None = None
-        self._must: tuple[list[int], list[int], bool] = [], [], True
+        self._must: tuple[list[int], list[int], bool] = [], [], False
         """A text and longest tokens that must follow, their sizes in bytes, and whether nothing more must."""
 
     def masks(self, texts: Sequence[Sequence[int]]) -> Callable[[], Tensor]:
