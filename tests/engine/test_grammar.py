@@ -134,7 +134,10 @@ def test_a_pair_without_tokenizer_or_eos_is_refused(tiny_pair: sprinter.Pair) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}, "allows no text"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
+            "allows no text",
+        ),
         ({"grammar": "start: start"}, "allows no text"),
     ],
     ids=["$ref", "rule"],
@@ -159,7 +162,8 @@ def test_a_grammar_that_cannot_be_followed_ends_its_own_text_alone(pair: sprinte
 
 
 @pytest.mark.parametrize(
-    "grammar", ['start: "' + "ab " * 20_000 + '" start', 'start: ("x" | "y") more\nmore: "' + "ab" * 9000 + '" more']
+    "grammar",
+    ['start: "' + "ab " * 20_000 + '" start', 'start: ("x" | "y") more\nmore: "' + "ab" * 9000 + '" more'],
 )
 def test_what_must_follow_without_end_costs_little(pair: sprinter.Pair, grammar: str) -> None:
     """llguidance alone would spell gigabytes before it answers."""

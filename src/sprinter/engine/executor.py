@@ -210,17 +210,16 @@ class RequestRun:
 
     def take(self, done: PassOutput) -> None:
         """Take what the models made of ``input``, or the error of this request's row."""
-        error = next((one.error for one in (self._adjust_p, self._adjust_q) if one and one.error), done)
-        if isinstance(error, Exception):
-            self.fail(error)
+        found = (one.error for one in (self._adjust_p, self._adjust_q) if one and one.error)
+        fault = next(found, done if isinstance(done, Exception) else None)
+        if fault is not None:
+            self.fail(fault)
             return
         given, ask, self.input = self.input, self._ask, None
         assert ask is not None
         try:
-            if (answer := self._answer(ask, given, done)) is not None:
-                ask = self._send(answer)
-            if ask is not None:
-                self._find(ask)
+            answer = self._answer(ask, given, done)
+            self._find(ask if answer is None else self._send(answer))
         except Exception as error:
             self.fail(error)
 

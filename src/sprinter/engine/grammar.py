@@ -93,7 +93,9 @@ class Grammars:
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
             assert self._own is not None
-            return TextGrammar(known.free.deep_copy(), known.spelling.deep_copy(), self._own, self._vocab, ends)
+            return TextGrammar(
+                known.free.deep_copy(), known.spelling.deep_copy(), self._own, self._vocab, ends
+            )
 
     def _compile(self, name: str, grammar: str) -> _Compiled:
         llguidance = _llguidance(name)
@@ -322,7 +324,7 @@ class _Follower:
         self.matcher = matcher
         self._at: list[int] = []  # tokens that it has read
         self._words = np.full((1, (vocab + 31) // 32), -1, np.int32)
-        self.bits = self._words.view(np.uint8)[0]
+        self.bits: NDArray[np.uint8] = self._words.view(np.uint8)[0]
 
     def go(self, text: Sequence[int]) -> bool:
         """Move to a text; False: the grammar does not allow it, or it has ended.
@@ -347,7 +349,7 @@ class _Follower:
         """The tokens that may follow, one bit each."""
         self.matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         self._check(len(self._at))
-        return self.bits.copy()
+        return np.array(self.bits)
 
     def _check(self, count: int) -> None:
         if self.matcher.is_error():
