@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,19 @@ def test_limits_count_texts_and_tokens() -> None:
     assert rate.wait_s("a", 580) == 0
     now[0] = 59.0
     assert rate.wait_s("a", 10_000) == pytest.approx(0.0) and rate.wait_s("a") > 900, "a debt"
+
+
+@pytest.mark.parametrize("texts", [5, 6, 40])
+def test_whoever_comes_again_when_told_gets_several_texts(texts: int) -> None:
+    """The guard counts one text of a request, each time it comes, and the others are counted later."""
+    now = [0.0]
+    rate = RateLimit(6, lambda: now[0])
+    assert [rate.wait_s("a") for _ in range(4)] == [0.0] * 4
+    assert rate.wait_s("a") == 0.0
+    now[0] = float(math.ceil(rate.wait_s("a", texts, paid=1)))
+    assert now[0] > 0
+    assert rate.wait_s("a") == 0.0 and rate.wait_s("a", texts, paid=1) == 0.0
+    assert rate.wait_s("a", texts, paid=1) > 0
 
 
 def test_a_rate_is_a_minutes_requests_and_then_an_even_flow() -> None:

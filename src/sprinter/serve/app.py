@@ -232,7 +232,7 @@ async def _serve(
     service.check_model(body.model)
     asked = asked_of(as_chat(body) if isinstance(body, ResponsesRequest) else body, service.settings)
     if asked.count > 1:  # the guard has counted one
-        service.charge_texts(owner, asked.count - 1)
+        service.charge_texts(owner, asked.count, paid=1)
     name = asked.alias or service.model
     frame = asked, note.id, service.now(), name, names_of(pair.tokenizer)
     kind, answer = Events, ServerAnswer(*frame)

@@ -152,10 +152,14 @@ class RateLimit:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (what is left, at that time)
         self._lock = threading.Lock()  # requests are charged in several threads
 
-    def wait_s(self, owner: str, cost: float = 1.0, *, take: bool = True) -> float:
+    def wait_s(self, owner: str, cost: float = 1.0, *, paid: float = 0.0, take: bool = True) -> float:
         """0 and so much less in the bucket, or the time until there is enough.
 
-        A cost above a minute's worth waits for a full bucket, which it leaves in debt. ``take``: False to ask only.
+        A cost above a minute's worth waits for a full bucket, which it leaves in debt.
+
+        Args:
+            paid: part of the cost that was taken before, and is taken again by the next attempt.
+            take: False to ask only.
         """
         if self._most is None:
             return 0.0
@@ -164,8 +168,9 @@ class RateLimit:
             now = self._clock()
             left, at = self._left.pop(owner, (float(self._most), now))
             left = min(self._most, left + (now - at) * rate)
-            wait = max(0.0, min(cost, self._most) - left) / rate
-            self._left[owner] = (left if wait or not take else left - cost, now)
+            missing = min(cost, self._most) - left
+            wait = missing / rate if missing > paid else 0.0
+            self._left[owner] = (left if wait or not take else left + paid - cost, now)
             while len(self._left) > _MOST_OWNERS:
                 self._left.popitem(last=False)
         return wait

@@ -266,13 +266,13 @@ class Service:
             return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     # --- limits ---
-    def charge_texts(self, owner: str, count: int) -> None:
-        """Count texts of an owner.
+    def charge_texts(self, owner: str, count: int, paid: int = 0) -> None:
+        """Count texts of an owner, of which some were counted before.
 
         Raises:
             Refusal: they are too many for now.
         """
-        _charge(self._texts, owner, count, f"{self.settings.rate_limit} texts")
+        _charge(self._texts, owner, count, f"{self.settings.rate_limit} texts", paid)
 
     def _charge_tokens(self, owner: str, count: int) -> None:
         """As ``charge_texts``, for tokens."""
@@ -377,8 +377,8 @@ class Service:
         )
 
 
-def _charge(rates: RateLimit, owner: str, cost: int, limit: str) -> None:
-    if wait := rates.wait_s(owner, cost):
+def _charge(rates: RateLimit, owner: str, cost: int, limit: str, paid: int = 0) -> None:
+    if wait := rates.wait_s(owner, cost, paid=paid):
         message = f"more than {limit} a minute: slow down"
         raise Refusal(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait))
 
