@@ -79,6 +79,26 @@ def test_a_call_is_forced(server: Running, template: Any, choice: Any) -> None:
     assert cut["finish_reason"] == "length" and cut["message"]["content"]
 
 
+def test_a_call_is_forced_whose_parameters_refer_to_their_own_definitions(
+    server: Running, template: Any
+) -> None:
+    template(TOOLS.replace("tools | tojson", "tools | length"))
+    place = {"type": "object", "properties": {"deep": {"type": "boolean"}}, "required": ["deep"],
+             "additionalProperties": False}  # fmt: skip
+    schema = {"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}}, "required": ["at"],
+              "additionalProperties": False, "$defs": {"Place": place}}  # fmt: skip
+    tools = [TOOL, {"type": "function", "function": {"name": "go", "parameters": schema}}]
+    for seed in range(4):
+        body = {"messages": SAID, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False,
+                "max_tokens": 150, "seed": seed}  # fmt: skip
+        answer = server.post(CHAT, body)
+        assert answer.status_code == 200, answer.text
+        (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+        found = json.loads(call["function"]["arguments"])
+        assert found.keys() == ({"deep", "kind"} if call["function"]["name"] == "look" else {"at"})
+        assert "at" not in found or found["at"]["deep"] in (True, False)
+
+
 @pytest.mark.parametrize(("fields", "message"), [
     ({"response_format": {"type": "json_schema"}}, "json_schema goes with"),
     ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "exclude each other"),

@@ -103,13 +103,14 @@ class Grammars:
             if self._own is None:
                 self._own = _own_tokenizer(llguidance, self._tokenizer, self._vocab, name)
         made: list[LLMatcher] = []
-        for text in (_unforced(grammar), grammar):
+        for text in (grammar, _unforced(grammar)):  # what is wrong with a grammar is said of its own text
             limits = llguidance.LLParserLimits(verbose_errors=False, max_items_in_row=_ITEMS)
             matcher = llguidance.LLMatcher(self._own, text, log_level=0, limits=limits)
             if matcher.is_error():
                 raise UserError(f"{name} cannot be followed: {_reason(matcher)}")
             made.append(matcher)
-        first, stuck = _Follower(made[0].deep_copy(), self._vocab), False
+        spelling, free = made
+        first, stuck = _Follower(free.deep_copy(), self._vocab), False
         try:
             stuck = not first.mask().any() and not first.matcher.is_accepting()
         except UserError as error:
@@ -117,7 +118,7 @@ class Grammars:
                 raise UserError(f"{name} cannot be followed: {_reason(first.matcher)}") from None
         if stuck:
             raise UserError(f"{name} allows no text: a $ref or a rule must not need itself to begin")
-        return _Compiled(*made)
+        return _Compiled(free, spelling)
 
 
 class _Compiled(NamedTuple):

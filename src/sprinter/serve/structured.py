@@ -32,7 +32,11 @@ def structure_of(body: GenerateRequest) -> dict[str, Any]:
         found["response_format"] = form.model_dump(exclude_none=True, by_alias=True)
         count += 1
     if isinstance(body, ChatRequest) and (name := forced_tool(body)) is not None:
-        found["response_format"] = _schema(_call_schema(body, name))
+        try:
+            found["response_format"] = _schema(_call_schema(body, name))
+        except RecursionError:
+            message = "the parameters of a tool are nested too deeply: simplify them"
+            raise Refusal(400, message, "invalid_field", "tools") from None
         count += 1
     if count > 1:
         message = "response_format, structured_outputs and a forced tool_choice exclude each other: give one of them"
@@ -71,9 +75,26 @@ def _call_schema(body: ChatRequest, name: str) -> Any:
     calls: Sequence[Any] = [
         {
             "type": "object", "required": ["name", "arguments"], "additionalProperties": False,
-            "properties": {"name": {"const": one.name}, "arguments": one.parameters or {"type": "object"}},
+            "properties": {
+                "name": {"const": one.name},
+                "arguments": _moved(one.parameters or {"type": "object"}, f"#/items/anyOf/{i}/properties/arguments"),
+            },
         }
-        for one in tools
+        for i, one in enumerate(tools)
     ]  # fmt: skip
     most = {} if body.parallel_tool_calls is not False else {"maxItems": 1}
     return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as a part of another one, at a place to which its own references lead."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }
