@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, cast, overload
 
@@ -33,6 +34,7 @@ from sprinter.models.convert import for_runner
 from sprinter.models.devices import choose_threads
 from sprinter.models.interface import ServedModel
 from sprinter.models.kernels import is_quantised, quantise_linears
+from sprinter.models.lora import adapted
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 from sprinter.models.progress import bars_on_terminals
 from sprinter.models.reduced_vocab import check_cut, keeping, kept_tokens, some_rows
@@ -289,6 +291,27 @@ class Pair:
             UserError: it cannot be written.
         """
         self._runtime.suffixes.save()
+
+    def with_lora(self, folder: str | Path) -> Pair:
+        """A pair whose target has a LoRA adapter; draft, its heads and all weights that stay are those of this pair.
+
+        Matrices that the adapter changes are copies, into which it is merged, but those of 4 to 8 bits: their forward
+        passes compute its product beside them, in transformers instead of our kernels, which is slower. The profile is
+        not taken over.
+
+        Args:
+            folder: PEFT's, with ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+        Raises:
+            UserError: the adapter is not supported or is for another model; a pair with heads on its target.
+        """
+        if self.drafting is not None or any(head.config.model == "target" for head in self.heads.values()):
+            raise UserError(f"heads on the target were not trained with the adapter {folder}: load a pair without them")
+        models = replace(self.models, target=adapted(self.models.target, folder))
+        pair = Pair(models, heads=list(self.heads.values()), prefix_cache=self._runtime.targets.cache)
+        if not is_quantised(self.models.target.module("an adapter")):
+            pair._runtime.use_measured(self._runtime.measured)  # passes of the same shapes
+        return pair
 
     def reload(self) -> None:
         """Take the models as they are now, after a change of weights, modules, hooks, settings, dtype or device.

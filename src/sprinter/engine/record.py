@@ -96,6 +96,7 @@ def _model(model: LoadedModel) -> dict[str, Any]:
         "revision": model.revision,
         "dtype": model.quantised or model.weights,
         **({} if model.words is None else {"draft_vocabulary": model.words}),
+        **({} if model.adapter is None else {"adapter": model.adapter}),
         "device": str(model.model.device),
         "runner": runner_kind(model.model)[0],
         "exactness": exactness(model.model),

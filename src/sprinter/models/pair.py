@@ -68,6 +68,7 @@ class LoadedModel:
         eos_ids: token ids that end a text.
         compile: as it was loaded; see ``load_models`` and ``make_runner``.
         quantised: dtype of ``models.kernels`` that its weights have, such as "int8"; None: they are as loaded.
+        adapter: folder of the LoRA adapter that it has (``models.lora``); None: none.
         stored: storage type in its GGUF file, e.g. "Q4_K_M", if PyTorch runs it; None for other models.
         load_s: seconds that loading took; None for models in memory.
     """
@@ -83,6 +84,7 @@ class LoadedModel:
     stored: str | None = None
     load_s: float | None = None
     quantised: str | None = None
+    adapter: str | None = None
 
     def module(self, who: str) -> PreTrainedModel:
         """The transformers model, for a caller that cannot use a GGUF file.
