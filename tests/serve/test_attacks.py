@@ -394,7 +394,7 @@ def test_texts_and_tokens_are_counted_by_key(tiny: sprinter.Pair, keys: Path) ->
             server.post(TEXT, {**body, "max_tokens": 80, "stop_token_ids": [0]}, **as_("bob")).status_code
             == 200
         )
-        tokens = server.service._tokens
+        tokens = server.service.owners._tokens
         assert tokens is not None
         spent = 100 - tokens._left["bob"][0]
         assert 6 <= spent <= 85

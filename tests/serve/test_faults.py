@@ -248,7 +248,7 @@ def test_an_engine_that_dies_ends_the_server_with_a_reason(
     assert gc.get_freeze_count() > 100_000, (
         "collections are to go through what requests leave, and not all modules"
     )
-    service, server = made[0]
+    service, server = made[0][0].only, made[0][1]
     seen: list[Any] = []
     monkeypatch.setattr(service, "on_failure", lambda: None)  # time to look at it
 
@@ -326,10 +326,15 @@ def test_metrics_and_logs_tell_what_was_done_and_not_what_was_said(
     assert drafted >= kept > 0 and float(values[f"vllm:spec_decode_num_drafts_total{label}"]) > 0
     position = '{engine="0",model_name="builtin",position="0"}'
     assert float(values[f"vllm:spec_decode_num_accepted_tokens_per_pos_total{position}"]) > 0
-    assert values['sprinter_texts_total{finish_reason="length",method="speculative"}'] == "2.0"
-    assert values['sprinter_texts_total{finish_reason="length",method="composed"}'] == "2.0"
-    assert float(values['sprinter_drift_total{method="sprinter"}']) > 0
-    assert float(values['sprinter_drift_total{method="speculative"}']) == 0
+    assert (
+        values['sprinter_texts_total{finish_reason="length",method="speculative",model_name="builtin"}']
+        == "2.0"
+    )
+    assert (
+        values['sprinter_texts_total{finish_reason="length",method="composed",model_name="builtin"}'] == "2.0"
+    )
+    assert float(values['sprinter_drift_total{method="sprinter",model_name="builtin"}']) > 0
+    assert float(values['sprinter_drift_total{method="speculative",model_name="builtin"}']) == 0
     assert values['sprinter_requests_total{path="/v1/completions",status="200"}'] == "6.0"
     assert values['sprinter_requests_total{path="/v1/completions",status="400"}'] == "2.0"
     assert values["sprinter_texts_running"] == "0.0" and values["sprinter_rows"] == "2.0"
@@ -366,7 +371,7 @@ def test_gauges_of_gateways(pair: sprinter.Pair) -> None:
         assert 0 < engine.held <= 30 / 200
         engine.cancel(id)
         assert engine.held == 0
-    told = ServeMetrics(lambda: ServeState("builtin", 3, 2, 4, True, 0.25)).scrape().decode()
+    told = ServeMetrics(lambda: [ServeState("builtin", 3, 2, 4, True, 0.25)]).scrape().decode()
     values = dict(line.rsplit(" ", 1) for line in told.splitlines() if not line.startswith("#"))
     gateway = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     found = [values[f'vllm:{name}{{engine="0",model_name="builtin"}}'] for name in gateway]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.signature import takes
+from sprinter.cli.signature import option, takes
 from sprinter.errors import UserError, first_line, install_line
+from sprinter.parameters import types_in
 from sprinter.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from sprinter.serve.registry import ModelSource
 
 __all__ = ["serve"]
 
 _PANELS = {
+    "Several models": "models_bytes",
     "Limits": "rows max_len memory_bytes max_waiting max_prompt_tokens max_new_tokens max_draft max_body_bytes "
     "queue_timeout_s request_timeout_s drain_timeout_s rate_limit token_limit",
     "Access": "api_keys allow_anonymous allowed_hosts tls_cert tls_key log_prompts",
@@ -27,9 +37,33 @@ _KEPT = (
 """Settings that no command line changes."""
 
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_OF_ALL = {"device", "device_map", "dtype", "runner", "compile"}
+"""Options of loading that may be given once for all pairs."""
+
+_several = partial(option, panel="Several models", default=False)
+
+
 @loads()
 @takes("settings", ServeSettings, without=_KEPT, panels=_PANELS)
-def serve(loading: Loading = Loading(), settings: Any = None) -> int:
+def serve(
+    loading: Loading = Loading(),
+    settings: Any = None,
+    pair: Annotated[
+        list[str] | None,
+        _several(
+            "A pair by name, loaded when it is asked for, with the options that load one: "
+            "NAME=target=org/big,draft=org/small,dtype=int8; may be repeated."
+        ),
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        _several(
+            "A LoRA adapter of a target by name, loaded when it is asked for: NAME=FOLDER, with several pairs "
+            "NAME@PAIR=FOLDER; may be repeated."
+        ),
+    ] = None,
+) -> int:
     """Serve the pair over HTTP, with OpenAI's interface: completions, chat completions, models.
 
     Logs are JSON lines on standard error. SIGTERM ends the server when its open requests have ended.
@@ -41,6 +75,95 @@ def serve(loading: Loading = Loading(), settings: Any = None) -> int:
         raise UserError(
             f"the server needs FastAPI, Uvicorn and prometheus-client ({first_line(error)}): {install_line('serve')}"
         ) from None
+    sources, aliases = _pairs(pair or (), loading, settings)
+    sources += [_adapter(one, sources, several=bool(pair)) for one in lora or ()]
     with logs_to():
-        run(settings, lambda: load(loading))
+        run(replace(settings, aliases=()) if pair else settings, sources, aliases)
     return 0
+
+
+def _pairs(given: Sequence[str], loading: Loading, settings: Any) -> tuple[list[ModelSource], dict[str, str]]:
+    """The pairs of a server, and further names of several."""
+    from sprinter.serve.registry import ModelSource
+
+    if not given:
+        return [ModelSource(settings.model_name, partial(load, loading))], {}
+    if own := sorted(loading.given().keys() - _OF_ALL):
+        raise UserError(
+            f"{own[0]}={loading.given()[own[0]]} is of one pair: write it into --pair NAME={own[0]}=..."
+        )
+    if settings.model_name is not None:
+        raise UserError(
+            f"model_name={settings.model_name} is of one pair: write it as the name of --pair NAME=..."
+        )
+    sources = []
+    for one in given:
+        name, options = _parts(one, "--pair", "NAME=target=...,draft=...")
+        chosen = replace(loading, **_options(options, name))
+        files = [chosen.target, chosen.draft]
+        sources.append(ModelSource(name, partial(load, chosen), size=sum(map(_size, filter(None, files)))))
+    aliases = {}
+    for alias in settings.aliases:
+        new, _, name = alias.rpartition("@")
+        if not new or name not in [one.name for one in sources]:
+            raise UserError(f"--alias {alias} names none of the pairs: write NAME@PAIR")
+        aliases[new] = name
+    return sources, aliases
+
+
+def _adapter(given: str, sources: Sequence[ModelSource], several: bool) -> ModelSource:
+    from sprinter.serve.registry import ModelSource
+
+    what = "NAME@PAIR=FOLDER" if several and len(sources) > 1 else "NAME=FOLDER"
+    name, folder = _parts(given, "--lora", what)
+    name, _, pair = name.partition("@")
+    names = [one.name for one in sources]
+    if (pair or len(names) > 1) and pair not in names:
+        raise UserError(f"--lora {given} names none of the pairs: write --lora {what}")
+    place = Path(folder).expanduser()
+    if not (place / "adapter_config.json").is_file():
+        raise UserError(
+            f"--lora {given}: {folder} has no adapter_config.json: give a folder that PEFT has saved"
+        )
+    return ModelSource(name, pair=pair or names[0], adapter=place, size=_size(folder))
+
+
+def _parts(given: str, flag: str, form: str) -> tuple[str, str]:
+    """The name and the rest of an option."""
+    name, equals, rest = given.partition("=")
+    if not equals or not _NAME.fullmatch(name.replace("@", "-")):
+        raise UserError(f"{flag} {given} is not {form}: write {flag} {form}")
+    return name, rest
+
+
+def _options(given: str, name: str) -> Mapping[str, Any]:
+    """Options of loading in text; a comma that no option follows belongs to a value, as between servers of a target."""
+    names, kinds = {one.name for one in fields(Loading)}, get_type_hints(Loading)
+    found: dict[str, Any] = {}
+    for part in re.split(r",(?=[a-z_-]+=)", given) if given else ():
+        option, equals, value = part.partition("=")
+        option = option.strip().replace("-", "_")
+        if option not in names or not equals or not value:
+            raise UserError(
+                f"--pair {name}: {part!r} is no option of loading: give {', '.join(sorted(names))}"
+            )
+        if option == "head":
+            found[option] = [*found.get(option, ()), value]
+        elif option in found:
+            raise UserError(f"--pair {name}: {option} was given twice: give it once")
+        elif bool in (known := types_in(kinds[option])):
+            if value not in ("true", "false"):
+                raise UserError(f"--pair {name}: {part} is unknown: give {option}=true or {option}=false")
+            found[option] = value == "true"
+        elif (choices := [each for each in known if isinstance(each, str)]) and value not in choices:
+            raise UserError(f"--pair {name}: {part} is unknown: give {' or '.join(sorted(choices))}")
+        else:
+            found[option] = value
+    return found
+
+
+def _size(given: str) -> int:
+    """Bytes of a model's files; 0: they are not on this machine, or not yet."""
+    place = Path(given).expanduser()
+    files = place.glob("*.safetensors") if place.is_dir() else [place] if place.is_file() else []
+    return sum(file.stat().st_size for file in files)

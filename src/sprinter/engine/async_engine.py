@@ -116,6 +116,12 @@ class AsyncEngine:
         return self._engine.held
 
     @property
+    def cache_bytes(self) -> int:
+        """Size of the rows' caches."""
+        made = self._engine._models
+        return sum(one.runner.cache_bytes for one in (made.target, made.draft) if one is not None)
+
+    @property
     def closing(self) -> bool:
         """Whether no more requests are taken."""
         return self._worker.closing

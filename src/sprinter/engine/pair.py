@@ -306,7 +306,9 @@ class Pair:
             UserError: the adapter is not supported or is for another model; a pair with heads on its target.
         """
         if self.drafting is not None or any(head.config.model == "target" for head in self.heads.values()):
-            raise UserError(f"heads on the target were not trained with the adapter {folder}: load a pair without them")
+            raise UserError(
+                f"heads on the target were not trained with the adapter {folder}: load a pair without them"
+            )
         models = replace(self.models, target=adapted(self.models.target, folder))
         pair = Pair(models, heads=list(self.heads.values()), prefix_cache=self._runtime.targets.cache)
         if not is_quantised(self.models.target.module("an adapter")):

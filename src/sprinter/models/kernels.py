@@ -26,8 +26,8 @@ from sprinter.models.runners.rope import find_switch
 from sprinter.models.runners.row import RowCache
 
 __all__ = [
-    "BITS", "GGUF", "compile_layers", "is_quantised", "kernels", "knows", "name_of", "parameter_count",
-    "passes_of", "quantise", "quantise_linears", "renew", "round_linears", "runs", "why_none",
+    "BITS", "GGUF", "compile_layers", "is_quantised", "kernels", "knows", "name_of", "packed_weights",
+    "parameter_count", "passes_of", "quantise", "quantise_linears", "renew", "round_linears", "runs", "why_none",
     "why_not_fused",
 ]  # fmt: skip
 
@@ -96,6 +96,12 @@ def _refused(before: str = "", after: str = "") -> Iterator[None]:
 def is_quantised(model: nn.Module) -> bool:
     """Whether a module has layers of 4 to 8 bits for a CPU."""
     return any(type(part).__name__ == "QuantisedLinear" for part in model.modules())
+
+
+def packed_weights(model: nn.Module) -> list[Tensor]:
+    """The memory of layers of 4 to 8 bits, which is no parameter."""
+    found: list[Any] = [getattr(part, "_matrix", None) for part in model.modules()]
+    return [matrix.packed for matrix in found if matrix is not None]
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -28,11 +28,11 @@ from sprinter.models.pair import LoadedModel
 
 __all__ = ["LoraLinear", "adapted"]
 
-_READ = frozenset(
-    "alpha_pattern auto_mapping base_model_name_or_path bias exclude_modules fan_in_fan_out inference_mode "
-    "init_lora_weights layers_pattern layers_to_transform lora_alpha lora_dropout peft_type peft_version r rank_pattern "
-    "revision target_modules task_type use_rslora".split()
-)
+_READ = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "fan_in_fan_out",
+    "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout",
+    "peft_type", "peft_version", "r", "rank_pattern", "revision", "target_modules", "task_type", "use_rslora",
+}  # fmt: skip
 """Fields of a config that are read here, or that only training reads."""
 _UNREAD = {"megatron_core": "megatron.core", "qalora_group_size": 16}
 """Defaults of fields that belong to others; all further fields are to be off."""
@@ -134,7 +134,9 @@ def _check(config: Mapping[str, Any], folder: Path) -> None:
     """Refuse what is more than products of two matrices."""
     if config["peft_type"] != "LORA":
         raise UserError(f"the adapter {folder} is of type {config['peft_type']}: only LORA is supported")
-    wrong = [name for name, value in config.items() if value and name not in _READ and value != _UNREAD.get(name)]
+    wrong = [
+        name for name, value in config.items() if value and name not in _READ and value != _UNREAD.get(name)
+    ]
     wrong += ["bias"] if config.get("bias", "none") != "none" else []
     wrong += ["init_lora_weights"] if config.get("init_lora_weights", True) not in _INITS else []
     if wrong:
@@ -160,7 +162,9 @@ def _changed(layer: nn.Module, down: Tensor, up: Tensor, what: str) -> nn.Module
     own: Any = layer
     shape = (own.out_features, own.in_features) if type(layer) is not Conv1D else tuple(own.weight.T.shape)
     if (given := (up.shape[0], down.shape[1])) != shape:
-        raise UserError(f"{what} has {shape[0]} × {shape[1]} weights, not {given[0]} × {given[1]}: check its base")
+        raise UserError(
+            f"{what} has {shape[0]} × {shape[1]} weights, not {given[0]} × {given[1]}: check its base"
+        )
     if quantised:
         return LoraLinear(layer, down.float(), up.float())
     dtype = torch.promote_types(own.weight.dtype, torch.float32)
@@ -184,7 +188,9 @@ def _twin(module: _Module, made: dict[nn.Module, nn.Module]) -> _Module:
     if type(own.get("forward")).__module__.startswith("sprinter"):
         del own["forward"]  # a pass that is being captured has put it there
     if "forward" in own:
-        raise UserError(f"a {type(module).__name__} of the model has another forward: merge the adapter instead")
+        raise UserError(
+            f"a {type(module).__name__} of the model has another forward: merge the adapter instead"
+        )
     for name, value in own.items():
         if isinstance(value, nn.Module):
             value = _twin(value, made)
@@ -195,7 +201,7 @@ def _twin(module: _Module, made: dict[nn.Module, nn.Module]) -> _Module:
             elif name == "_modules":
                 value = {part: None if one is None else _twin(one, made) for part, one in value.items()}
         twin.__dict__[name] = value
-    return twin  # type: ignore[return-value]
+    return twin
 
 
 def _notes(hook: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,9 +13,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from sprinter.errors import RowsError, UserError
 from sprinter.models.interface import ServedModel
+from sprinter.models.kernels import packed_weights
 from sprinter.models.runners.forward import call_model, head_of
 
-__all__ = ["cache_bytes", "check_memory", "free_bytes", "token_bytes"]
+__all__ = ["cache_bytes", "check_memory", "free_bytes", "token_bytes", "weight_storages"]
 
 _SHARE = 0.9
 """Share of the free memory that caches may take; the forward passes need the rest."""
@@ -41,6 +43,16 @@ def _measured(model: PreTrainedModel) -> int:
     layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
     states = [part for layer in layers for part in (layer.keys, layer.values) if part is not None]
     return sum(part.numel() * part.element_size() for part in states)
+
+
+def weight_storages(model: PreTrainedModel | ServedModel) -> dict[int, int]:
+    """Bytes of a model's weights, by where they are: weights that two models share are at the same place."""
+    if isinstance(model, ServedModel):
+        path = getattr(model, "path", None)
+        return {id(model): path.stat().st_size} if isinstance(path, Path) else {}
+    tensors = [*model.parameters(), *model.buffers(), *packed_weights(model)]
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {one.data_ptr(): one.nbytes() for one in storages}
 
 
 def cache_bytes(model: PreTrainedModel | ServedModel, max_len: int) -> int:

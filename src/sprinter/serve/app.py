@@ -29,6 +29,7 @@ from sprinter.serve.guard import RequestGuard, note_of
 from sprinter.serve.logprobs import names_of
 from sprinter.serve.logs import error_fields, text_fields
 from sprinter.serve.page import add_page
+from sprinter.serve.registry import Models
 from sprinter.serve.request_parsing import asked_of
 from sprinter.serve.responses import BytesParts, JsonParts, ServerAnswer
 from sprinter.serve.responses_api import ResponseAnswer, ResponseEvents, ResponsesRequest, as_chat
@@ -71,25 +72,38 @@ _LAWS: _Responses = {
 }
 
 
-def make_app(service: Service) -> ASGIApp:
-    """The server as an ASGI application; it loads the service's pair when it starts, and closes it at the end."""
+def make_app(served: Service | Models) -> ASGIApp:
+    """The server as an ASGI application; it loads its only pair when it starts, and closes all models at the end."""
+    models = Models.of(served)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        service.begin()
+        models.begin()
         yield
-        await service.aclose()
+        await models.aclose()
 
     app = FastAPI(
         title="Sprinter", version=__version__, lifespan=life, docs_url=None, redoc_url=None, redirect_slashes=False,
     )  # fmt: skip
     _add_errors(app)
-    _add_state(app, service)
-    _add_tokens(app, service)
-    _add_laws(app, service)
-    _add_texts(app, service)
-    add_page(app, service)
-    return RequestGuard(app, service)
+    _add_state(app, models)
+    _add_tokens(app, models)
+    _add_laws(app, models)
+    _add_texts(app, models)
+    add_page(app, models, _taken)
+    return RequestGuard(app, models)
+
+
+async def _taken(models: Models, request: Request, name: str | None) -> Service:
+    """What serves a model, until the request is over.
+
+    Raises:
+        Refusal: there is no such model; it cannot be loaded, or not in time.
+    """
+    model, after = models.find(name), note_of(request.scope).after
+    if model.at_hand:
+        return await models.take(model, after)
+    return await while_connected(request.receive, models.take(model, after))
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -125,42 +139,39 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse(refusal.body(), refusal.status, error.headers)
 
 
-def _add_state(app: FastAPI, service: Service) -> None:
+def _add_state(app: FastAPI, models: Models) -> None:
     @app.get("/health", responses=_STATE)
     async def health() -> Response:
         """200 as long as the models run; 503 while they are loaded, and after they have failed."""
-        state = service.state
+        state = models.state
         return JSONResponse({"status": state}, 200 if state in ("ready", "closing") else 503)
 
     @app.get("/ready", responses=_STATE)
     async def ready() -> Response:
         """200 if new requests are taken."""
-        return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
+        return JSONResponse({"status": models.state}, 200 if models.state == "ready" else 503)
 
     @app.get("/metrics", response_class=Response, responses=_SCRAPED)
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        return PlainTextResponse(service.metrics.scrape(), media_type=_METRICS)
+        return PlainTextResponse(models.owners.metrics.scrape(), media_type=_METRICS)
 
     @app.get("/v1/models", responses=_REFUSED)
-    async def models() -> Any:
-        """The model that is served."""
-        names = (service.model, *service.settings.aliases)
-        return {"object": "list", "data": [service.describe(name) for name in names]}
+    async def listed() -> Any:
+        """The models that are served, loaded or not."""
+        return {"object": "list", "data": models.described()}
 
     @app.get("/v1/models/{model:path}", responses=_REFUSED)
     async def model(model: str) -> Any:
-        """The model, if it has this name."""
-        service.check_model(model)
-        return service.describe(model)
+        """The model of this name."""
+        return models.described(model)[0]
 
 
-def _add_tokens(app: FastAPI, service: Service) -> None:
+def _add_tokens(app: FastAPI, models: Models) -> None:
     @app.post("/tokenize", responses=_REFUSED)
     async def tokenize(request: Request, body: TokenizeRequest) -> Any:
         """Token ids of a text, or of messages."""
-        owner = note_of(request.scope).owner
-        service.check_model(body.model)
+        owner, service = note_of(request.scope).owner, await _taken(models, request, body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refusal(400, "give either prompt or messages", param="prompt")
         ids = await service.turns.run(owner, lambda: service.tokenized(body, owner))
@@ -169,13 +180,13 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize", responses=_REFUSED)
     async def detokenize(request: Request, body: DetokenizeRequest) -> Any:
         """The text of token ids."""
-        owner = note_of(request.scope).owner
-        service.check_model(body.model)
+        owner, service = note_of(request.scope).owner, await _taken(models, request, body.model)
         return {"prompt": await service.turns.run(owner, lambda: service.text_of(body.tokens, owner))}
 
     @app.get("/tokenizer_info", responses=_REFUSED)
-    async def tokenizer_info() -> Any:
+    async def tokenizer_info(request: Request, model: str | None = None) -> Any:
         """Special tokens and chat template: what lm-evaluation-harness asks for to tokenize here."""
+        service = await _taken(models, request, model)
         known = service.tokenizer
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return {
@@ -186,37 +197,38 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         }
 
 
-def _add_laws(app: FastAPI, service: Service) -> None:
+def _add_laws(app: FastAPI, models: Models) -> None:
     """What a target on another machine is asked (``sprinter.models.remote``)."""
 
     @app.get("/v1/score", responses=_REFUSED)
-    async def scored_model(request: Request) -> Any:
+    async def scored_model(request: Request, model: str | None = None) -> Any:
         """Sizes of the target, and fingerprints of its weights and of its vocabulary."""
+        service = await _taken(models, request, model)
         return await service.turns.run(note_of(request.scope).owner, service.scored_model)
 
     @app.post("/v1/score", response_class=Response, responses=_LAWS)
     async def score(request: Request, body: ScoreRequest) -> Response:
         """Logarithms of the target's raw laws, text by text, behind each token from its start on, as raw numbers."""
-        service.check_model(body.model)
+        service = await _taken(models, request, body.model)
         laws = await while_connected(request.receive, service.laws(body, note_of(request.scope).owner))
         return BytesParts(laws)
 
 
-def _add_texts(app: FastAPI, service: Service) -> None:
+def _add_texts(app: FastAPI, models: Models) -> None:
     @app.post("/v1/completions", responses=_WRITTEN)
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continue prompts: OpenAI's completions."""
-        return await _serve(service, request, body)
+        return await _serve(models, request, body)
 
     @app.post("/v1/chat/completions", responses=_WRITTEN)
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation: OpenAI's chat completions."""
-        return await _serve(service, request, body)
+        return await _serve(models, request, body)
 
     @app.post("/v1/responses", responses=_WRITTEN)
     async def responses(request: Request, body: ResponsesRequest) -> Response:
         """Answer a conversation: OpenAI's responses. Nothing is stored."""
-        return await _serve(service, request, body)
+        return await _serve(models, request, body)
 
     @app.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> None:
@@ -225,14 +237,15 @@ def _add_texts(app: FastAPI, service: Service) -> None:
 
 
 async def _serve(
-    service: Service, request: Request, body: CompletionRequest | ChatRequest | ResponsesRequest
+    models: Models, request: Request, body: CompletionRequest | ChatRequest | ResponsesRequest
 ) -> Response:
     note = note_of(request.scope)
-    owner, pair = note.owner, service.pair  # 503 while it is loaded
-    service.check_model(body.model)
-    asked = asked_of(as_chat(body) if isinstance(body, ResponsesRequest) else body, service.settings)
+    owner, _ = note.owner, models.find(body.model)  # nothing is loaded for a request that is wrong
+    asked = asked_of(as_chat(body) if isinstance(body, ResponsesRequest) else body, models.settings)
     if asked.count > 1:  # the guard has counted one
-        service.charge_texts(owner, asked.count, paid=1)
+        models.owners.charge_texts(owner, asked.count - 1)
+    service = await _taken(models, request, body.model)
+    pair = service.pair
     name = asked.alias or service.model
     frame = asked, note.id, service.now(), name, names_of(pair.tokenizer)
     kind, answer = Events, ServerAnswer(*frame)

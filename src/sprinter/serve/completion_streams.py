@@ -112,8 +112,8 @@ async def open_choices(service: Service, asked: TextRequest, owner: str) -> Asyn
             await stream.aclose()
             if stream.generation is not None:
                 left -= len(stream.generation.tokens)
-                service.metrics.ended(stream, stream.generation)
-        service.give_back_tokens(owner, left)
+                service.metrics.ended(service.model, stream, stream.generation)
+        service.owners.give_back_tokens(owner, left)
 
 
 async def score_prompts(service: Service, asked: TextRequest, choices: Sequence[AnswerChoice]) -> None:

@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from sprinter.engine.fair_queue import Shares
 from sprinter.serve.api_errors import Refusal, of_error
 from sprinter.serve.completion_streams import ClientLeft
 from sprinter.serve.logs import error_fields
+from sprinter.serve.registry import Models
 from sprinter.serve.service import Service
 
 __all__ = ["RequestGuard", "RequestNote", "check_shape", "network_of", "note_of"]
@@ -55,6 +56,7 @@ class RequestNote:
         deadline: when its time is over, in seconds of the event loop's clock.
         status, complete: of the answer: its HTTP status (0: none yet), and whether it is complete, or was cut.
         open, held: places that it has of open requests, and of bytes of bodies.
+        after: called when it is over.
     """
 
     id: str
@@ -66,6 +68,7 @@ class RequestNote:
     complete: bool = False
     open: int = 0
     held: int = 0
+    after: list[Callable[[], None]] = field(default_factory=list)
 
 
 def note_of(scope: Scope) -> RequestNote:
@@ -82,10 +85,9 @@ class RequestGuard:
         app: the routes. service: what they serve; its settings are the limits.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service | Models) -> None:
         self._app, self._service, self._settings = app, service, service.settings
-        settings = service.settings
-        self._keys = service.keys
+        settings, self._owners, self._keys = service.settings, service.owners, service.owners.keys
         self._open = Shares(settings.max_connections, shared=settings.has_owners)  # requests
         # bytes of bodies, until their request is answered: what is read from them is as large, or larger
         self._held = Shares(max(_MOST_HELD, 4 * settings.max_body_bytes), shared=settings.has_owners)
@@ -141,11 +143,13 @@ class RequestGuard:
         finally:
             self._open.take(note.owner, -note.open)
             self._held.take(note.owner, -note.held)
+            for leave in note.after:
+                leave()
             self._end(scope, note, time.perf_counter() - began)
 
     def _end(self, scope: Scope, note: RequestNote, wall_s: float) -> None:
         path = getattr(scope.get("route"), "path", "other")  # the route's, of which there are few
-        self._service.metrics.answered(path, note.status)
+        self._owners.metrics.answered(path, note.status)
         fields = {
             "id": note.id, "method_http": scope["method"], "path": path, "status": note.status,
             "owner": note.owner, "wall_s": round(wall_s, 6), **note.fields,
@@ -197,7 +201,7 @@ class RequestGuard:
         note.open = 1
         scope.get("sprinter.admit", lambda: None)()
         self._open.take(note.owner)
-        self._service.charge_texts(note.owner, 1)
+        self._owners.charge_texts(note.owner, 1)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":  # a browser's form needs no permission
             raise Refusal(415, "the body is to be application/json", "unsupported_media_type")
@@ -258,7 +262,7 @@ class RequestGuard:
             raise ClientLeft
         self._lines[name] += 1
         try:
-            async with self._service.turns.of(name), self._next:
+            async with self._owners.turns.of(name), self._next:
                 await asyncio.sleep(0)
         finally:
             self._lines[name] -= 1

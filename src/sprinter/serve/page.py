@@ -7,11 +7,12 @@ policy forbids it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
 from sprinter.decode.spec import method_table, parse_method
 from sprinter.engine.chat import EncodedPrompt
@@ -20,6 +21,7 @@ from sprinter.errors import UserError
 from sprinter.serve.api_errors import Refusal
 from sprinter.serve.conversations import template_arguments
 from sprinter.serve.message_parsing import parts_of
+from sprinter.serve.registry import Models
 from sprinter.serve.service import Service, shown_id
 
 __all__ = ["add_page", "page_files", "page_methods", "without_json", "without_tools"]
@@ -44,9 +46,10 @@ def page_files() -> dict[str, Response]:
     return {one.name: Response(one.read_bytes(), 200, _HEADERS, kind) for one, kind in types if kind}
 
 
-def add_page(app: FastAPI, service: Service) -> None:
-    """Add the routes of the page."""
-    offered: list[dict[str, Any]] = []
+def add_page(
+    app: FastAPI, models: Models, taken: Callable[[Models, Request, str | None], Awaitable[Service]]
+) -> None:
+    """Add the routes of the page; ``taken`` gives a request what serves a model."""
     answers = page_files()
 
     @app.get("/", include_in_schema=False)
@@ -58,12 +61,13 @@ def add_page(app: FastAPI, service: Service) -> None:
         return answers.get(name) or Response(status_code=404)
 
     @app.get("/page/pair", include_in_schema=False)
-    async def pair(model: str | None = None) -> Any:
+    async def pair(request: Request, model: str | None = None) -> Any:
         """The pair, the methods that it can run, with the numbers that their defaults stand for, and what it lacks."""
-        service.check_model(model)
+        service = await taken(models, request, model)
         found, settings = service.pair, service.settings
-        if not offered:  # every method is parsed and checked: once, and beside the event loop
-            offered.extend(await asyncio.to_thread(page_methods, found, lossless=settings.require_lossless))
+        if service.methods is None:  # every method is parsed and checked: once, and beside the event loop
+            lossless = settings.require_lossless
+            service.methods = await asyncio.to_thread(page_methods, found, lossless=lossless)
         return {
             "model": model or service.model,
             "draft": found.models.draft and shown_id(found.models.draft.id),
@@ -71,7 +75,7 @@ def add_page(app: FastAPI, service: Service) -> None:
             "no_json": without_json(found),
             "no_tools": without_tools(found),
             "default_method": settings.method or found.default_method,
-            "methods": offered,
+            "methods": service.methods,
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,11 +20,11 @@ from sprinter.serve.speculation import TargetRounds
 __all__ = ["ServeMetrics", "ServeState"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_ENGINE = "0"  # vLLM's label; there is one engine
+_ENGINE = "0"  # vLLM's label; a model has one engine
 
 
 class ServeState(NamedTuple):
-    """A server as it is now: its model's name, numbers of texts and rows, and whether requests are served.
+    """A model as it is now: its name, numbers of texts and rows, and whether it is loaded.
 
     ``held``: share of the rows' slots that hold tokens of texts, 0 to 1.
     """
@@ -41,13 +41,18 @@ class ServeMetrics(Collector):
     """Counts of a server, in a registry of their own.
 
     Args:
-        state: asked at each scrape.
+        states: of its models, asked at each scrape.
+
+    Attributes:
+        ready: whether requests are served; asked at each scrape.
     """
 
-    def __init__(self, state: Callable[[], ServeState]) -> None:
-        self._state = state
+    def __init__(self, states: Callable[[], Sequence[ServeState]]) -> None:
+        self._states = states
+        self.ready: Callable[[], bool] = lambda: all(one.ready for one in states())
+        self._drafted: dict[str, tuple[int, int]] = {}  # by model: draft tokens, and those that were kept
         self._registry = own = CollectorRegistry()
-        model, method = ("model_name", "engine"), ("method",)
+        model, method = ("model_name", "engine"), ("model_name", "method")
         counter, seconds = partial(Counter, registry=own), partial(Histogram, buckets=_SECONDS, registry=own)
         vllm = "vllm:spec_decode_num_"
         self._drafts = counter(f"{vllm}drafts", "Rounds that drafted.", model)
@@ -57,8 +62,8 @@ class ServeMetrics(Collector):
             f"{vllm}accepted_tokens_per_pos", "Draft tokens kept, per draft position.", (*model, "position")
         )
         self._requests = counter("sprinter_requests", "HTTP requests answered.", ("path", "status"))
-        self._texts = counter("sprinter_texts", "Texts that ended.", ("method", "finish_reason"))
-        self._tokens = counter("sprinter_tokens", "Tokens written, by origin.", ("method", "origin"))
+        self._texts = counter("sprinter_texts", "Texts that ended.", (*method, "finish_reason"))
+        self._tokens = counter("sprinter_tokens", "Tokens written, by origin.", (*method, "origin"))
         self._prompt_tokens = counter("sprinter_prompt_tokens", "Prompt tokens.", method)
         self._calls = counter("sprinter_target_calls", "Target forward passes.", method)
         self._steps = counter("sprinter_draft_steps", "Draft forward passes.", method)
@@ -77,19 +82,28 @@ class ServeMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The gauges, as they are now."""
-        now = self._state()
-        yield GaugeMetricFamily("sprinter_texts_running", "Texts that are generated.", now.running)
-        yield GaugeMetricFamily("sprinter_texts_waiting", "Texts that wait for rows.", now.waiting)
-        yield GaugeMetricFamily("sprinter_rows", "Rows of the engine.", now.rows)
-        yield GaugeMetricFamily("sprinter_ready", "Whether requests are served.", int(now.ready))
-        for name, about, value in (  # which gateways and autoscalers look for under these names
-            ("num_requests_running", "Texts that are generated.", now.running),
-            ("num_requests_waiting", "Texts that wait for rows.", now.waiting),
-            ("kv_cache_usage_perc", "Share of the rows' slots that hold tokens, 0 to 1.", now.held),
-        ):
-            gauge = GaugeMetricFamily(f"vllm:{name}", about, labels=("model_name", "engine"))
-            gauge.add_metric((now.model, _ENGINE), value)
-            yield gauge
+        now = self._states()
+        sums = {
+            "sprinter_texts_running": ("Texts that are generated.", sum(one.running for one in now)),
+            "sprinter_texts_waiting": ("Texts that wait for rows.", sum(one.waiting for one in now)),
+            "sprinter_rows": ("Rows of the engines.", sum(one.rows for one in now)),
+            "sprinter_ready": ("Whether requests are served.", int(self.ready())),
+        }
+        for name, (about, value) in sums.items():
+            yield GaugeMetricFamily(name, about, value)
+        rates = {model: kept / drafted for model, (drafted, kept) in self._drafted.copy().items()}
+        about = "Share of the draft tokens that were kept since the start, trusted ones included."
+        yield _gauge("sprinter_draft_acceptance_rate", about, rates)
+        yield _gauge(
+            "sprinter_model_loaded", "Whether the model is loaded.", {one.model: one.ready for one in now}
+        )
+        for name, about, values in (  # which gateways and autoscalers look for under these names
+            ("num_requests_running", "Texts that are generated.", {one.model: one.running for one in now}),
+            ("num_requests_waiting", "Texts that wait for rows.", {one.model: one.waiting for one in now}),
+            ("kv_cache_usage_perc", "Share of the rows' slots that hold tokens, 0 to 1.",
+             {one.model: one.held for one in now}),
+        ):  # fmt: skip
+            yield _gauge(f"vllm:{name}", about, values, _ENGINE)
 
     def scrape(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -99,35 +113,45 @@ class ServeMetrics(Collector):
         """Count an HTTP request; ``path``: of a route, "other" for all others."""
         self._requests.labels(path, str(status)).inc()
 
-    def ended(self, stream: EngineStream, out: Generation) -> None:
-        """Count a text."""
-        method = _label_of(out)
-        stats, times, model = out.stats, stream.times, (self._state().model, _ENGINE)
+    def ended(self, name: str, stream: EngineStream, out: Generation) -> None:
+        """Count a text of a model."""
+        method = name, _label_of(out)
+        stats, times, model = out.stats, stream.times, (name, _ENGINE)
         steps = TargetRounds.of([out])
         if stats.drafted:
             self._drafts.labels(*model).inc(len(steps.kept))
             self._draft_tokens.labels(*model).inc(stats.drafted)
             self._accepted.labels(*model).inc(sum(steps.kept))
+            drafted, kept = self._drafted.get(name, (0, 0))
+            self._drafted[name] = drafted + stats.drafted, kept + sum(steps.kept)
             for i, count in enumerate(steps.per_position):
                 self._per_position.labels(*model, str(i)).inc(count)
-        self._texts.labels(method, out.finish_reason).inc()
-        self._prompt_tokens.labels(method).inc(out.prompt_tokens)
-        self._calls.labels(method).inc(stats.target_calls)
-        self._steps.labels(method).inc(stats.draft_steps)
+        self._texts.labels(*method, out.finish_reason).inc()
+        self._prompt_tokens.labels(*method).inc(out.prompt_tokens)
+        self._calls.labels(*method).inc(stats.target_calls)
+        self._steps.labels(*method).inc(stats.draft_steps)
         for origin, count in Counts(token.origin.value for token in out.tokens).items():
-            self._tokens.labels(method, origin).inc(count)
+            self._tokens.labels(*method, origin).inc(count)
         for what, count in stats.remote.items():
-            self._remote.labels(method, what).inc(count)
+            self._remote.labels(*method, what).inc(count)
         drifts = [token.drift for token in out.tokens if token.drift is not None]
         if drifts:
-            self._drift.labels(method).inc(sum(drifts))
-            self._scored.labels(method).inc(len(drifts))
+            self._drift.labels(*method).inc(sum(drifts))
+            self._scored.labels(*method).inc(len(drifts))
         if times.admitted_s is not None:
             self._queue.observe(times.admitted_s)
         if times.first_token_s is not None:
-            self._first.labels(method).observe(times.first_token_s)
+            self._first.labels(*method).observe(times.first_token_s)
         if times.ended_s is not None and out.finish_reason != "cancelled":
-            self._whole.labels(method).observe(times.ended_s)
+            self._whole.labels(*method).observe(times.ended_s)
+
+
+def _gauge(name: str, about: str, values: Mapping[str, float], *engine: str) -> Metric:
+    """A gauge of each model."""
+    made = GaugeMetricFamily(name, about, labels=("model_name", *["engine"][: len(engine)]))
+    for model, value in values.items():
+        made.add_metric((model, *engine), value)
+    return made
 
 
 def _label_of(out: Generation) -> str:

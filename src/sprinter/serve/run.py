@@ -6,7 +6,7 @@ import gc
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import uvicorn
 
@@ -15,6 +15,7 @@ from sprinter.errors import SprinterError, UserError
 from sprinter.serve.app import make_app
 from sprinter.serve.connections import timed_connections
 from sprinter.serve.logs import error_fields
+from sprinter.serve.registry import Models, ModelSource
 from sprinter.serve.service import Service
 from sprinter.serve.settings import ServeSettings
 
@@ -45,11 +46,11 @@ class _Server(uvicorn.Server):
                 _log.info("listening", extra={"fields": {"host": host, "port": port}})
 
 
-def make_server(service: Service) -> uvicorn.Server:
-    """A server that is not started yet; it ends when the service fails."""
-    own = service.settings
+def make_server(served: Service | Models) -> uvicorn.Server:
+    """A server that is not started yet; it ends when its only pair fails."""
+    own, models = served.settings, Models.of(served)
     config = uvicorn.Config(
-        make_app(service), host=own.host, port=own.port, loop="asyncio",
+        make_app(models), host=own.host, port=own.port, loop="asyncio",
         http=timed_connections(own.header_timeout_s, own.max_connections + _SPARE, _tls(own)),  # type: ignore[arg-type]
         ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
         timeout_keep_alive=5, backlog=_ACCEPTED,
@@ -60,7 +61,7 @@ def make_server(service: Service) -> uvicorn.Server:
     def end() -> None:
         server.should_exit = True
 
-    service.on_failure = end
+    models.on_failure = end
     return server
 
 
@@ -78,24 +79,24 @@ def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _kept(pair: Pair) -> Pair:
-    """Leave what there is now out of garbage collections, each of which would hold up the server for 0.3 s."""
-    gc.collect()
-    gc.freeze()
-    return pair
-
-
-def serve(settings: ServeSettings, load: Callable[[], Pair]) -> None:
+def serve(
+    settings: ServeSettings,
+    load: Callable[[], Pair] | Sequence[ModelSource],
+    aliases: Mapping[str, str] | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT: open requests are finished, within ``drain_timeout_s``.
 
     Args:
-        settings: of the server. load: loads the pair; the server answers 503 meanwhile.
+        settings: of the server.
+        load: loads the only pair, while the server answers 503; or pairs and adapters, which are loaded when they are
+            asked for.
+        aliases: further names, and the name of the model of each.
 
     Raises:
         UserError: what is wrong with the settings or the models.
-        SprinterError: the engine has failed.
+        SprinterError: the engine of the only pair has failed.
     """
-    service = Service(settings, lambda: _kept(load()))
+    service = Models(settings, [ModelSource(None, load)] if callable(load) else load, aliases)
     server = make_server(service)
     try:
         server.run()

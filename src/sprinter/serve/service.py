@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock, Thread
@@ -25,13 +26,12 @@ from sprinter.random import following_seed
 from sprinter.serve.api_errors import Refusal, too_long
 from sprinter.serve.conversations import readable_messages, template_arguments
 from sprinter.serve.fill_in import fill_in, fill_in_marks
-from sprinter.serve.keys import ApiKeys, RateLimit
 from sprinter.serve.message_parsing import TextParts, parts_of
-from sprinter.serve.prometheus import ServeMetrics, ServeState
+from sprinter.serve.owners import Owners
+from sprinter.serve.prometheus import ServeState
 from sprinter.serve.request_parsing import TextRequest, check_laws
 from sprinter.serve.schema import ScoreRequest, TokenizeRequest
 from sprinter.serve.settings import ServeSettings
-from sprinter.serve.turns import Turns
 
 __all__ = ["Service", "shown_id"]
 
@@ -41,22 +41,33 @@ _log = logging.getLogger("sprinter.serve")
 
 
 class Service:
-    """A server's pair and engine, from before they are loaded to the end.
+    """A pair of a server and its engine, from before they are loaded to the end.
 
     Args:
         settings: of the server.
         load: loads the pair; called in another thread than the event loop's.
+        name: of the model. None: the settings', or the target's.
+        owners: of requests; None: there is no other pair.
 
     Attributes:
         error: why there is no engine, or why it has stopped.
         on_failure: called in any thread when ``error`` is set.
-        metrics: what has been served.
-        keys: None: no key is needed.
-        turns: where owners' work is done that would hold up the event loop.
+        loaded: done when the pair is loaded, or cannot be.
+        methods: that it can run, as the page knows them; None: nobody has asked.
     """
 
-    def __init__(self, settings: ServeSettings, load: Callable[[], Pair]) -> None:
-        self.settings, self._load = settings, load
+    def __init__(
+        self,
+        settings: ServeSettings,
+        load: Callable[[], Pair],
+        name: str | None = None,
+        owners: Owners | None = None,
+    ) -> None:
+        self.settings, self._load, self._name = settings, load, name or settings.model_name
+        self.owners = Owners(settings, lambda: [self.now_served()]) if owners is None else owners
+        self.turns, self.metrics = self.owners.turns, self.owners.metrics
+        self.loaded: Future[None] = Future()
+        self.methods: list[dict[str, Any]] | None = None
         self.error: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.created = int(time.time())
@@ -65,9 +76,6 @@ class Service:
         self._closed = False
         self._weights: str | None = None
         self._encoding = Lock()  # tokenizers may keep settings between calls
-        self.metrics, self.turns = ServeMetrics(self.now_served), Turns()
-        self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
-        self._texts, self._tokens = RateLimit(settings.rate_limit), RateLimit(settings.token_limit)
 
     # --- life ---
     def begin(self) -> None:
@@ -90,7 +98,7 @@ class Service:
                 pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
                 max_waiting=own.max_waiting, shared_queue=own.has_owners, on_death=self._fail,
                 shared_prefixes=own.share_prefixes,
-                shared_rows=own.has_owners and (self.keys is None or self.keys.owners > 1),
+                shared_rows=own.has_owners and (self.owners.keys is None or self.owners.keys.owners > 1),
             )  # fmt: skip
             if self._closed:
                 self._engine.close()
@@ -98,6 +106,8 @@ class Service:
             _log.info("ready", extra={"fields": {"model": self.model, "engine": repr(self._engine)}})
         except BaseException as error:
             self._fail(error)
+        finally:
+            self.loaded.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
         self.error = error
@@ -155,15 +165,9 @@ class Service:
     @property
     def model(self) -> str:
         """Name of the model; "loading" before it is known."""
-        if self.settings.model_name is not None:
-            return self.settings.model_name
+        if self._name is not None:
+            return self._name
         return "loading" if self._pair is None else shown_id(self._pair.models.target.id)
-
-    def check_model(self, name: str | None) -> None:
-        """Refuse a request for another model."""
-        if name is not None and name not in (self.model, *self.settings.aliases):
-            message = f"there is no model {name[:80]!r} here: ask for {self.model!r}"
-            raise Refusal(404, message, "model_not_found", "model")
 
     def describe(self, name: str | None = None) -> dict[str, Any]:
         """The model as ``/v1/models`` lists it, by its name or by another one of it."""
@@ -177,6 +181,7 @@ class Service:
             "sprinter": {
                 "target": shown_id(pair.models.target.id),
                 "draft": pair.models.draft and shown_id(pair.models.draft.id),
+                "adapter": pair.models.target.adapter and Path(pair.models.target.adapter).name,
                 "heads": sorted([*pair.heads, *([pair.drafting.kind] if pair.drafting else [])]),
                 "default_method": self.settings.method or pair.default_method,
                 "require_lossless": self.settings.require_lossless,
@@ -240,7 +245,9 @@ class Service:
         # reads all weights once
         known = self._weights or str(await self.turns.run(owner, self._fingerprint))
         check_laws(asked, known, self.pair.models.vocab_size)
-        self._charge_tokens(owner, sum(self.engine.unread(one.ids, one.start, owner) for one in asked.texts))
+        self.owners.charge_tokens(
+            owner, sum(self.engine.unread(one.ids, one.start, owner) for one in asked.texts)
+        )
         found = [await self.engine.laws(one.ids, one.start, owner=owner) for one in asked.texts]
         dtype = getattr(torch, asked.dtype)
         return await self.turns.run(owner, lambda: b"".join(law.to(dtype).numpy().tobytes() for law in found))
@@ -253,12 +260,12 @@ class Service:
         else:
             with self._encoding:
                 ids = text_ids(asked.prompt or "", models, tokenizer, special=asked.add_special_tokens)
-        self._charge_tokens(owner, len(ids))
+        self.owners.charge_tokens(owner, len(ids))
         return ids
 
     def text_of(self, ids: Sequence[int], owner: str) -> str:
         """The text of token ids, which are charged for; special tokens written out."""
-        self._charge_tokens(owner, len(ids))
+        self.owners.charge_tokens(owner, len(ids))
         tokenizer, size = self.tokenizer, self.pair.models.vocab_size
         if outside := [id for id in ids if id >= size]:
             raise UserError(f"token id {outside[0]} is out of range: the vocabulary has {size} tokens")
@@ -266,22 +273,6 @@ class Service:
             return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     # --- limits ---
-    def charge_texts(self, owner: str, count: int, paid: int = 0) -> None:
-        """Count texts of an owner, of which some were counted before.
-
-        Raises:
-            Refusal: they are too many for now.
-        """
-        _charge(self._texts, owner, count, f"{self.settings.rate_limit} texts", paid)
-
-    def _charge_tokens(self, owner: str, count: int) -> None:
-        """As ``charge_texts``, for tokens."""
-        _charge(self._tokens, owner, count, f"{self.settings.token_limit} tokens")
-
-    def give_back_tokens(self, owner: str, count: int) -> None:
-        """Uncount tokens that an owner's texts were charged for and have not written."""
-        self._tokens.give_back(owner, count)
-
     def retry_after_s(self) -> int:
         """When to try again if there is no room, by what waits now and the pace of the last texts; seconds."""
         return max(1, math.ceil(0 if self._engine is None else self._engine.wait_s))
@@ -343,7 +334,7 @@ class Service:
         self._check_size(asked, prompts)
         parts = [self._parts(asked, prompt) for prompt in prompts for _ in range(asked.n)]
         read, new = sum(len(prompt.ids) for prompt in prompts), self.new_tokens(asked, prompts)
-        self._charge_tokens(owner, read + new)
+        self.owners.charge_tokens(owner, read + new)
         streams: list[EngineStream] = []
         if asked.generates:
             try:
@@ -357,7 +348,7 @@ class Service:
                         )  # fmt: skip
                         streams.append(engine.stream(prompt, options, owner=owner))
             except BaseException:
-                self.give_back_tokens(owner, read + new)
+                self.owners.give_back_tokens(owner, read + new)
                 for stream in streams:
                     stream.cancel()
                 raise
@@ -375,12 +366,6 @@ class Service:
             special=asked.special,
             forced=asked.forced,
         )
-
-
-def _charge(rates: RateLimit, owner: str, cost: int, limit: str, paid: int = 0) -> None:
-    if wait := rates.wait_s(owner, cost, paid=paid):
-        message = f"more than {limit} a minute: slow down"
-        raise Refusal(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait))
 
 
 def shown_id(id: str) -> str:

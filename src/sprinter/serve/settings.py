@@ -49,6 +49,10 @@ class ServeSettings:
     memory_bytes: Positive | None = stated(
         None, "Maximum size of the KV caches. None: 90 % of the free memory."
     )
+    models_bytes: Positive | None = stated(
+        None,
+        "With several models: memory of the weights and KV caches of those that are loaded. None: no limit.",
+    )
     max_waiting: Natural = stated(
         64, "Texts that wait for a row. Of one key at most as many as there are places left."
     )
