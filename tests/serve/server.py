@@ -15,6 +15,7 @@ import openai
 
 import sprinter
 from sprinter.decode.draft import Origin, Token
+from sprinter.serve.registry import Models
 from sprinter.serve.run import make_server
 from sprinter.serve.service import Service
 from sprinter.serve.settings import ServeSettings
@@ -29,7 +30,7 @@ TEMPLATE = (
 class Running:
     """A server that runs."""
 
-    service: Service
+    service: Any
     port: int
 
     @property
@@ -85,7 +86,7 @@ def serving(pair: sprinter.Pair, *, wait: bool = True, **settings: Any) -> Itera
 
 
 @contextmanager
-def running(service: Service, *, wait: bool = True) -> Iterator[Running]:
+def running(service: Service | Models, *, wait: bool = True) -> Iterator[Running]:
     server = make_server(service)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

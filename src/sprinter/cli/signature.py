@@ -54,6 +54,7 @@ FIRST = {
 """The options that --help lists, by command."""
 
 _FLAGS = {
+    "aliases": "alias",
     "stop_token_ids": "stop-token-id", "bad_words": "bad-word", "allowed_hosts": "allowed-host", "bases": "base",
     "temperatures": "temperature", "budgets": "budget", "new_tokens": "max-new-tokens",
 }  # fmt: skip

@@ -1,0 +1,56 @@
+"""What all models of a server share: keys, what their owners may ask for a minute, turns, and counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from sprinter.serve.api_errors import Refusal
+from sprinter.serve.keys import ApiKeys, RateLimit
+from sprinter.serve.prometheus import ServeMetrics, ServeState
+from sprinter.serve.settings import ServeSettings
+from sprinter.serve.turns import Turns
+
+__all__ = ["Owners"]
+
+
+class Owners:
+    """The owners of requests to a server, whichever models they ask.
+
+    Args:
+        settings: of the server.
+        states: of its models, for the metrics.
+
+    Attributes:
+        keys: None: no key is needed.
+        metrics: what has been served.
+        turns: where owners' work is done that would hold up the event loop.
+    """
+
+    def __init__(self, settings: ServeSettings, states: Callable[[], Sequence[ServeState]]) -> None:
+        self._settings = settings
+        self.metrics, self.turns = ServeMetrics(states), Turns()
+        self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
+        self._texts, self._tokens = RateLimit(settings.rate_limit), RateLimit(settings.token_limit)
+
+    def charge_texts(self, owner: str, count: int) -> None:
+        """Count texts of an owner.
+
+        Raises:
+            Refusal: they are too many for now.
+        """
+        _charge(self._texts, owner, count, f"{self._settings.rate_limit} texts")
+
+    def charge_tokens(self, owner: str, count: int) -> None:
+        """As ``charge_texts``, for tokens."""
+        _charge(self._tokens, owner, count, f"{self._settings.token_limit} tokens")
+
+    def give_back_tokens(self, owner: str, count: int) -> None:
+        """Uncount tokens that an owner's texts were charged for and have not written."""
+        self._tokens.give_back(owner, count)
+
+
+def _charge(rates: RateLimit, owner: str, cost: int, limit: str) -> None:
+    if wait := rates.wait_s(owner, cost):
+        message = f"more than {limit} a minute: slow down"
+        raise Refusal(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait))
