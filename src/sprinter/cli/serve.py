@@ -98,7 +98,7 @@ def _pairs(given: Sequence[str], loading: Loading, settings: Any) -> tuple[list[
         )
     sources = []
     for one in given:
-        name, options = _parts(one, "--pair", "NAME=target=...,draft=...")
+        name, options = _parts(one, "--pair", "NAME=target=...")
         chosen = replace(loading, **_options(options, name))
         files = [chosen.target, chosen.draft]
         sources.append(ModelSource(name, partial(load, chosen), size=sum(map(_size, filter(None, files)))))
@@ -153,10 +153,10 @@ def _options(given: str, name: str) -> Mapping[str, Any]:
             raise UserError(f"--pair {name}: {option} was given twice: give it once")
         elif bool in (known := types_in(kinds[option])):
             if value not in ("true", "false"):
-                raise UserError(f"--pair {name}: {part} is unknown: give {option}=true or {option}=false")
+                raise UserError(f"--pair {name}={part} is unknown: give true or false")
             found[option] = value == "true"
         elif (choices := [each for each in known if isinstance(each, str)]) and value not in choices:
-            raise UserError(f"--pair {name}: {part} is unknown: give {' or '.join(sorted(choices))}")
+            raise UserError(f"--pair {name}={part} is unknown: give {' or '.join(sorted(choices))}")
         else:
             found[option] = value
     return found

@@ -35,6 +35,7 @@ _RETRY_S = 30.0
 """How long a model that could not be loaded, or has failed, is not tried again."""
 _FIRST_S = 5
 """Seconds that the loading of a model takes if nothing is known about it."""
+_SWEEP_S = 1.0
 _NAMED = 8
 """Names of models in an error."""
 _MIB = 2**20
@@ -364,9 +365,8 @@ class Models:
         leaving, one.leave = one.leave, []
         for leave in leaving:
             leave()
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
+        _sweep()
+        asyncio.get_running_loop().call_later(_SWEEP_S, _sweep)  # the last requests to it have left by then
         _log.info("closed", extra={"fields": {"model": one.name, "bytes": one.size}})
 
     def _size(self, one: _Model) -> int:
@@ -377,6 +377,13 @@ class Models:
             shared = _weights(one.parent.service)
         caches = one.service.engine.cache_bytes
         return caches + sum(size for at, size in own.items() if at not in shared)
+
+
+def _sweep() -> None:
+    """Free what nobody needs, of what ``frozen`` has left out too."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _weights(service: Service) -> dict[int, int]:
