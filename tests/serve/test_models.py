@@ -100,11 +100,9 @@ def adapter(folder: Path, scale: float = 0.5) -> Path:
     """A folder as PEFT writes it, for the small Llamas."""
     folder.mkdir()
     made = torch.Generator().manual_seed(5)
-    key = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-    tensors = {
-        f"{key}A.weight": torch.randn(2, 16, generator=made),
-        f"{key}B.weight": torch.randn(16, 2, generator=made),
-    }
+    key = "base_model.model.lm_head.lora_"
+    shapes = {"A": (2, 16), "B": (24, 2)}
+    tensors = {f"{key}{one}.weight": torch.randn(*shape, generator=made) for one, shape in shapes.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(f'{{"peft_type": "LORA", "r": 2, "lora_alpha": {2 * scale}}}')
     return folder

@@ -21,6 +21,7 @@ from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import PromptInput
 from sprinter.engine.scoring import ScoredToken, Scorer
 from sprinter.engine.worker import AsyncRequest, EngineWorker
+from sprinter.models.memory import cache_bytes
 
 __all__ = ["AsyncEngine", "EngineStream", "RequestTimes"]
 
@@ -117,9 +118,11 @@ class AsyncEngine:
 
     @property
     def cache_bytes(self) -> int:
-        """Size of the rows' caches."""
-        made = self._engine._models
-        return sum(one.runner.cache_bytes for one in (made.target, made.draft) if one is not None)
+        """Size of the rows' caches, which grow to it."""
+        rows, models = self._engine._models, self._engine._runtime.models
+        each = ((rows.target, models.target), (rows.draft, models.draft))
+        used = [(one.runner, of.model) for one, of in each if one is not None and of is not None]
+        return sum(runner.batch * cache_bytes(model, runner.max_len) for runner, model in used)
 
     @property
     def closing(self) -> bool:

@@ -83,7 +83,7 @@ def adapted(loaded: LoadedModel, folder: str | Path) -> LoadedModel:
         raise UserError(f"{loaded.id} is quantised or placed by another library: merge the adapter {folder}")
     matrices, digest = _read(folder)
     made = _twin(model, {})
-    for path, (down, up) in matrices.items():
+    for path, (down, up, scale) in matrices.items():
         try:
             layer = made.get_submodule(path)
         except AttributeError:
@@ -91,7 +91,7 @@ def adapted(loaded: LoadedModel, folder: str | Path) -> LoadedModel:
                 f"the adapter {folder} changes {path}, which {loaded.id} does not have: it is for another model"
             ) from None
         what = f"the adapter {folder} changes {path}, which"
-        made.set_submodule(path, _changed(layer, down.to(model.device), up.to(model.device), what))
+        made.set_submodule(path, _changed(layer, down.to(model.device), up.to(model.device), scale, what))
     if is_quantised(model):
         renew(made)
     elif runs(model) and (why := compile_layers(made)) is not None:
@@ -100,8 +100,8 @@ def adapted(loaded: LoadedModel, folder: str | Path) -> LoadedModel:
     return replace(loaded, model=made, adapter=str(folder))
 
 
-def _read(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], str]:
-    """The matrices ``[r, in]`` and ``[out, r]`` by layer, the second one scaled; and a hash of all."""
+def _read(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor, float]], str]:
+    """The matrices ``[r, in]`` and ``[out, r]`` by layer, and the factor of their product; and a hash of all."""
     try:
         config: Any = json.loads((folder / "adapter_config.json").read_text("utf-8"))
         stored = (folder / "adapter_model.safetensors").read_bytes()
@@ -119,12 +119,11 @@ def _read(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], str]:
         if (match := _KEY.fullmatch(key)) is None or tensor.dim() != 2:
             raise UserError(f"the adapter {folder} has {key}, which is not a matrix of LoRA: merge it")
         found.setdefault(match[1], {})[match[2]] = tensor
-    whole: dict[str, tuple[Tensor, Tensor]] = {}
+    whole: dict[str, tuple[Tensor, Tensor, float]] = {}
     for path, both in found.items():
         if both.keys() != {"A", "B"} or both["A"].shape[0] != both["B"].shape[1]:
             raise UserError(f"the adapter {folder} is damaged at {path}: fetch it again")
-        scale = _scale(config, path, both["A"].shape[0])
-        whole[path] = both["A"], both["B"].to(torch.promote_types(both["B"].dtype, torch.float32)) * scale
+        whole[path] = both["A"], both["B"], _scale(config, path, both["A"].shape[0])
     if not whole:
         raise UserError(f"the adapter {folder} has no matrices: fetch it again")
     return whole, hashlib.sha256(json.dumps(config, sort_keys=True).encode() + stored).hexdigest()
@@ -154,7 +153,7 @@ def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _changed(layer: nn.Module, down: Tensor, up: Tensor, what: str) -> nn.Module:
+def _changed(layer: nn.Module, down: Tensor, up: Tensor, scale: float, what: str) -> nn.Module:
     """A layer like this one, with the product; it shares what does not change."""
     quantised = type(layer).__name__ in _QUANTISED
     if not quantised and type(layer) not in (nn.Linear, Conv1D):
@@ -166,9 +165,9 @@ def _changed(layer: nn.Module, down: Tensor, up: Tensor, what: str) -> nn.Module
             f"{what} has {shape[0]} × {shape[1]} weights, not {given[0]} × {given[1]}: check its base"
         )
     if quantised:
-        return LoraLinear(layer, down.float(), up.float())
+        return LoraLinear(layer, down.float(), scale * up.float())
     dtype = torch.promote_types(own.weight.dtype, torch.float32)
-    product = up.to(dtype) @ down.to(dtype)
+    product = scale * (up.to(dtype) @ down.to(dtype))
     made = _twin(layer, {})
     more = product.T if type(layer) is Conv1D else product
     made._parameters["weight"] = nn.Parameter((own.weight.to(dtype) + more).to(own.weight.dtype), False)

@@ -284,6 +284,7 @@ class Models:
             load = one.source.load
             if one.parent is not None:
                 base = await self.take(one.parent, after)
+                one.parent.size = one.parent.size or self._size(one.parent)  # of the only pair
                 load = partial(base.pair.with_lora, str(one.source.adapter))
             async with self._one:
                 if one.service is not None:
