@@ -77,7 +77,7 @@ def beams(path: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Path], None]] = {
-    "Adapters that are not merged": adapters,
+    "Adapters as models": adapters,
     "Other kinds of models": kinds,
     "Pickled weights": pickles,
     "A draft with another vocabulary": vocabularies,

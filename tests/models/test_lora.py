@@ -195,6 +195,13 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         UserError, match="embed_tokens, which is of class Embedding: adapters of linear layers"
     ):
         pair.with_lora(tmp_path / "other")
+    key, weight = "base_model.model.lm_head.", pair.models.target.model.lm_head.weight  # type: ignore[union-attr]
+    product = {f"{key}lora_A.weight": torch.ones(2, 16), f"{key}lora_B.weight": torch.ones(24, 2)}
+    save_file({**product, f"{key}base_layer.weight": weight.data.float()}, stored)
+    assert pair.with_lora(tmp_path / "other").models.target.adapter is not None
+    save_file({**product, f"{key}base_layer.weight": weight.data.float() + 1}, stored)
+    with pytest.raises(UserError, match="had other weights when it was trained"):
+        pair.with_lora(tmp_path / "other")
     save_file({"base_model.model.lm_head.lora_magnitude_vector": torch.ones(2)}, stored)
     with pytest.raises(UserError, match="which is not a matrix of LoRA"):
         pair.with_lora(tmp_path / "other")

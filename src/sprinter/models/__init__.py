@@ -8,6 +8,7 @@
 | ``common_tokens``, ``translated`` | drafts whose vocabulary is not the target's |
 | ``interface`` | ``Runner`` and ``ModelOutput``: what the engine knows of a running model |
 | ``choose`` | which runner serves a model, and why; ``make_runner`` |
+| ``lora`` | a model with a LoRA adapter, over the same weights |
 | ``checks`` | checks logits for NaN and infinities |
 | ``memory`` | sizes of caches, free memory, the largest batch that fits |
 | ``flops`` | forward FLOPs of a token |

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -38,9 +38,18 @@ _UNREAD = {"megatron_core": "megatron.core", "qalora_group_size": 16}
 """Defaults of fields that belong to others; all further fields are to be off."""
 _INITS = (True, False, "gaussian", "orthogonal")
 """How matrices may have begun: others change the base."""
-_KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
+_KEY = re.compile(r"base_model\.model\.(.+)\.(?:lora_(A|B)(?:\.default)?|base_layer)\.weight")
 _QUANTISED = ("QuantisedLinear", "RoundedLinear")
 _Module = TypeVar("_Module", bound=nn.Module)
+
+
+class _Product(NamedTuple):
+    """What an adapter has of a layer: matrices ``[r, in]`` and ``[out, r]``, their factor, and the layer's weights."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+    base: Tensor | None
 
 
 class LoraLinear(nn.Module):
@@ -81,9 +90,9 @@ def adapted(loaded: LoadedModel, folder: str | Path) -> LoadedModel:
         )
     if getattr(model, "hf_quantizer", None) is not None or hasattr(model, "hf_device_map"):
         raise UserError(f"{loaded.id} is quantised or placed by another library: merge the adapter {folder}")
-    matrices, digest = _read(folder)
+    products, digest = _read(folder)
     made = _twin(model, {})
-    for path, (down, up, scale) in matrices.items():
+    for path, product in products.items():
         try:
             layer = made.get_submodule(path)
         except AttributeError:
@@ -91,7 +100,7 @@ def adapted(loaded: LoadedModel, folder: str | Path) -> LoadedModel:
                 f"the adapter {folder} changes {path}, which {loaded.id} does not have: it is for another model"
             ) from None
         what = f"the adapter {folder} changes {path}, which"
-        made.set_submodule(path, _changed(layer, down.to(model.device), up.to(model.device), scale, what))
+        made.set_submodule(path, _changed(layer, product, what))
     if is_quantised(model):
         renew(made)
     elif runs(model) and (why := compile_layers(made)) is not None:
@@ -100,8 +109,8 @@ def adapted(loaded: LoadedModel, folder: str | Path) -> LoadedModel:
     return replace(loaded, model=made, adapter=str(folder))
 
 
-def _read(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor, float]], str]:
-    """The matrices ``[r, in]`` and ``[out, r]`` by layer, and the factor of their product; and a hash of all."""
+def _read(folder: Path) -> tuple[dict[str, _Product], str]:
+    """The product of each layer, and a hash of all."""
     try:
         config: Any = json.loads((folder / "adapter_config.json").read_text("utf-8"))
         stored = (folder / "adapter_model.safetensors").read_bytes()
@@ -118,12 +127,14 @@ def _read(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor, float]], str]:
     for key, tensor in tensors.items():
         if (match := _KEY.fullmatch(key)) is None or tensor.dim() != 2:
             raise UserError(f"the adapter {folder} has {key}, which is not a matrix of LoRA: merge it")
-        found.setdefault(match[1], {})[match[2]] = tensor
-    whole: dict[str, tuple[Tensor, Tensor, float]] = {}
+        found.setdefault(match[1], {})[match[2] or "base"] = tensor
+    whole: dict[str, _Product] = {}
     for path, both in found.items():
-        if both.keys() != {"A", "B"} or both["A"].shape[0] != both["B"].shape[1]:
+        if both.keys() - {"base"} != {"A", "B"} or both["A"].shape[0] != both["B"].shape[1]:
             raise UserError(f"the adapter {folder} is damaged at {path}: fetch it again")
-        whole[path] = both["A"], both["B"], _scale(config, path, both["A"].shape[0])
+        whole[path] = _Product(
+            both["A"], both["B"], _scale(config, path, both["A"].shape[0]), both.get("base")
+        )
     if not whole:
         raise UserError(f"the adapter {folder} has no matrices: fetch it again")
     return whole, hashlib.sha256(json.dumps(config, sort_keys=True).encode() + stored).hexdigest()
@@ -153,23 +164,32 @@ def _scale(config: Mapping[str, Any], path: str, rank: int) -> float:
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _changed(layer: nn.Module, down: Tensor, up: Tensor, scale: float, what: str) -> nn.Module:
+def _changed(layer: nn.Module, product: _Product, what: str) -> nn.Module:
     """A layer like this one, with the product; it shares what does not change."""
     quantised = type(layer).__name__ in _QUANTISED
     if not quantised and type(layer) not in (nn.Linear, Conv1D):
         raise UserError(f"{what} is of class {type(layer).__name__}: adapters of linear layers are supported")
     own: Any = layer
     shape = (own.out_features, own.in_features) if type(layer) is not Conv1D else tuple(own.weight.T.shape)
-    if (given := (up.shape[0], down.shape[1])) != shape:
+    if (given := (product.up.shape[0], product.down.shape[1])) != shape:
         raise UserError(
             f"{what} has {shape[0]} × {shape[1]} weights, not {given[0]} × {given[1]}: check its base"
         )
+    if (base := product.base) is not None and not quantised:  # PEFT stores those of an output layer
+        same = base.shape == own.weight.shape and torch.equal(base.bfloat16(), own.weight.bfloat16().cpu())
+        if not same:
+            raise UserError(
+                f"{what} had other weights when it was trained: merge the adapter into its own base"
+            )
+    dtype = torch.float32 if quantised else torch.promote_types(own.weight.dtype, torch.float32)
+    device = (
+        own.codes.device if hasattr(own, "codes") else torch.device("cpu") if quantised else own.weight.device
+    )
+    down, up = (one.to(device, dtype) for one in (product.down, product.up))
     if quantised:
-        return LoraLinear(layer, down.float(), scale * up.float())
-    dtype = torch.promote_types(own.weight.dtype, torch.float32)
-    product = scale * (up.to(dtype) @ down.to(dtype))
-    made = _twin(layer, {})
-    more = product.T if type(layer) is Conv1D else product
+        return LoraLinear(layer, down, product.scale * up)
+    made, more = _twin(layer, {}), product.scale * (up @ down)
+    more = more.T if type(layer) is Conv1D else more
     made._parameters["weight"] = nn.Parameter((own.weight.to(dtype) + more).to(own.weight.dtype), False)
     return made
 

@@ -252,8 +252,9 @@ def _check_config(directory: Path, name: str, which: str) -> None:
     """Refuse anything but a decoder model, judged by its raw ``config.json``; and an adapter, with or without base."""
     if (directory / _ADAPTER).is_file():
         raise UserError(
-            f"the {which} {name} is a PEFT adapter ({_ADAPTER}), which is served only once it is merged: give new_dir "
-            "of AutoPeftModelForCausalLM.from_pretrained(dir).merge_and_unload().save_pretrained(new_dir)"
+            f"the {which} {name} is a PEFT adapter ({_ADAPTER}), not a model: give its base, and the folder to "
+            "pair.with_lora or 'sprinter serve --lora NAME=FOLDER', or new_dir of "
+            "AutoPeftModelForCausalLM.from_pretrained(dir).merge_and_unload().save_pretrained(new_dir)"
         )
     file = directory / "config.json"
     if not file.is_file():
