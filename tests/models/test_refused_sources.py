@@ -174,7 +174,7 @@ def test_folders_of_adapters_are_refused(base: bool, target: Path, tmp_path: Pat
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     line = refusal(folder)
     assert line.startswith(f"the target {folder} is a PEFT adapter (adapter_config.json)")
-    assert "give new_dir of AutoPeftModelForCausalLM" in line and "merge_and_unload()" in line
+    assert "give its base, and the folder to pair.with_lora" in line and "merge_and_unload()" in line
 
 
 def test_an_adapter_on_the_hub_is_refused_before_its_weights_are_fetched(

@@ -22,7 +22,7 @@ from sprinter.cli import main
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 from sprinter.serve import registry
-from sprinter.serve.registry import Models, ModelSource
+from sprinter.serve.registry import Models, NamedSource
 from sprinter.serve.settings import ServeSettings
 
 TEXT = "/v1/completions"
@@ -45,7 +45,7 @@ def ids(answer: Any) -> list[int]:
 
 @contextmanager
 def several(
-    *sources: ModelSource, aliases: dict[str, str] | None = None, **settings: Any
+    *sources: NamedSource, aliases: dict[str, str] | None = None, **settings: Any
 ) -> Iterator[tuple[Running, Models]]:
     given = {"port": 0, "rows": 2, "max_len": 64, "never_slower": False, **settings}
     models = Models(ServeSettings(**given), sources, aliases)
@@ -56,14 +56,14 @@ def several(
         gc.unfreeze()
 
 
-def loads(log: list[str], name: str, seed: int) -> ModelSource:
+def loads(log: list[str], name: str, seed: int) -> NamedSource:
     """A pair that notes when it is loaded."""
 
     def load() -> sprinter.Pair:
         log.append(name)
         return pair_of(seed)
 
-    return ModelSource(name, load)
+    return NamedSource(name, load)
 
 
 @contextmanager
@@ -248,7 +248,7 @@ def test_requests_wait_for_a_model_and_not_for_ever() -> None:
         assert go.wait(30)
         return pair_of(2)
 
-    with several(loads([], "a", 1), ModelSource("b", load), queue_timeout_s=0.3) as (server, models):
+    with several(loads([], "a", 1), NamedSource("b", load), queue_timeout_s=0.3) as (server, models):
         late = server.post(TEXT, body("b"))
         assert late.status_code == 503 and late.json()["error"]["code"] == "loading"
         assert int(late.headers["retry-after"]) >= 1
@@ -256,7 +256,7 @@ def test_requests_wait_for_a_model_and_not_for_ever() -> None:
         until(lambda: models.find("b").service is not None)
         ids(server.post(TEXT, body("b")))
     go.clear()
-    with several(loads([], "a", 1), ModelSource("b", load)) as (server, models):
+    with several(loads([], "a", 1), NamedSource("b", load)) as (server, models):
         with at_once(*[lambda: server.post(TEXT, body("b"))] * 2) as answers:
             until(lambda: models.find("b").users == 2)
             go.set()
@@ -273,7 +273,7 @@ def test_a_pair_that_cannot_be_loaded_fails_alone(monkeypatch: pytest.MonkeyPatc
             raise UserError("the target directory /nothing/here does not exist: check the path")
         return pair_of(2)
 
-    with several(loads([], "a", 1), ModelSource("b", load)) as (server, _), server.http() as http:
+    with several(loads([], "a", 1), NamedSource("b", load)) as (server, _), server.http() as http:
         for _try in range(2):
             answer = server.post(TEXT, body("b"))
             error = answer.json()["error"]
@@ -308,14 +308,14 @@ def test_the_only_pair_ends_the_server() -> None:
     def load() -> sprinter.Pair:
         raise UserError("no such model")
 
-    with pytest.raises(UserError, match="no such model"), several(ModelSource("a", load)):
+    with pytest.raises(UserError, match="no such model"), several(NamedSource("a", load)):
         pass
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
 def test_an_adapter_is_a_model_of_its_own(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "sql")
-    sources = [ModelSource("a", lambda: pair_of(1)), ModelSource("sql", pair="a", adapter=folder)]
+    sources = [NamedSource("a", lambda: pair_of(1)), NamedSource("sql", pair="a", adapter=folder)]
     with several(*sources) as (server, models), server.http() as http:
         until(lambda: http.get("/ready").status_code == 200)
         texts = [ids(server.post(TEXT, body(name, 20, sprinter={"method": "speculative(gamma=3)", "tokens": True})))
@@ -341,7 +341,7 @@ def test_adapters_of_several_pairs_keep_their_pair(tmp_path: Path) -> None:
     sources = [
         loads(log, "a", 1),
         loads(log, "b", 2),
-        ModelSource("sql", pair="b", adapter=adapter(tmp_path / "sql")),
+        NamedSource("sql", pair="b", adapter=adapter(tmp_path / "sql")),
     ]
     with several(*sources) as (server, models):
         ids(server.post(TEXT, body("sql")))
@@ -355,7 +355,7 @@ def test_adapters_of_several_pairs_keep_their_pair(tmp_path: Path) -> None:
 def test_an_adapter_of_another_model_fails_alone(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "sql")
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "lora_alpha": 2, "use_dora": true}')
-    sources = [ModelSource("a", lambda: pair_of(1)), ModelSource("sql", pair="a", adapter=folder)]
+    sources = [NamedSource("a", lambda: pair_of(1)), NamedSource("sql", pair="a", adapter=folder)]
     with several(*sources) as (server, models):
         until(lambda: models.state == "ready")
         answer = server.post(TEXT, body("sql"))

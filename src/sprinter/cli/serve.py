@@ -16,7 +16,7 @@ from sprinter.parameters import types_in
 from sprinter.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from sprinter.serve.registry import ModelSource
+    from sprinter.serve.registry import NamedSource
 
 __all__ = ["serve"]
 
@@ -82,12 +82,12 @@ def serve(
     return 0
 
 
-def _pairs(given: Sequence[str], loading: Loading, settings: Any) -> tuple[list[ModelSource], dict[str, str]]:
+def _pairs(given: Sequence[str], loading: Loading, settings: Any) -> tuple[list[NamedSource], dict[str, str]]:
     """The pairs of a server, and further names of several."""
-    from sprinter.serve.registry import ModelSource
+    from sprinter.serve.registry import NamedSource
 
     if not given:
-        return [ModelSource(settings.model_name, partial(load, loading))], {}
+        return [NamedSource(settings.model_name, partial(load, loading))], {}
     if own := sorted(loading.given().keys() - _OF_ALL):
         raise UserError(
             f"{own[0]}={loading.given()[own[0]]} is of one pair: write it into --pair NAME={own[0]}=..."
@@ -101,7 +101,7 @@ def _pairs(given: Sequence[str], loading: Loading, settings: Any) -> tuple[list[
         name, options = _parts(one, "--pair", "NAME=target=...")
         chosen = replace(loading, **_options(options, name))
         files = [chosen.target, chosen.draft]
-        sources.append(ModelSource(name, partial(load, chosen), size=sum(map(_size, filter(None, files)))))
+        sources.append(NamedSource(name, partial(load, chosen), size=sum(map(_size, filter(None, files)))))
     aliases = {}
     for alias in settings.aliases:
         new, _, name = alias.rpartition("@")
@@ -111,8 +111,8 @@ def _pairs(given: Sequence[str], loading: Loading, settings: Any) -> tuple[list[
     return sources, aliases
 
 
-def _adapter(given: str, sources: Sequence[ModelSource], several: bool) -> ModelSource:
-    from sprinter.serve.registry import ModelSource
+def _adapter(given: str, sources: Sequence[NamedSource], several: bool) -> NamedSource:
+    from sprinter.serve.registry import NamedSource
 
     what = "NAME@PAIR=FOLDER" if several and len(sources) > 1 else "NAME=FOLDER"
     name, folder = _parts(given, "--lora", what)
@@ -125,7 +125,7 @@ def _adapter(given: str, sources: Sequence[ModelSource], several: bool) -> Model
         raise UserError(
             f"--lora {given}: {folder} has no adapter_config.json: give a folder that PEFT has saved"
         )
-    return ModelSource(name, pair=pair or names[0], adapter=place, size=_size(folder))
+    return NamedSource(name, pair=pair or names[0], adapter=place, size=_size(folder))
 
 
 def _parts(given: str, flag: str, form: str) -> tuple[str, str]:

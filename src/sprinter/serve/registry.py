@@ -29,7 +29,7 @@ from sprinter.serve.prometheus import ServeState
 from sprinter.serve.service import Service
 from sprinter.serve.settings import ServeSettings
 
-__all__ = ["ModelSource", "Models", "frozen"]
+__all__ = ["Models", "NamedSource", "frozen"]
 
 _RETRY_S = 30.0
 """How long a model that could not be loaded, or has failed, is not tried again."""
@@ -43,7 +43,7 @@ _log = logging.getLogger("sprinter.serve")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSource:
+class NamedSource:
     """A model that a server may load.
 
     Attributes:
@@ -61,7 +61,7 @@ class ModelSource:
 
 
 @dataclass(eq=False)
-class _Model:
+class _KnownModel:
     """A source, and what has become of it.
 
     Attributes:
@@ -73,8 +73,8 @@ class _Model:
         leave: called when it is closed.
     """
 
-    source: ModelSource
-    parent: _Model | None = None
+    source: NamedSource
+    parent: _KnownModel | None = None
     service: Service | None = None
     users: int = 0
     used: float = 0.0
@@ -125,7 +125,7 @@ class Models:
     def __init__(
         self,
         settings: ServeSettings,
-        sources: Sequence[ModelSource],
+        sources: Sequence[NamedSource],
         aliases: Mapping[str, str] | None = None,
         only: Service | None = None,
     ) -> None:
@@ -133,7 +133,7 @@ class Models:
         self.owners = Owners(settings, self._states) if only is None else only.owners
         self.on_failure: Callable[[], None] = lambda: None
         self.created, self._closed, self._one = int(time.time()), False, asyncio.Lock()
-        self._models = [_Model(source, size=source.size) for source in sources]
+        self._models = [_KnownModel(source, size=source.size) for source in sources]
         pairs = [one for one in self._models if one.source.load is not None]
         self._first = pairs[0]
         self.only: Service | None = None
@@ -167,7 +167,7 @@ class Models:
         """The models of a server that has one pair."""
         if isinstance(served, Models):
             return served
-        return cls(served.settings, [ModelSource(None, served._load)], only=served)
+        return cls(served.settings, [NamedSource(None, served._load)], only=served)
 
     # --- life ---
     def begin(self) -> None:
@@ -208,14 +208,14 @@ class Models:
         return min(busy, default=1)
 
     # --- names ---
-    def _named(self) -> Iterator[tuple[str, _Model]]:
+    def _named(self) -> Iterator[tuple[str, _KnownModel]]:
         for one in self._models:
             yield one.name, one
             also = self.settings.aliases if one is self._first else ()
             more = (alias for alias, name in self._aliases.items() if name == one.source.name)
             yield from ((alias, one) for alias in (*also, *more))
 
-    def find(self, name: str | None) -> _Model:
+    def find(self, name: str | None) -> _KnownModel:
         """The model of a name; of none, the first pair.
 
         Raises:
@@ -238,7 +238,7 @@ class Models:
         self.find(name)
         return [self._describe(known, one) for known, one in self._named() if name in (None, known)]
 
-    def _describe(self, name: str, one: _Model) -> dict[str, Any]:
+    def _describe(self, name: str, one: _KnownModel) -> dict[str, Any]:
         if one.service is None:
             found: dict[str, Any] = {
                 "id": name, "object": "model", "created": self.created, "owned_by": "sprinter", "max_model_len": None,
@@ -250,7 +250,7 @@ class Models:
         return found if one.parent is None else {**found, "parent": one.parent.name}
 
     # --- loading ---
-    async def take(self, one: _Model, after: list[Callable[[], None]]) -> Service:
+    async def take(self, one: _KnownModel, after: list[Callable[[], None]]) -> Service:
         """The service of a model, which is loaded if it is not, and stays until what is put into ``after`` is called.
 
         Raises:
@@ -277,7 +277,7 @@ class Models:
         assert one.service is not None
         return one.service
 
-    async def _load(self, one: _Model) -> Refusal | None:
+    async def _load(self, one: _KnownModel) -> Refusal | None:
         """Load a model, after those that were asked for before; why it has failed, or None."""
         after: list[Callable[[], None]] = []
         try:
@@ -317,12 +317,12 @@ class Models:
                 leave()
         return None
 
-    def _died(self, one: _Model, service: Service) -> None:
+    def _died(self, one: _KnownModel, service: Service) -> None:
         """Note that a model's engine has stopped; in any thread."""
         if service.error is not None:
             self._failed(one, service.error, "has failed", "engine_failed")
 
-    def _failed(self, one: _Model, error: BaseException, what: str, code: str) -> Refusal:
+    def _failed(self, one: _KnownModel, error: BaseException, what: str, code: str) -> Refusal:
         """Note why a model cannot be asked, for a while; in the words of an error of ours, as a client may read it."""
         told = of_error(error).message if isinstance(error, SprinterError) else type(error).__name__
         refusal = Refusal(
@@ -334,7 +334,7 @@ class Models:
         )
         return refusal
 
-    async def _make_room(self, one: _Model) -> None:
+    async def _make_room(self, one: _KnownModel) -> None:
         """Close models until one has room beside the others.
 
         Raises:
@@ -357,7 +357,7 @@ class Models:
                 )  # fmt: skip
             await self._close(min(idle, key=lambda other: other.used))
 
-    async def _close(self, one: _Model) -> None:
+    async def _close(self, one: _KnownModel) -> None:
         service, one.service = one.service, None
         assert service is not None
         service.on_failure = lambda: None
@@ -370,7 +370,7 @@ class Models:
         asyncio.get_running_loop().call_later(_SWEEP_S, _sweep)  # the last requests to it have left by then
         _log.info("closed", extra={"fields": {"model": one.name, "bytes": one.size}})
 
-    def _size(self, one: _Model) -> int:
+    def _size(self, one: _KnownModel) -> int:
         """Bytes of a model's weights, without those of its parent, and of its caches."""
         assert one.service is not None
         own, shared = _weights(one.service), {}

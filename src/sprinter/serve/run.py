@@ -15,7 +15,7 @@ from sprinter.errors import SprinterError, UserError
 from sprinter.serve.app import make_app
 from sprinter.serve.connections import timed_connections
 from sprinter.serve.logs import error_fields
-from sprinter.serve.registry import Models, ModelSource
+from sprinter.serve.registry import Models, NamedSource
 from sprinter.serve.service import Service
 from sprinter.serve.settings import ServeSettings
 
@@ -81,7 +81,7 @@ def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
 
 def serve(
     settings: ServeSettings,
-    load: Callable[[], Pair] | Sequence[ModelSource],
+    load: Callable[[], Pair] | Sequence[NamedSource],
     aliases: Mapping[str, str] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT: open requests are finished, within ``drain_timeout_s``.
@@ -96,7 +96,7 @@ def serve(
         UserError: what is wrong with the settings or the models.
         SprinterError: the engine of the only pair has failed.
     """
-    service = Models(settings, [ModelSource(None, load)] if callable(load) else load, aliases)
+    service = Models(settings, [NamedSource(None, load)] if callable(load) else load, aliases)
     server = make_server(service)
     try:
         server.run()
