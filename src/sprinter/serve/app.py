@@ -243,7 +243,7 @@ async def _serve(
     owner, _ = note.owner, models.find(body.model)  # nothing is loaded for a request that is wrong
     asked = asked_of(as_chat(body) if isinstance(body, ResponsesRequest) else body, models.settings)
     if asked.count > 1:  # the guard has counted one
-        models.owners.charge_texts(owner, asked.count - 1)
+        models.owners.charge_texts(owner, asked.count, paid=1)
     service = await _taken(models, request, body.model)
     pair = service.pair
     name = asked.alias or service.model

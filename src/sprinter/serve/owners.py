@@ -33,13 +33,13 @@ class Owners:
         self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
         self._texts, self._tokens = RateLimit(settings.rate_limit), RateLimit(settings.token_limit)
 
-    def charge_texts(self, owner: str, count: int) -> None:
-        """Count texts of an owner.
+    def charge_texts(self, owner: str, count: int, paid: int = 0) -> None:
+        """Count texts of an owner, of which some were counted before.
 
         Raises:
             Refusal: they are too many for now.
         """
-        _charge(self._texts, owner, count, f"{self._settings.rate_limit} texts")
+        _charge(self._texts, owner, count, f"{self._settings.rate_limit} texts", paid)
 
     def charge_tokens(self, owner: str, count: int) -> None:
         """As ``charge_texts``, for tokens."""
@@ -50,7 +50,7 @@ class Owners:
         self._tokens.give_back(owner, count)
 
 
-def _charge(rates: RateLimit, owner: str, cost: int, limit: str) -> None:
-    if wait := rates.wait_s(owner, cost):
+def _charge(rates: RateLimit, owner: str, cost: int, limit: str, paid: int = 0) -> None:
+    if wait := rates.wait_s(owner, cost, paid=paid):
         message = f"more than {limit} a minute: slow down"
         raise Refusal(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait))
