@@ -425,7 +425,8 @@ def constraints() -> None:
 
 if __name__ == "__main__":
     WORK = {"installs": installs, "package": package, "constraints": constraints, "doors": doors, "clients": clients,
-            "docs": docs, "newest": lambda: with_versions("newest"), "lowest": lambda: with_versions("lowest")}  # fmt: skip
+            "docs": docs, "newest": lambda: with_versions("newest"),
+            "lowest": lambda: with_versions("lowest")}  # fmt: skip
     if sys.argv[1:] not in [[name] for name in WORK]:
         raise SystemExit(f"usage: environments.py {'|'.join(WORK)}")
     WORK[sys.argv[1]]()
