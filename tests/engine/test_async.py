@@ -344,9 +344,9 @@ def test_turns_of_a_queue() -> None:
     assert [queue.pop() for _ in range(len(queue))] == [1, 10, 20, 3, 11]
     queue.put("a", 1)
     with pytest.raises(IndexError):
-        queue.pop(but="a")
+        queue.pop(but=["a"])
     queue.put("b", 2)
-    assert (queue.pop(but="a"), queue.of("a"), queue.pop()) == (2, 1, 1)
+    assert (queue.pop(but=["a"]), queue.of("a"), queue.pop()) == (2, 1, 1)
     with pytest.raises(IndexError):
         queue.pop()
 
@@ -363,6 +363,25 @@ def test_no_owner_has_all_rows_that_are_shared(pair: sprinter.Pair, shared: bool
             asks = [stream._request for stream in streams]
             waited = asks[2].admitted >= min(one.ended or 0.0 for one in asks[:2])  # type: ignore[operator]
             assert waited == shared, "the third of three rows is for others"
+
+    run(main())
+
+
+def test_a_row_is_left_free_for_each_other_owner(pair: sprinter.Pair) -> None:
+    """Also where two others ask for as many texts as they can."""
+
+    async def main() -> None:
+        async with sprinter.AsyncEngine(pair, rows=4, shared_rows=2) as engine:
+            steps = Steps(engine, held=True)
+            streams = [engine.stream(**asked(i, 8), owner="many"[i % 2]) for i in range(8)]
+            late = engine.stream(**asked(9, 8), owner="late")
+            steps.free.set()
+            for stream in (*streams, late):
+                await stream.finish()
+            asks = [stream._request for stream in streams]
+            first = min(one.ended or 0.0 for one in asks)
+            assert late._request.admitted is not None and late._request.admitted < first
+            assert sum((one.admitted or 0.0) < first for one in asks) == 3
 
     run(main())
 

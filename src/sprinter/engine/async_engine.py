@@ -58,8 +58,8 @@ class AsyncEngine:
         max_waiting: maximum number of requests that wait for rows; further ones raise a ``QueueFullError``.
         shared_queue: whether an owner may have at most as many requests waiting as there are free places left, so that
             none fills the queue for all.
-        shared_rows: whether an owner may have all rows but one at most, if there are several, so that a text of another
-            owner does not wait for one to end.
+        shared_rows: number of other owners for each of whom a row is left free, up to half of the rows, so that a text
+            of theirs does not wait for another's to end.
         shared_prefixes: whether owners reuse KV caches of each other: what one has sent, another may tell by the time.
         on_death: called in the engine's thread, with the error, if the engine fails.
 
@@ -77,7 +77,7 @@ class AsyncEngine:
         *,
         max_waiting: int = 64,
         shared_queue: bool = False,
-        shared_rows: bool = False,
+        shared_rows: int = 0,
         shared_prefixes: bool = False,
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:

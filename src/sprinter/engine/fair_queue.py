@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 __all__ = ["FairQueue", "Shares"]
@@ -31,13 +32,13 @@ class FairQueue(Generic[Queued]):
         """Add an item at the end of its owner's line."""
         self._lines.setdefault(owner, deque()).append(item)
 
-    def pop(self, but: str | None = None) -> Queued:
-        """Remove and return the next item, of another owner than ``but``.
+    def pop(self, but: Collection[str] = ()) -> Queued:
+        """Remove and return the next item, of another owner than those of ``but``.
 
         Raises:
             IndexError: there is none.
         """
-        owner = next((one for one in self._lines if one != but), None)
+        owner = next((one for one in self._lines if one not in but), None)
         if owner is None:
             raise IndexError("the queue is empty")
         line = self._lines.pop(owner)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -122,7 +121,7 @@ class EngineWorker:
         max_waiting: int,
         on_death: Callable[[BaseException], None] | None,
         shared_queue: bool = False,
-        shared_rows: bool = False,
+        shared_rows: int = 0,
     ) -> None:
         self.engine, self.rows, self.max_waiting = engine, rows, max_waiting
         self.error: BaseException | None = None
@@ -138,7 +137,7 @@ class EngineWorker:
             kind: Shares(rows + max_waiting, shared=shared_queue, own=rows)
             for kind in (AsyncRequest, Scoring)
         }
-        self._rows_of_one = rows - 1 if shared_rows and rows > 1 else rows
+        self._left_free = min(shared_rows, rows // 2)
         self._text_s = 0.0  # how long a text has its rows, a running mean
         self._closing: str | None = None
         self._stopped = self._over = False
@@ -265,17 +264,18 @@ class EngineWorker:
                 self._calls.get_nowait()()
         if self._stopped:
             return
-        while len(self._live) < self.rows and len(self._line) > self._line.of(full := self._full()):
+        while len(self._live) < self.rows and len(self._line) > sum(map(self._line.of, full := self._full())):
             self._admit(self._line.pop(but=full))
         if self._live:
             self._step()
         if self._scorings or self._scored:
             self._score()
 
-    def _full(self) -> str | None:
-        """The owner who has as many rows as one may have, if a row is free."""
-        taken = Counter(request.owner for request in self._live.values())
-        return next((owner for owner, rows in taken.items() if rows >= self._rows_of_one), None)
+    def _full(self) -> list[str]:
+        """The owners who have rows, if what is free is for those who have none."""
+        owners = {request.owner for request in self._live.values()}
+        needed = self._left_free - (len(owners) - 1)
+        return [*owners] if self.rows - len(self._live) <= needed else []
 
     def _admit(self, request: AsyncRequest) -> None:
         request.number = self.engine.put(request.task)

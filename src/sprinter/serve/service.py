@@ -98,7 +98,7 @@ class Service:
                 pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
                 max_waiting=own.max_waiting, shared_queue=own.has_owners, on_death=self._fail,
                 shared_prefixes=own.share_prefixes,
-                shared_rows=own.has_owners and (self.owners.keys is None or self.owners.keys.owners > 1),
+                shared_rows=own.has_owners if self.owners.keys is None else self.owners.keys.owners - 1,
             )  # fmt: skip
             if self._closed:
                 self._engine.close()
