@@ -25,11 +25,11 @@ from sprinter.training.card import card_text
 
 # of the finished pair; {0}: OUT
 WRITTEN = ("--max-new-tokens=200", "--prompt-tokens=32", "--threads=1")
-LABELLED = ("--max-new-tokens=48", "--dtype=float32")
+LABELLED = ("--limit=448", "--max-new-tokens=48", "--dtype=float32")
 FRESH = 448  # stories of the teacher that nothing else is trained on, for the gate and the heads
 STEPS = (
-    ("draft", "distill", "--target={0}/pair/target", "--data={0}/openings-8.jsonl", "--out={0}/draft", "--layers=1",
-     "--width=128", "--limit=3000", "--dtype=int8", "--epochs=6", *WRITTEN),
+    ("draft", "distill", "--target={0}/pair/target", "--data={0}/openings-8.jsonl", "--out={0}/draft", "--layers=2",
+     "--width=192", "--limit=3000", "--dtype=int8", "--epochs=6", *WRITTEN),
     ("gate", "label", "--target={0}/pair/target", "--draft={0}/pair/draft", "--data={0}/stories.jsonl",
      "--out={0}/labels", *LABELLED),
     ("gate", "train", "--labels={0}/labels", "--out={0}/pair/gate", "--preset=mlp", "--label=overlap(temperature=own)",
