@@ -36,7 +36,7 @@ def pair() -> sprinter.Pair:
 
 @pytest.fixture(scope="module")
 def server(pair: sprinter.Pair) -> Iterator[Running]:
-    with serving(pair, rows=4, max_len=512) as found:
+    with serving(pair, rows=4, max_len=1024, max_new_tokens=64) as found:
         yield found
 
 
@@ -124,10 +124,15 @@ def test_vllms_benchmark(server: Running, tmp_path: Path, backend: str, path: st
 
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_as_a_client_sends_it(server: Running, name: str) -> None:
+    """Recorded from the programs named, whose own prompts are cut short here."""
     path, body = BODIES[name]
+    if "reasoning_effort" in body:  # asked for by the user, and the template has no place for it
+        refused = server.post(path, body)
+        assert refused.status_code == 400 and "reasoning_effort" in refused.text
+        body = {key: value for key, value in body.items() if key != "reasoning_effort"}
     answer = server.post(path, body | {"seed": 1})
     assert answer.status_code == 200, answer.text
     if body.get("stream"):
         assert answer.text.endswith("data: [DONE]\n\n") and '"error"' not in answer.text
     else:
-        assert answer.json()["choices"][0]["message"]["content"]
+        assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")

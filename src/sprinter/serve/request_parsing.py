@@ -156,6 +156,11 @@ def _options(
     given |= structure_of(body)
     if body.min_tokens is not None:
         given["min_new_tokens"] = body.min_tokens
+    if body.repeat_penalty is not None and given.setdefault("repetition_penalty", body.repeat_penalty) != (
+        body.repeat_penalty
+    ):
+        message = "repetition_penalty and repeat_penalty say the same thing: give one of them"
+        raise Refusal(400, message, param="repeat_penalty")
     given["seed"] = drawn_seed(given.get("seed", ANY_SEED))
     if ours.method is not None and not ours.speculation:
         raise Refusal(

@@ -189,6 +189,7 @@ class GenerateRequest(NothingAsked):
     presence_penalty: float | None = _as("presence_penalty")
     frequency_penalty: float | None = _as("frequency_penalty")
     repetition_penalty: float | None = _as("repetition_penalty")
+    repeat_penalty: float | None = _as("repetition_penalty")  # llama.cpp's name of it, which Open WebUI sends
     logit_bias: Biases | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = _as("seed")
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
