@@ -200,7 +200,7 @@ def test_an_engine_forgets_what_was_decoded_longest_ago(
             engine.add(
                 PROMPT, temperature=temperature, max_new_tokens=1, method="speculative", never_slower=True
             )
-        kept = [sampling.temperature for _, sampling in engine._trackers]
+        kept = [sampling.temperature for _, sampling, _ in engine._trackers]
     assert kept == [0.7, 0.8]
 
 

@@ -16,7 +16,8 @@ class Policy:
     The target runs as soon as one of two conditions holds, ``share`` or ``age``. No policy changes a text.
 
     Attributes:
-        share: share of the active rows that wait for the target, in [0, 1]; 1: all of them, 0: do not wait.
+        share: share of the active rows that wait for the target, in [0, 1]; 1: all of them, 0: do not wait. Rows that
+            read a prompt do not count.
         age: number of engine steps that a row has waited; 0: do not wait, None: no limit, so that a request may wait
             indefinitely while others only draft.
         prompt_piece: size of a prefill chunk in tokens, so that a long prompt does not block other requests.
@@ -37,7 +38,7 @@ class Policy:
 
         Args:
             waiting: number of requests that wait for the target, at least one.
-            live: number of requests that have rows.
+            live: number of requests that have read their prompts.
             longest: longest waiting time among them, in steps.
         """
         return waiting >= self.share * live or (self.age is not None and longest >= self.age)

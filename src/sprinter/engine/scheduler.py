@@ -203,7 +203,8 @@ class Scheduler:
                     asking = self._asking()  # their next inputs
             waiting = asking.get(TargetRow, [])
             longest = max((one.passed_over for one in waiting), default=0)
-            under_way = sum(not one.run.over for one in self._live.values())
+            # A row that reads its prompt does not come to the target for many steps: nobody waits for it.
+            under_way = sum(len(group) for kind, group in asking.items() if kind not in ("target", "draft"))
             # Requests that need the target since this step take part.
             if waiting and self._policy.calls(len(waiting), under_way, longest):
                 self._do(waiting)
