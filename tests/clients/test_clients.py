@@ -124,7 +124,7 @@ def test_vllms_benchmark(server: Running, tmp_path: Path, backend: str, path: st
 
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_as_a_client_sends_it(server: Running, name: str) -> None:
-    """Recorded from the programs named, whose own prompts are cut short here."""
+    """Recorded from the programs named; their own prompts are cut short here, and the CLI's nine tools to five."""
     path, body = BODIES[name]
     if "reasoning_effort" in body:  # asked for by the user, and the template has no place for it
         refused = server.post(path, body)
