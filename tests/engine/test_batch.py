@@ -278,3 +278,14 @@ def test_prompts_of_unlike_length_are_read_apart(pair: sprinter.Pair) -> None:
         handle.remove()
     assert widths == [80, 30, 8]
     assert rows.runner.lengths == [82, 3, 79, 6, 30, 8]
+
+
+def test_a_short_prompt_does_not_wait_until_long_ones_are_read(pair: sprinter.Pair) -> None:
+    with Engine(pair, rows=4, policy=Policy(prompt_piece=3)) as engine:
+        for i in range(3):
+            engine.add([i, *range(1, 24)] * 2, method="autoregressive", max_new_tokens=2)
+        short = engine.add([5, 7], method="autoregressive", max_new_tokens=2)
+        steps = 1
+        while not any(event.id == short and event.tokens for event in engine.step()):
+            steps += 1
+    assert steps == 1  # the long ones have 15 more pieces

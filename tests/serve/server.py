@@ -76,6 +76,25 @@ def tokens(text: str, size: int) -> list[Token]:
 
 
 @contextmanager
+def held(service: Service | None) -> Iterator[threading.Event]:
+    """The steps of a model's engine wait for the event."""
+    assert service is not None
+    go, engine = threading.Event(), service.engine._engine
+    real = engine.step
+
+    def step() -> Any:
+        assert go.wait(30)
+        return real()
+
+    engine.step = step  # type: ignore[method-assign]
+    try:
+        yield go
+    finally:
+        go.set()
+        engine.step = real  # type: ignore[method-assign]
+
+
+@contextmanager
 def serving(pair: sprinter.Pair, *, wait: bool = True, **settings: Any) -> Iterator[Running]:
     """Serve a pair; at the end the server is asked to end, and must."""
     service = Service(

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from tests.engine.conftest import double_pair
-from tests.serve.server import Running, builtin_pair, scope_of, serving, until
-from tests.serve.test_faults import held
+from tests.serve.server import Running, builtin_pair, held, scope_of, serving, until
 
 import sprinter
 from sprinter.decode.presets import METHODS
@@ -257,7 +256,7 @@ def test_the_mean_length_counts_nothing_behind_the_end(pair: sprinter.Pair, new:
 # --- many requests ----------------------------------------------------------------------------------------------------
 def test_no_key_fills_the_queue_for_all(tiny: sprinter.Pair, keys: Path) -> None:
     settings: dict[str, Any] = {"rows": 1, "max_len": 96, "max_waiting": 4, "api_keys": keys}
-    with serving(tiny, **settings) as server, held(server) as go:
+    with serving(tiny, **settings) as server, held(server.service) as go:
         body, engine, statuses = {"prompt": PROMPT, "max_tokens": 4}, server.service.engine, list[int]()
 
         def ask(name: str) -> None:
@@ -291,7 +290,7 @@ def test_no_key_holds_all_open_requests_or_the_memory_of_bodies(
 ) -> None:
     monkeypatch.setattr("sprinter.serve.guard._MOST_HELD", 100_000)
     limits = {"max_connections": 8, "max_body_bytes": 25_000}
-    with serving(tiny, rows=1, max_len=96, api_keys=keys, **limits) as server, held(server) as go:
+    with serving(tiny, rows=1, max_len=96, api_keys=keys, **limits) as server, held(server.service) as go:
         head = (
             f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"authorization: Bearer {KEYS['alice']}\r\ncontent-length: 24000\r\n\r\n"
@@ -421,7 +420,7 @@ def test_prefixes_are_not_shared_between_keys(pair: sprinter.Pair, keys: Path, s
 def test_health_is_answered_when_all_else_is_full(tiny: sprinter.Pair) -> None:
     with (
         serving(tiny, rows=1, max_len=96, max_connections=2) as server,
-        held(server) as go,
+        held(server.service) as go,
         server.http() as http,
     ):
         body = {"prompt": PROMPT, "max_tokens": 4}

@@ -9,13 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from tests.engine.conftest import double_pair, fail_pass
 from tests.engine.test_failures import hooked, nan_at
-from tests.serve.server import Running, running, serving, until
+from tests.serve.server import Running, held, running, serving, until
 
 import sprinter
 from sprinter.errors import SprinterError, UserError
@@ -34,24 +34,6 @@ def tiny() -> sprinter.Pair:
     return double_pair()
 
 
-@contextmanager
-def held(server: Running) -> Iterator[threading.Event]:
-    """The engine's steps wait for the event."""
-    go, engine = threading.Event(), server.service.engine._engine
-    real = engine.step
-
-    def step() -> Any:
-        assert go.wait(30)
-        return real()
-
-    engine.step = step  # type: ignore[method-assign]
-    try:
-        yield go
-    finally:
-        go.set()
-        engine.step = real  # type: ignore[method-assign]
-
-
 def body(new: int = 8, **fields: Any) -> dict[str, Any]:
     return {"prompt": PROMPT, "max_tokens": new, "seed": 1, **fields}
 
@@ -59,7 +41,7 @@ def body(new: int = 8, **fields: Any) -> dict[str, Any]:
 # --- clients ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_row_within_a_round(tiny: sprinter.Pair, stream: bool) -> None:
-    with serving(tiny, rows=2, max_len=96) as server, held(server) as go:
+    with serving(tiny, rows=2, max_len=96) as server, held(server.service) as go:
         engine = server.service.engine
         sent = json.dumps(body(80, stream=stream, logit_bias={"0": -100})).encode()
         head = (
@@ -81,7 +63,7 @@ def test_a_client_that_leaves_frees_its_row_within_a_round(tiny: sprinter.Pair, 
 
 
 def test_a_client_that_sends_no_more_gets_its_answer(tiny: sprinter.Pair) -> None:
-    with serving(tiny, rows=1, max_len=96) as server, held(server) as go:
+    with serving(tiny, rows=1, max_len=96) as server, held(server.service) as go:
         sent = json.dumps(body(1)).encode()
         head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
@@ -142,7 +124,7 @@ def test_a_large_body_is_refused_before_it_is_kept(tiny: sprinter.Pair) -> None:
 # --- queues and time --------------------------------------------------------------------------------------------------
 def test_a_full_queue_is_429_and_time_limits_are_kept(tiny: sprinter.Pair) -> None:
     limits = {"max_waiting": 1, "queue_timeout_s": 0.4, "request_timeout_s": 1.0}
-    with serving(tiny, rows=1, max_len=96, **limits) as server, held(server) as go:
+    with serving(tiny, rows=1, max_len=96, **limits) as server, held(server.service) as go:
         answers: dict[str, Any] = {}
 
         def ask(name: str, **fields: Any) -> None:
@@ -197,7 +179,7 @@ def test_a_request_that_poisons_logits_fails_alone_and_is_named(tiny: sprinter.P
     expected = [
         tiny.generate([*PROMPT, i], method="speculative", max_new_tokens=30, seed=1) for i in range(3)
     ]
-    with serving(tiny, rows=3, max_len=96) as server, held(server) as go:
+    with serving(tiny, rows=3, max_len=96) as server, held(server.service) as go:
         answers: list[Any] = [None] * 3
 
         def ask(i: int) -> None:
@@ -350,7 +332,7 @@ def test_metrics_and_logs_tell_what_was_done_and_not_what_was_said(
 
 def test_open_requests_end_before_the_server(tiny: sprinter.Pair) -> None:
     expected = tiny.generate(PROMPT, max_new_tokens=60, seed=1)
-    with serving(tiny, rows=1, max_len=96) as server, held(server) as go:
+    with serving(tiny, rows=1, max_len=96) as server, held(server.service) as go:
         answers: list[Any] = []
         asked = body(60, sprinter={"tokens": True})
         thread = threading.Thread(target=lambda: answers.append(server.post(TEXT, asked)))

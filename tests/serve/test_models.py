@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.engine.conftest import double, tiny_llama
-from tests.serve.server import Running, running, until
+from tests.serve.server import Running, held, running, until
 
 import sprinter
 from sprinter.cli import main
@@ -64,25 +64,6 @@ def loads(log: list[str], name: str, seed: int) -> NamedSource:
         return pair_of(seed)
 
     return NamedSource(name, load)
-
-
-@contextmanager
-def held(models: Models, name: str) -> Iterator[threading.Event]:
-    """The steps of a model's engine wait for the event."""
-    service = models.find(name).service
-    assert service is not None
-    go, engine = threading.Event(), service.engine._engine
-    real = engine.step
-
-    def step() -> Any:
-        assert go.wait(30)
-        return real()
-
-    engine.step = step  # type: ignore[method-assign]
-    try:
-        yield go
-    finally:
-        go.set()
 
 
 @contextmanager
@@ -222,7 +203,10 @@ def test_a_text_that_is_written_is_not_cut() -> None:
     with several(loads(log, "a", 1), loads(log, "b", 2)) as (server, models):
         expected = ids(server.post(TEXT, body("a", 30)))
         object.__setattr__(models.settings, "models_bytes", models.find("a").size + 100)
-        with held(models, "a") as go, at_once(lambda: server.post(TEXT, body("a", 30))) as answers:
+        with (
+            held(models.find("a").service) as go,
+            at_once(lambda: server.post(TEXT, body("a", 30))) as answers,
+        ):
             until(lambda: models.find("a").service.engine.unfinished == 1)  # type: ignore[union-attr]
             refused = server.post(TEXT, body("b"))
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "no_memory"

