@@ -123,8 +123,8 @@ def load_pair(
     )  # before the models, which may take minutes
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]
     models = load_models(target, draft, **options)
-    known = None if suffix_cache is None else models.tokenizer  # reading a large vocabulary takes a while
-    vocabulary = "" if known is None else words_fingerprint(known.get_vocab())
+    read_from = None if suffix_cache is None else models.tokenizer  # reading a large vocabulary takes a while
+    vocabulary = "" if read_from is None else words_fingerprint(read_from.get_vocab())
     suffixes = SuffixCache(suffix_cache_tokens, suffix_cache, vocabulary, models.vocab_size)
     pair = Pair(models, loaded, others, cache, tuned, words, suffixes)
     pair.runner_reason = reason
