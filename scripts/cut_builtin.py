@@ -7,9 +7,9 @@
 
 A stage that was interrupted is continued by the same command. ``write`` with a larger limit writes more, and --part
 begins other stories, so that several processes can write. ``target --start FOLDER`` trains an earlier target further,
-on the texts that there are by then. DATA is the folder with the text files; of these, about one document in a hundred
-is never trained on (``bench.suites.heldout``). SmolLM2 is found like any other model. ``finish_builtin`` makes the rest
-of the pair.
+on the texts that there are by then; --without names layers of it that go first. DATA is the folder with the text files;
+of these, about one document in a hundred is never trained on (``bench.suites.heldout``). SmolLM2 is found like any
+other model. ``finish_builtin`` makes the rest of the pair.
 """
 
 from __future__ import annotations
@@ -370,29 +370,43 @@ def tune_teacher(recipe: Recipe, minutes: float, threads: int) -> None:
     save_student(model, recipe.tokenizer, recipe.out / "teacher", (EOS_ID,))
 
 
-def train_target(recipe: Recipe, minutes: float, threads: int, start: Path | None) -> None:
+def shorter(start: Path, without: Sequence[int]) -> LlamaForCausalLM:
+    """An earlier target, without some of its layers."""
+    model: Any = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+    layers = [layer for number, layer in enumerate(model.model.layers) if number not in without]
+    for number, layer in enumerate(layers):
+        layer.self_attn.layer_idx = number
+    model.model.layers, model.config.num_hidden_layers = nn.ModuleList(layers), len(layers)
+    model.get_input_embeddings().padding_idx = None
+    return model  # type: ignore[no-any-return]
+
+
+def train_target(
+    recipe: Recipe, minutes: float, threads: int, start: Path | None, without: Sequence[int]
+) -> None:
     """Fewer and narrower layers, fresh or from an earlier training, on the teacher's stories and plain texts."""
+    told = Path(f"{start}.json") if start is not None else None
+    facts = json.loads(told.read_text()) if told is not None else {"layers": list(LAYERS), "runs": []}
     written, plain = recipe.written(), recipe.held_out() + recipe.encoded("tinystories")
     plain += recipe.encoded("gsm8k", "wikipedia", every=OTHERS)
     if start is None:
         model = recipe.cut(LAYERS)
     else:
-        model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
-        model.get_input_embeddings().padding_idx = None
+        model = shorter(start, without)
+        facts["layers"] = [own for number, own in enumerate(facts["layers"]) if number not in without]
     settings = TrainingSettings(
         loss="kl", warm_up=0, minutes=minutes, epochs=20, lr=1e-3, decay=0.1, precision="bfloat16", threads=threads
     )  # fmt: skip
     texts = assembled([*written, *plain])
     run = train(model, texts, settings, recipe.out / f"training-{texts.info['hash'][:8]}", progress=said)
     save_student(model, recipe.tokenizer, recipe.out / "target", (EOS_ID,))
-    path = recipe.out / "target.json"
-    runs = json.loads(path.read_text())["runs"] if start is not None and path.is_file() else []
     tokens, last = sum(len(text.ids) for text in texts.texts), run.history[-1].train
-    runs += [
+    facts["runs"] += [
+        f"{len(facts['layers'])} layers: "
         f"{run.done:,} steps, {run.tokens:,} positions in {run.seconds / 60:.0f} minutes, {len(written):,} stories of "
         f"the teacher, {len(plain):,} other texts, {tokens:,} tokens; at the end KL {last['kl']:.2f}"
     ]
-    write_atomic(path, json.dumps({"runs": runs}, indent=1) + "\n")
+    write_atomic(recipe.out / "target.json", json.dumps(facts) + "\n")
 
 
 @torch.no_grad()
@@ -438,6 +452,7 @@ def main() -> int:
     add("--limit", type=int, default=4800, help="stories of a part to write")
     add("--part", type=int, default=0, help="stories of other parts begin otherwise")
     add("--start", type=Path, help="an earlier target to train further")
+    add("--without", type=int, nargs="*", default=(), help="layers of --start that go")
     add("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -450,7 +465,7 @@ def main() -> int:
         elif args.stage == "show":
             show(recipe)
         else:
-            train_target(recipe, args.minutes, args.threads, args.start)
+            train_target(recipe, args.minutes, args.threads, args.start, args.without)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from cut_builtin import LAYERS, NEURONS, SHARPER, Recipe, losses, samples
+from cut_builtin import NEURONS, SHARPER, Recipe, losses, samples
 from sprinter.files import write_atomic
 from sprinter.training.card import card_text
 
@@ -104,14 +104,14 @@ def card(recipe: Recipe, size: int) -> str:
     rows = [
         (
             "architecture",
-            f"Llama, {len(LAYERS)} layers of width 576 with {NEURONS} neurons, {size:,} parameters",
+            f"Llama, {len(facts['layers'])} layers of width 576 with {NEURONS} neurons, {size:,} parameters",
         ),
         ("vocabulary", f"{len(recipe.ids):,} tokens of SmolLM2's"),
         (
             "weights",
             "matrices in float8 (e4m3), without scales; computed in float32 on a CPU, elsewhere in bfloat16",
         ),
-        ("layers", f"{LAYERS} of the teacher, SmolLM2-135M-Instruct tuned to TinyStories"),
+        ("layers", f"{facts['layers']} of the teacher, SmolLM2-135M-Instruct tuned to TinyStories"),
         ("training", "; ".join(facts["runs"])),
         (
             "laws learnt",
