@@ -153,8 +153,8 @@ class AsyncEngine:
             UserError: what is wrong with the request and how to fix it.
             EngineError: the queue is full, the engine is closed or has failed.
         """
-        reuses = "" if self._shared_prefixes else owner
-        task = self._engine._task(prompt, GenerationOptions.of(options, keywords), self._worker.open, reuses)
+        salt = "" if self._shared_prefixes else owner
+        task = self._engine._task(prompt, GenerationOptions.of(options, keywords), self._worker.open, owner, salt)
         request = AsyncRequest(task, owner)
         self._worker.submit(request)
         return EngineStream(self, request)

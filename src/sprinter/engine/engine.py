@@ -90,10 +90,12 @@ class Engine(Scheduler):
         """
         return self.put(self._task(prompt, GenerationOptions.of(options, keywords), self.unfinished))
 
-    def _task(self, prompt: PromptInput, options: GenerationOptions, others: int, owner: str = "") -> Request:
+    def _task(
+        self, prompt: PromptInput, options: GenerationOptions, others: int, owner: str = "", salt: str = ""
+    ) -> Request:
         """A request that fits a row, beside so many others; may be called in any thread."""
         sharing = min(self._rows, others + 1)
-        task = Request(self._runtime, prompt, options, self.max_len, sharing, self._rows, owner)
+        task = Request(self._runtime, prompt, options, self.max_len, sharing, self._rows, owner, salt)
         self.check(task)
         return task
 

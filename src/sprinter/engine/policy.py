@@ -1,4 +1,4 @@
-"""When the engine runs the target's forward pass."""
+"""When the engine runs the target's forward pass, and how much of prompts it reads in a step."""
 
 from __future__ import annotations
 
@@ -20,25 +20,35 @@ class Policy:
             read a prompt do not count.
         age: number of engine steps that a row has waited; 0: do not wait, None: no limit, so that a request may wait
             indefinitely while others only draft.
+        first: whether a request that has no text yet does not wait for other rows.
         prompt_piece: size of a prefill chunk in tokens, so that a long prompt does not block other requests.
+        prompt_tokens: number of tokens of prompts that a step reads in each model, over all rows, or one chunk if that
+            is more; None: no limit. Owners take turns, and of one owner the rows: new ones first.
     """
 
     share: float = 0.5
     age: int | None = 16
+    first: bool = False
     prompt_piece: int = 128
+    prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         between("share", self.share, 0.0, 1.0)
         at_least("prompt_piece", self.prompt_piece, 1)
+        if self.prompt_tokens is not None:
+            at_least("prompt_tokens", self.prompt_tokens, 1)
         if self.age is not None:
             at_least("age", self.age, 0)
 
-    def calls(self, waiting: int, live: int, longest: int) -> bool:
+    def calls(self, waiting: int, live: int, longest: int, silent: bool = False) -> bool:
         """Whether to run the target now.
 
         Args:
             waiting: number of requests that wait for the target, at least one.
             live: number of requests that have read their prompts.
             longest: longest waiting time among them, in steps.
+            silent: whether one that waits has no text yet.
         """
+        if self.first and silent:
+            return True
         return waiting >= self.share * live or (self.age is not None and longest >= self.age)

@@ -52,7 +52,7 @@ class Request:
         spare: additional slots for a tree.
         needs_target, needs_draft: whether it may use the model.
         tracker: says whether drafting pays, common to all rows of an engine; None: one of its own.
-        owner: whose it is; KV caches and earlier texts are reused between requests of one owner.
+        owner: whose it is; owners take turns. salt: KV caches and earlier texts are reused between requests of one salt.
 
     Args:
         longest: length of a row in tokens, which limits the text if ``max_new_tokens`` is None; None: the pair's
@@ -72,8 +72,9 @@ class Request:
         rows: int = 1,
         most: int = 1,
         owner: str = "",
+        salt: str = "",
     ) -> None:
-        self._runtime, self.owner = runtime, owner
+        self._runtime, self.owner, self.salt = runtime, owner, salt
         options = options.replace(seed=drawn_seed(options.seed))
         self.tracker: Tracker | None = None
         self._tuned = runtime.tuned_for(options)
@@ -177,7 +178,7 @@ class Request:
             watch.add(self._tuned, self.options, self.sequence.prompt, count, calls)
         if self._reads_earlier and run is not None:
             text, prompt = self.sequence.tokens, self.sequence.prompt
-            self._runtime.suffixes.add(self.owner, text[:prompt], text[prompt : self.sequence.final])
+            self._runtime.suffixes.add(self.salt, text[:prompt], text[prompt : self.sequence.final])
         for rows, view in ((models.target, self.sequence.target), (models.draft, self.sequence.draft)):
             if rows is not None:
                 rows.end_text(view.row, self.sequence, view)
@@ -203,7 +204,7 @@ class Request:
             costs=self._runtime.costs, ahead=options.ahead if isinstance(options.ahead, int) else None,
             prefill_chunk=prefill_chunk, adjustments=self._adjustments, logprobs=logprobs,
             drafting=self._runtime.drafting,
-            earlier=self._runtime.suffixes.of(self.owner) if self._reads_earlier else None,
+            earlier=self._runtime.suffixes.of(self.salt) if self._reads_earlier else None,
             switch=switch if isinstance(switch, AdaptiveSwitch) and self.tracker is not None else None,
         )  # fmt: skip
         return self._run
@@ -230,8 +231,8 @@ class Request:
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
         """Decide together with the other rows of an engine that decode by the same method."""
         if self._costs is not None:
-            # What an owner's earlier texts gain is told to no other one.
-            key = self._shares, self.options.sampling, self.owner if self._reads_earlier else ""
+            # What earlier texts of a salt gain is told to no other one.
+            key = self._shares, self.options.sampling, self.salt if self._reads_earlier else ""
             self.tracker = trackers.pop(key, None) or self._tracker(self._costs, rows)
             trackers[key] = self.tracker  # behind the others: the first is the one that was used longest ago
             if len(trackers) > _MOST_TRACKERS:

@@ -1,8 +1,8 @@
 """Continuous batching: requests enter and leave a fixed number of rows.
 
 A step runs at most one forward pass of each kind, for all requests whose next input is of that kind: a prefill chunk in
-each model (grouped by length), a draft step, and the target's forward pass, which a policy may delay until enough rows
-wait. Rows differ in length and phase, and each has its own method, sampling and seed; the text of a row does not depend
+each model (grouped by length; a policy may limit how much is read), a draft step, and the target's forward pass, which
+a policy may delay until enough rows wait. Rows differ in length and phase, and each has its own method, sampling and seed; the text of a row does not depend
 on other rows, but with ``never_slower``.
 """
 
@@ -20,6 +20,7 @@ from sprinter.engine.backends.base import DraftRow, PassInput, PromptRow, Target
 from sprinter.engine.executor import RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
+from sprinter.engine.prompts import NEW, Reading, choose_prompts
 from sprinter.engine.request import Request
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import TokenReader, advance
@@ -53,6 +54,7 @@ class _Live:
 
     Attributes:
         began: time at which it got its rows, in seconds.
+        turn: step in which it read its prompt last; before, the one in which it came, less ``NEW``.
         passed_over: number of steps for which it has waited for the target.
     """
 
@@ -61,6 +63,7 @@ class _Live:
     run: RequestRun
     reader: TokenReader | None
     began: float
+    turn: int
     passed_over: int = 0
 
     @property
@@ -121,7 +124,7 @@ class Scheduler:
         self._live: dict[int, _Live] = {}
         self.events: list[Event] = []
         self._ended: dict[int, Event] = {}  # that `results` has not returned yet
-        self._next_id = 0
+        self._next_id = self._steps = 0
         self._streams, self._closed, self._spare = streams, False, spare
         self._trackers: dict[Any, Tracker] = {}
         target, draft = runtime.models.target, runtime.models.draft
@@ -194,19 +197,22 @@ class Scheduler:
         """``step`` that leaves its events in ``events``: admit queued requests to free rows, run one forward pass of
         each kind that is due."""
         began = time.perf_counter()
+        self._steps += 1
         try:
             self._admit()
             asking = self._asking()
-            for kind in (None, "target", "draft", DraftRow, TreeRow):
+            # The target reads last, as most methods ask it after a draft: a short text begins in its first step.
+            for kind in (None, "draft", DraftRow, TreeRow, "target"):
                 if kind in asking:
-                    self._do(asking[kind])
+                    self._do(self._reading(asking[kind]) if isinstance(kind, str) else asking[kind])
                     asking = self._asking()  # their next inputs
             waiting = asking.get(TargetRow, [])
             longest = max((one.passed_over for one in waiting), default=0)
             # A row that reads its prompt does not come to the target for many steps: nobody waits for it.
             under_way = sum(len(group) for kind, group in asking.items() if kind not in ("target", "draft"))
+            silent = any(not one.request.record.tokens for one in waiting)
             # Requests that need the target since this step take part.
-            if waiting and self._policy.calls(len(waiting), under_way, longest):
+            if waiting and self._policy.calls(len(waiting), under_way, longest, silent):
                 self._do(waiting)
             else:
                 for one in waiting:
@@ -265,17 +271,17 @@ class Scheduler:
             id, request = next(iter(self._waiting.items()))
             row = self._best(free, request)
             for rows in self._models.models:
-                rows.owners[row] = request.owner
+                rows.owners[row] = request.salt
             run = request.begin(self._models, row, self._policy.prompt_piece)
             reader = TokenReader(request) if self._streams else None
-            self._live[id] = _Live(id, request, run, reader, time.perf_counter())
+            self._live[id] = _Live(id, request, run, reader, time.perf_counter(), self._steps - NEW)
             del self._waiting[id]
 
     def _best(self, free: Sequence[int], request: Request) -> int:
         """The row whose earlier text this one continues; else the one that has been free longest."""
         oldest_first = [row for row in self._order if row in free]
         models = self._models.models
-        return models[0].best_row(oldest_first, request.prefix, request.owner) if models else oldest_first[0]
+        return models[0].best_row(oldest_first, request.prefix, request.salt) if models else oldest_first[0]
 
     def _asking(self) -> dict[type[PassInput] | str | None, list[_Live]]:
         """Requests by the kind of input that they ask for, in the order of their rows; None: they have not begun."""
@@ -284,6 +290,29 @@ class Scheduler:
             if not one.run.over:
                 asking.setdefault(one.asks, []).append(one)
         return asking
+
+    def _reading(self, group: Sequence[_Live]) -> Sequence[_Live]:
+        """Those of a group that reads prompts whose turn it is."""
+        most = self._policy.prompt_tokens
+        if most is None:
+            return group
+        turns: dict[str, int] = {}
+        for one in self._live.values():
+            turns[one.request.owner] = max(one.turn, turns.get(one.request.owner, one.turn))
+        chosen = choose_prompts([self._chunk(one) for one in group], turns, most)
+        for one in chosen:
+            one.turn = self._steps
+        return sorted(chosen, key=lambda one: one.run.row)
+
+    def _chunk(self, one: _Live) -> Reading[_Live]:
+        """The chunk of a prompt that a row reads next."""
+        given, request = one.run.input, one.request
+        assert isinstance(given, PromptRow)
+        feed, rows = given.feed, self._models.target if given.model == "target" else self._models.draft
+        shared = rows is not None and rows.held.on and not given.layers  # read once, and copied
+        text = tuple(request.sequence.tokens[: feed.start + len(feed.tokens)])
+        chunk = (request.salt, feed.start, text) if shared else one.id
+        return Reading(one, request.owner, one.turn, len(feed.tokens), chunk)
 
     def _do(self, group: Sequence[_Live]) -> None:
         """Run one forward pass for a group."""

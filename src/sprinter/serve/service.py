@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sprinter.engine.async_engine import AsyncEngine, EngineStream
 from sprinter.engine.pair import Pair
+from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
 from sprinter.engine.tokens import text_ids
 from sprinter.errors import NoMemoryError, UserError
@@ -94,8 +95,9 @@ class Service:
                 costs = pair._runtime.shared_costs if own.rows > 1 else pair.pass_costs
                 _log.info("costs of forward passes", extra={"fields": asdict(costs)})
             self._pair = pair
+            most = own.step_tokens or (128 if pair.models.target.model.device.type == "cpu" else 2048)
             self._engine = AsyncEngine(
-                pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
+                pair, own.rows, Policy(first=True, prompt_tokens=most), max_len=own.max_len, memory_bytes=own.memory_bytes,
                 max_waiting=own.max_waiting, shared_queue=own.has_owners, on_death=self._fail,
                 shared_prefixes=own.share_prefixes,
                 shared_rows=own.has_owners if self.owners.keys is None else self.owners.keys.owners - 1,

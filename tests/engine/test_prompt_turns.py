@@ -1,0 +1,152 @@
+"""Prompts that are read in turns of their owners, a number of tokens a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.engine.conftest import double_pair
+
+import sprinter
+from sprinter.engine.backends.base import PromptRow
+from sprinter.engine.backends.texts import TextRows
+from sprinter.engine.engine import Engine
+from sprinter.engine.options import GenerationOptions
+from sprinter.engine.policy import Policy
+from sprinter.engine.prompts import NEW, Reading, choose_prompts
+
+FAIR = Policy(prompt_piece=3, prompt_tokens=6, first=True)
+PLAIN: dict[str, Any] = {"method": "autoregressive", "max_new_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def pair() -> sprinter.Pair:
+    return double_pair()
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Of each pass over prompts the numbers of tokens by row."""
+    real, seen = TextRows.read, list[list[int]]()
+
+    def read(rows: TextRows, prompts: Sequence[PromptRow]) -> Any:
+        seen.append([len(one.feed.tokens) for one in prompts])
+        return real(rows, prompts)
+
+    monkeypatch.setattr(TextRows, "read", read)
+    return seen
+
+
+def reading(row: str, turn: int, size: int = 3, chunk: object = None) -> Reading[str]:
+    return Reading(row, row[0], turn, size, chunk or row)
+
+
+def put(engine: Engine, prompt: list[int], owner: str, **options: Any) -> int:
+    asked = GenerationOptions.of(None, {**PLAIN, **options})
+    return engine.put(engine._task(prompt, asked, engine.unfinished, owner, owner))
+
+
+def first_step(engine: Engine, id: int) -> int:
+    """The step from now in which a request has its first token."""
+    steps = 1
+    while not any(event.id == id and event.tokens for event in engine.step()):
+        steps += 1
+    return steps
+
+
+def test_owners_take_turns_and_of_one_owner_the_rows() -> None:
+    rows = [reading("a1", 5), reading("a2", 3), reading("b1", 6), reading("c1", 2)]
+    turns = {"a": 5, "b": 6, "c": 2}
+    assert choose_prompts(rows, turns, 6) == ["c1", "a2"]
+    assert choose_prompts(rows, turns, 100) == ["c1", "a2", "b1", "a1"]
+
+
+def test_what_does_not_fit_makes_room_for_what_does_but_the_first_is_read() -> None:
+    rows = [reading("a1", 1, size=5), reading("b1", 2, size=4), reading("c1", 3, size=1)]
+    turns = {"a": 1, "b": 2, "c": 3}
+    assert choose_prompts(rows, turns, 6) == ["a1", "c1"]
+    assert choose_prompts(rows, turns, 2) == ["a1"]
+
+
+def test_a_chunk_that_several_rows_read_counts_once() -> None:
+    rows = [reading(f"a{i}", 1, chunk="same") for i in range(4)] + [reading("a9", 1)]
+    assert choose_prompts(rows, {"a": 1}, 3) == ["a0", "a1", "a2", "a3"]
+
+
+def test_new_rows_go_first_and_starve_nobody(pair: sprinter.Pair, reads: list[list[int]]) -> None:
+    """A prompt a step comes, each as long as what a step reads."""
+    with Engine(pair, rows=4, policy=Policy(prompt_piece=3, prompt_tokens=3)) as engine:
+        long = put(engine, [*range(1, 14)], "a")
+        engine.step()
+        news = [put(engine, [20, 1, 2, 3], "a", max_new_tokens=1)]
+        assert first_step(engine, news[0]) == 1
+        steps = 1
+        while not any(event.id == long and event.tokens for event in engine.step()):
+            put(engine, [20 + steps % 3, steps % 20, 2, 3], "a", max_new_tokens=1)
+            steps += 1
+    assert NEW < steps <= 4 * (NEW + 2)
+    assert all(sum(one) <= 3 for one in reads)
+
+
+def test_a_step_reads_no_more_than_its_tokens(pair: sprinter.Pair, reads: list[list[int]]) -> None:
+    with Engine(pair, rows=4, policy=FAIR) as engine:
+        for i in range(4):
+            engine.add([i, *range(1, 20)], **PLAIN)
+        engine.finish()
+    assert max(map(sum, reads)) == 6
+    assert sum(map(sum, reads)) == 4 * 19
+    assert min(map(sum, reads[:-1])) > 3  # no step reads less than it may
+
+
+def test_a_short_prompt_of_another_owner_does_not_wait(pair: sprinter.Pair, reads: list[list[int]]) -> None:
+    """Three rows read long prompts of two owners; before, each step read a chunk of each."""
+    with Engine(pair, rows=4, policy=FAIR) as engine:
+        for i in range(3):
+            put(engine, [i, *range(1, 24)] * 2, "ab"[i % 2])
+        engine.step()
+        reads.clear()
+        assert first_step(engine, put(engine, [5, 7, 9], "c")) == 1
+    assert reads == [[3, 2]]
+
+
+def test_one_owner_has_no_more_turns_for_more_rows(pair: sprinter.Pair) -> None:
+    """Two long prompts of the same length, one beside two more of another owner: both are read in about the same
+    time."""
+    with Engine(pair, rows=4, policy=FAIR) as engine:
+        ids = [put(engine, [i, *range(1, 24)] * 2, owner) for i, owner in enumerate("aaab")]
+        ended: list[int] = []
+        while engine.unfinished:
+            ended += [event.id for event in engine.step() if event.generation is not None]
+    assert ended[0] == ids[3]
+
+
+def test_prompts_of_one_text_are_read_once(pair: sprinter.Pair, reads: list[list[int]]) -> None:
+    with Engine(pair, rows=4, policy=FAIR) as engine:
+        for seed in range(4):
+            put(engine, [*range(1, 14)], "a", seed=seed)
+        outs = engine.finish().values()
+    assert len(reads) == 4  # of 12 tokens
+    assert sum(out.stats.cached_tokens for out in outs) == 3 * 12
+
+
+def test_a_text_begins_in_its_first_step(pair: sprinter.Pair) -> None:
+    """Draft and target read a short prompt in one step, and it waits for no row that drafts."""
+    with Engine(pair, rows=3, policy=Policy(share=1.0, age=None, first=True)) as engine:
+        for i in range(2):
+            put(engine, [i, 2], "a", method="draft-only", max_new_tokens=40)
+        engine.step()
+        speculative = put(engine, [5, 7, 9], "b", method="speculative(gamma=2)", max_new_tokens=9)
+        assert first_step(engine, speculative) == 1
+
+
+def test_texts_do_not_depend_on_it(pair: sprinter.Pair) -> None:
+    asked = [
+        {"prompt": [(7 * i + j) % 24 for j in range(1 + 9 * i % 40)], "method": method, "seed": i, "max_new_tokens": 20}
+        for i, method in enumerate(("autoregressive", "speculative(gamma=3)", "svip(h=0.4)", "sprinter(tau=0.5)") * 2)
+    ]  # fmt: skip
+    alone = [[token.id for token in pair.generate(**one).tokens] for one in asked]
+    with Engine(pair, rows=5, policy=FAIR) as engine:
+        ids = [engine.add(**one) for one in asked]
+        done = engine.finish()
+    assert [[token.id for token in done[id].tokens] for id in ids] == alone
