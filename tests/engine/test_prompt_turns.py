@@ -44,7 +44,7 @@ def reading(row: str, turn: int, size: int = 3, chunk: object = None) -> Reading
 
 def put(engine: Engine, prompt: list[int], owner: str, **options: Any) -> int:
     asked = GenerationOptions.of(None, {**PLAIN, **options})
-    return engine.put(engine._task(prompt, asked, engine.unfinished, owner, owner))
+    return engine.put(engine._task(prompt, asked, engine.unfinished, owner))
 
 
 def first_step(engine: Engine, id: int) -> int:

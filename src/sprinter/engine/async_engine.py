@@ -84,7 +84,7 @@ class AsyncEngine:
         at_least("max_waiting", max_waiting, 0)
         self._engine = Engine(pair, rows, policy, max_len, memory_bytes)
         self._shared_prefixes = shared_prefixes
-        self._scorer = Scorer(pair.models, self._engine.max_len)
+        self._scorer = Scorer(pair.models, self._engine.max_len, policy.prompt_piece)
         self._worker = EngineWorker(self._engine, rows, max_waiting, on_death, shared_queue, shared_rows)
         self._finalizer = weakref.finalize(self, self._worker.close)
 
@@ -153,7 +153,7 @@ class AsyncEngine:
             UserError: what is wrong with the request and how to fix it.
             EngineError: the queue is full, the engine is closed or has failed.
         """
-        salt = "" if self._shared_prefixes else owner
+        salt = "" if self._shared_prefixes else None
         task = self._engine._task(prompt, GenerationOptions.of(options, keywords), self._worker.open, owner, salt)
         request = AsyncRequest(task, owner)
         self._worker.submit(request)
@@ -170,6 +170,14 @@ class AsyncEngine:
         """Generate a text; arguments and errors as for ``stream``, and those of ``AsyncStream.read``."""
         async with self.stream(prompt, options, owner=owner, **keywords) as stream:
             return await stream.finish()
+
+    def check_room(self, owner: str, count: int) -> None:
+        """Refuse requests that would not be taken, before they are made.
+
+        Raises:
+            EngineError: the queue has no room for so many of this owner, the engine is closed or has failed.
+        """
+        self._worker.check_room(owner, count)
 
     @property
     def wait_s(self) -> float:

@@ -91,7 +91,12 @@ class Engine(Scheduler):
         return self.put(self._task(prompt, GenerationOptions.of(options, keywords), self.unfinished))
 
     def _task(
-        self, prompt: PromptInput, options: GenerationOptions, others: int, owner: str = "", salt: str = ""
+        self,
+        prompt: PromptInput,
+        options: GenerationOptions,
+        others: int,
+        owner: str = "",
+        salt: str | None = None,
     ) -> Request:
         """A request that fits a row, beside so many others; may be called in any thread."""
         sharing = min(self._rows, others + 1)

@@ -81,10 +81,20 @@ class Shares:
         """Number of places that an owner has taken."""
         return self._taken[owner]
 
+    def others(self, owner: str) -> bool:
+        """Whether another owner has taken a place."""
+        return self._taken.total() > self._taken[owner]
+
     def room(self, owner: str) -> int:
         """Number of places that an owner may take now; 0 or less: none."""
         free = self.free
         return min(free, free + self._own - self._taken[owner]) if self._shared else free
+
+    def fits(self, owner: str, count: int) -> bool:
+        """Whether an owner may take so many places, one after the other."""
+        free = self.free - (count - 1)
+        own = free + self._own - self._taken[owner] - (count - 1)
+        return (min(free, own) if self._shared else free) > 0
 
     def take(self, owner: str, count: int = 1) -> None:
         """Take places; negative: leave them."""

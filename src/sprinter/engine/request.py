@@ -52,7 +52,8 @@ class Request:
         spare: additional slots for a tree.
         needs_target, needs_draft: whether it may use the model.
         tracker: says whether drafting pays, common to all rows of an engine; None: one of its own.
-        owner: whose it is; owners take turns. salt: KV caches and earlier texts are reused between requests of one salt.
+        owner: whose it is; owners take turns. salt: KV caches and earlier texts are reused between requests of one
+            salt; by default the owner.
 
     Args:
         longest: length of a row in tokens, which limits the text if ``max_new_tokens`` is None; None: the pair's
@@ -72,9 +73,9 @@ class Request:
         rows: int = 1,
         most: int = 1,
         owner: str = "",
-        salt: str = "",
+        salt: str | None = None,
     ) -> None:
-        self._runtime, self.owner, self.salt = runtime, owner, salt
+        self._runtime, self.owner, self.salt = runtime, owner, owner if salt is None else salt
         options = options.replace(seed=drawn_seed(options.seed))
         self.tracker: Tracker | None = None
         self._tuned = runtime.tuned_for(options)

@@ -174,7 +174,8 @@ class EngineWorker:
         """
         with self._lock:
             self._check_open()
-            self._take_place(AsyncRequest, request.owner)
+            self._check_places(AsyncRequest, request.owner)
+            self._places[AsyncRequest].take(request.owner)
             self._open += 1
             self._calls.put(lambda: self._line.put(request.owner, request))
 
@@ -186,25 +187,35 @@ class EngineWorker:
         """
         with self._lock:
             self._check_open()
-            self._take_place(Scoring, scoring.owner)
+            self._check_places(Scoring, scoring.owner)
+            self._places[Scoring].take(scoring.owner)
             self._calls.put(lambda: self._scorings.put(scoring.owner, scoring))
 
-    def _take_place(self, kind: type, owner: str) -> None:
-        """Take one of the places of requests or of scorings.
+    def check_room(self, owner: str, count: int) -> None:
+        """Refuse requests that would not be taken, before they are made.
 
         Raises:
-            QueueFullError: there is none.
+            EngineError: there are not so many places now.
+        """
+        with self._lock:
+            self._check_open()
+            self._check_places(AsyncRequest, owner, count)
+
+    def _check_places(self, kind: type, owner: str, count: int = 1) -> None:
+        """Check for places of requests or of scorings.
+
+        Raises:
+            QueueFullError: there are not so many.
         """
         places = self._places[kind]
-        if places.room(owner) <= 0:
-            own, left = places.of(owner) - self.rows, places.free
+        if not places.fits(owner, count):
+            own, left = max(0, places.of(owner) - self.rows), places.free
             raise QueueFullError(
                 f"{own} of your requests wait already, and {left} places are left for all: try again later"
                 if left > 0
                 else f"{self.rows} requests are served and {self.max_waiting} wait already: try again later",
                 self.wait_s,
             )
-        places.take(owner)
 
     def _leave_place(self, kind: type, owner: str) -> None:
         with self._lock:

@@ -88,7 +88,7 @@ class RequestGuard:
     def __init__(self, app: ASGIApp, service: Service | Models) -> None:
         self._app, self._service, self._settings = app, service, service.settings
         settings, self._owners, self._keys = service.settings, service.owners, service.owners.keys
-        self._open = Shares(settings.max_connections, shared=settings.has_owners)  # requests
+        self._open = service.owners.open
         # bytes of bodies, until their request is answered: what is read from them is as large, or larger
         self._held = Shares(max(_MOST_HELD, 4 * settings.max_body_bytes), shared=settings.has_owners)
         self._next = asyncio.Lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from sprinter.engine.fair_queue import Shares
 from sprinter.serve.api_errors import Refusal
 from sprinter.serve.keys import ApiKeys, RateLimit
 from sprinter.serve.prometheus import ServeMetrics, ServeState
@@ -23,13 +24,15 @@ class Owners:
 
     Attributes:
         keys: None: no key is needed.
+        open: places of requests that are open.
         metrics: what has been served.
         turns: where owners' work is done that would hold up the event loop.
     """
 
     def __init__(self, settings: ServeSettings, states: Callable[[], Sequence[ServeState]]) -> None:
         self._settings = settings
-        self.metrics, self.turns = ServeMetrics(states), Turns()
+        self.open = Shares(settings.max_connections, shared=settings.has_owners)
+        self.metrics, self.turns = ServeMetrics(states), Turns(self.open.others)
         self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
         self._texts, self._tokens = RateLimit(settings.rate_limit), RateLimit(settings.token_limit)
 

@@ -33,7 +33,7 @@ __all__ = [
     "speculation_of", "to_json", "usage_of",
 ]  # fmt: skip
 
-_PART_BYTES = 2**16
+_PART_BYTES, _SMALL_BYTES = 2**16, 2**13  # of a piece; where other owners ask too
 _TOGETHER = 32  # items of a list that are written in one call
 
 _FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -188,12 +188,12 @@ def to_json(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-def _pieces(parts: Iterable[str]) -> Iterator[bytes]:
-    """Parts together, in pieces of about ``_PART_BYTES``; the last one is smaller."""
+def _pieces(parts: Iterable[str], size: int) -> Iterator[bytes]:
+    """Parts together, in pieces of at least so many bytes; the last one is smaller."""
     piece = bytearray()
     for part in parts:
         piece += part.encode("utf-8", "replace")
-        if len(piece) >= _PART_BYTES:
+        if len(piece) >= size:
             yield bytes(piece)
             piece.clear()
     yield bytes(piece)
@@ -207,11 +207,11 @@ async def send_parts(
     Args:
         send: gets a piece, and whether more follow.
     """
-    pieces = _pieces(parts)
-    more = True
+    size = _SMALL_BYTES if service.turns.crowded(owner) else _PART_BYTES
+    pieces, more = _pieces(parts, size), True
     while more:
         piece = await service.turns.run(owner, lambda: next(pieces))
-        more = len(piece) >= _PART_BYTES
+        more = len(piece) >= size
         await send(piece, more)
 
 

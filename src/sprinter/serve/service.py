@@ -95,9 +95,9 @@ class Service:
                 costs = pair._runtime.shared_costs if own.rows > 1 else pair.pass_costs
                 _log.info("costs of forward passes", extra={"fields": asdict(costs)})
             self._pair = pair
-            most = own.step_tokens or (128 if pair.models.target.model.device.type == "cpu" else 2048)
+            most = own.step_tokens or (64 if pair.models.target.model.device.type == "cpu" else 2048)
             self._engine = AsyncEngine(
-                pair, own.rows, Policy(first=True, prompt_tokens=most), max_len=own.max_len, memory_bytes=own.memory_bytes,
+                pair, own.rows, Policy(first=True, prompt_piece=min(128, most), prompt_tokens=most), max_len=own.max_len, memory_bytes=own.memory_bytes,
                 max_waiting=own.max_waiting, shared_queue=own.has_owners, on_death=self._fail,
                 shared_prefixes=own.share_prefixes,
                 shared_rows=own.has_owners if self.owners.keys is None else self.owners.keys.owners - 1,
@@ -329,6 +329,8 @@ class Service:
         if asked.count > most:
             message = f"{asked.count} texts in one request: this server takes at most {most} at a time"
             raise Refusal(400, message, param="n")
+        if asked.generates:
+            engine.check_room(owner, asked.count)
         free = free_bytes(self.pair.models.target.model.device)
         if free is not None and free < self.settings.min_free_bytes:
             raise NoMemoryError("there is not enough free memory for another request now: try again later")
