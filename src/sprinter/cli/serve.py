@@ -22,8 +22,8 @@ __all__ = ["serve"]
 
 _PANELS = {
     "Several models": "models_bytes",
-    "Limits": "rows max_len memory_bytes step_tokens max_waiting max_prompt_tokens max_new_tokens max_draft max_body_bytes "
-    "queue_timeout_s request_timeout_s drain_timeout_s rate_limit token_limit",
+    "Limits": "rows max_len memory_bytes step_tokens max_waiting max_prompt_tokens max_new_tokens max_draft "
+    "max_body_bytes queue_timeout_s request_timeout_s drain_timeout_s rate_limit token_limit",
     "Access": "api_keys allow_anonymous allowed_hosts tls_cert tls_key log_prompts",
 }
 _KEPT = (

@@ -154,7 +154,9 @@ class AsyncEngine:
             EngineError: the queue is full, the engine is closed or has failed.
         """
         salt = "" if self._shared_prefixes else None
-        task = self._engine._task(prompt, GenerationOptions.of(options, keywords), self._worker.open, owner, salt)
+        task = self._engine._task(
+            prompt, GenerationOptions.of(options, keywords), self._worker.open, owner, salt
+        )
         request = AsyncRequest(task, owner)
         self._worker.submit(request)
         return EngineStream(self, request)

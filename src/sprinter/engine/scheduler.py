@@ -2,8 +2,8 @@
 
 A step runs at most one forward pass of each kind, for all requests whose next input is of that kind: a prefill chunk in
 each model (grouped by length; a policy may limit how much is read), a draft step, and the target's forward pass, which
-a policy may delay until enough rows wait. Rows differ in length and phase, and each has its own method, sampling and seed; the text of a row does not depend
-on other rows, but with ``never_slower``.
+a policy may delay until enough rows wait. Rows differ in length and phase, and each has its own method, sampling and
+seed; the text of a row does not depend on other rows, but with ``never_slower``.
 """
 
 from __future__ import annotations

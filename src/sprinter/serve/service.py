@@ -96,10 +96,10 @@ class Service:
                 _log.info("costs of forward passes", extra={"fields": asdict(costs)})
             self._pair = pair
             most = own.step_tokens or (64 if pair.models.target.model.device.type == "cpu" else 2048)
+            policy = Policy(first=True, prompt_piece=min(128, most), prompt_tokens=most)
             self._engine = AsyncEngine(
-                pair, own.rows, Policy(first=True, prompt_piece=min(128, most), prompt_tokens=most), max_len=own.max_len, memory_bytes=own.memory_bytes,
-                max_waiting=own.max_waiting, shared_queue=own.has_owners, on_death=self._fail,
-                shared_prefixes=own.share_prefixes,
+                pair, own.rows, policy, own.max_len, own.memory_bytes, max_waiting=own.max_waiting,
+                shared_queue=own.has_owners, on_death=self._fail, shared_prefixes=own.share_prefixes,
                 shared_rows=own.has_owners if self.owners.keys is None else self.owners.keys.owners - 1,
             )  # fmt: skip
             if self._closed:
