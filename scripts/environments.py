@@ -343,8 +343,11 @@ def with_vllm(pip: Sequence[str | Path], tools: Sequence[str]) -> bool:
 
 
 # --- clients of the server --------------------------------------------------------------------------------------------
-CLIENTS = {"openai": "openai==3.57.0", "langchain": "langchain-openai==1.7.4", "litellm": "litellm==1.110.2"}
-"""Environment -> the client in it. vLLM's benchmark and the harness are in those of the doors."""
+CLIENTS = {
+    "openai": "openai==3.57.0", "langchain": "langchain-openai==1.7.4", "litellm": "litellm==1.110.2",
+    "guidellm": f"{pins()['torch']} guidellm==0.8.1",
+}  # fmt: skip
+"""Environment -> the client in it, and what comes first. vLLM's benchmark and the harness are in those of the doors."""
 
 
 def clients() -> None:
@@ -356,7 +359,7 @@ def clients() -> None:
         if not (stamp.is_file() and stamp.read_text() == wanted):
             print(f"== set-up: {wanted} in {folder}", flush=True)
             pip = new_environment(folder)
-            if subprocess.run([str(word) for word in (*pip, wanted)], env=CLEAN).returncode:
+            if subprocess.run([str(word) for word in (*pip, *wanted.split())], env=CLEAN).returncode:
                 shutil.rmtree(folder)
                 lacking.append(wanted)
                 continue

@@ -36,7 +36,8 @@ from benchmarks.smoke import sized
 KEYS = {"first": "first-hostile-key-1", "second": "second-hostile-key-2", "polite": "polite-secret-key-3"}
 TEXT = "/v1/completions"
 ATTACK = "--attack"  # the command of an attacking process
-ASKED = sized(60, 3)
+ASKED, LEAST, SECONDS = sized((60, 20, 15.0), (3, 2, 1.0))
+"""Requests of the polite key under each attack: fewer, and at least so many, when so many seconds are over."""
 CONNECTIONS = 12
 POLITE = {"prompt": "The river rises in", "max_tokens": 12}
 _OPEN = {"type": "object", "additionalProperties": False}
@@ -128,7 +129,10 @@ async def _ask(server: ServerProcess, name: str) -> tuple[list[float], Counter[s
             assert one.stdout is not None
             await asyncio.to_thread(one.stdout.readline)
         async with server.client(KEYS["polite"]) as client:
+            began = time.monotonic()
             for i in range(ASKED):
+                if i >= LEAST and time.monotonic() - began > SECONDS:
+                    break
                 found = await stream(client, {**POLITE, "seed": i})
                 firsts.append(found.events[0] if found.events else float("inf"))
                 if not found.events:

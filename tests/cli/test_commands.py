@@ -85,6 +85,31 @@ def test_doctor_looks_at_everything(run: Run, places: Places) -> None:
     assert status == 0 and "with the target alone" in text
 
 
+def test_doctor_looks_at_pairs_as_serve_names_them(run: Run, places: Places) -> None:
+    """General checks once, those of a pair for each; one that fails does not end the others."""
+    broken = f"bad=target={places.root / 'corrupt'}"
+    status, out, err = run("doctor", "--pair", "own=", "--pair", broken, "--json")
+    checks = json.loads(out)["checks"]
+    assert status == 1 and err == ""
+    assert [check["name"] for check in checks if "pair" not in check].count("versions") == 1
+    assert [check["status"] for check in checks if check.get("pair") == "bad"] == ["fail"]
+    assert {check["status"] for check in checks if check.get("pair") == "own"} <= {"ok", "warn"}
+    assert "self-test" in [check["name"] for check in checks if check.get("pair") == "own"]
+    _, text, _ = run("doctor", "--pair", broken)
+    assert "bad: " in text
+    for given, message in (
+        (["--pair", "a=drfat=x"], "--pair a: 'drfat=x' is no option of loading"),
+        (["--pair", "a=", "--target", "x"], "--target x is of one pair: write it into --pair NAME=target="),
+        (["--pair", "a=", "--pair", "a="], "--pair a= was given twice"),
+        (
+            ["--pair", "a=", "--pair", "b=", "--probe", "x"],
+            "--probe reads texts for one pair: give one --pair",
+        ),
+    ):
+        status, _, err = run("doctor", *given)
+        assert status == 2 and message in err and err.count("\n") == 1
+
+
 def test_doctor_fails_with_status_1(run: Run, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, err = run("doctor", "--target", str(places.root / "corrupt"))
     assert (status, err) == (1, "")

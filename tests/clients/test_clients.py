@@ -122,6 +122,25 @@ def test_vllms_benchmark(server: Running, tmp_path: Path, backend: str, path: st
     assert found["completed"] == 4 and found["total_output_tokens"] == 48
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_guidellm(server: Running, tmp_path: Path, path: str) -> None:
+    tokenizer, out = sprinter.builtin_paths()["target"], tmp_path / "out.json"
+    run(
+        "client-guidellm", "guidellm", "run", "--disable-console",
+        "--backend", f"kind=openai_http,target={server.url},model=builtin,request_format=/v1/{path}",
+        "--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=4",
+        "--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=12",
+        "--tokenizer", f"kind=huggingface_auto,model={tokenizer}", "--output", f"kind=json,path={out}",
+    )  # fmt: skip
+    (found,) = json.loads(out.read_text())["benchmarks"]
+    metrics = found["metrics"]
+    assert metrics["request_totals"] == {"successful": 4, "errored": 0, "incomplete": 0, "total": 4}
+    assert metrics["output_token_count"]["successful"]["total_sum"] == 48
+    assert metrics["prompt_token_count"]["successful"]["total_sum"] >= 4 * 16
+    texts = [one["output"] for one in found["requests"]["successful"]]
+    assert len(texts) == 4 and all(texts)
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_as_a_client_sends_it(server: Running, name: str) -> None:
     """Recorded from the programs named; their own prompts are cut short here, and the CLI's nine tools to five."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA
 from tests.real import real_file
+from tests.serve.server import serving
 
 import sprinter
 from sprinter.models.gguf.load import GgufModel
@@ -144,3 +145,41 @@ def test_five_turns_of_a_pair_in_the_terminal(files: tuple[Path, Path]) -> None:
     answers = [text for role, text in said if role == "assistant"]
     assert len(answers) == len(ASKED) and all(answers)
     assert all("<|" not in text for text in answers)
+
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather", "description": "The weather of a city now.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}  # fmt: skip
+
+
+def test_a_tool_is_called_where_the_question_asks_for_it(files: tuple[Path, Path]) -> None:
+    """``tool_choice`` auto: nothing is forced, and the answer after the tool's result is a text."""
+    pair = sprinter.load_pair(*files, runner="torch", dtype="gguf")
+    with serving(pair, rows=1, max_len=512) as server, server.openai() as client:
+        talk: list[Any] = [
+            {"role": "user", "content": "What is the weather in Paris right now? Use the tool."}
+        ]
+        asked: Any = {
+            "model": "builtin",
+            "tools": [WEATHER],
+            "tool_choice": "auto",
+            "temperature": 0,
+            "max_tokens": 60,
+        }
+        choice = client.chat.completions.create(messages=talk, **asked).choices[0]
+        (call,) = choice.message.tool_calls or ()
+        assert choice.finish_reason == "tool_calls" and call.type == "function"
+        assert call.function.name == "get_weather" and json.loads(call.function.arguments) == {
+            "city": "Paris"
+        }
+        talk += [
+            choice.message,
+            {"role": "tool", "tool_call_id": call.id, "content": '{"sky": "rain", "degrees": 11}'},
+        ]
+        answer = client.chat.completions.create(messages=talk, **asked).choices[0]
+        assert answer.finish_reason == "stop" and not answer.message.tool_calls
+        assert "11" in (answer.message.content or "") or "rain" in (answer.message.content or "")

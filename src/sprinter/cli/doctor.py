@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -13,8 +14,9 @@ from sprinter.cli.doctor_probe import run_probe, show_probe
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import JsonOption, refuse_unused
 from sprinter.cli.pages import console, print_json
+from sprinter.cli.pairs import named_pairs
 from sprinter.cli.signature import in_options, option
-from sprinter.errors import first_line
+from sprinter.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,16 +37,24 @@ Found = tuple[Status, str]
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
+    """One line of the report; ``pair``: the name of the pair that it is about, if it has one."""
 
     name: str
     status: Status
     detail: str
+    pair: str | None = None
 
 
 @loads("profile", "suffix_cache")
 def doctor(
     loading: Loading = Loading(),
+    pair: Annotated[
+        list[str] | None,
+        option(
+            "A pair by name, as 'serve' takes it: NAME=target=org/big,draft=org/small,dtype=int8; may be repeated.",
+            default=False,
+        ),
+    ] = None,
     probe: Annotated[
         Path | None,
         option(
@@ -61,10 +71,15 @@ def doctor(
     json: JsonOption = False,
 ) -> int:
     """Check the installation: versions, devices, models, runners, and a short generation; or probe your own texts."""
+    named: list[tuple[str | None, Loading]] = [*named_pairs(pair, loading)] if pair else [(None, loading)]
+    if twice := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
+        raise UserError(f"--pair {twice[0]}= was given twice: give each pair a name of its own")
     options = {"max_drift": max_drift, "probe_tokens": probe_tokens, "temperature": temperature}
     if probe is not None:
+        if len(named) > 1:
+            raise UserError("--probe reads texts for one pair: give one --pair")
         found = run_probe(
-            loading, probe, max_drift=max_drift, positions=probe_tokens, temperature=temperature
+            named[0][1], probe, max_drift=max_drift, positions=probe_tokens, temperature=temperature
         )
         if json:
             print_json({"ok": True, "probe": found})
@@ -73,13 +88,14 @@ def doctor(
         return 0
     refuse_unused(doctor, options, "without --probe: give --probe FILE too")
     checks: list[Finding] = []
-    for check in _checks(loading):
+    for check in _checks(named):
         checks.append(check)
         if not json:
             console().print(_line(check))
     failed = any(check.status == "fail" for check in checks)
     if json:
-        print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
+        said = [{key: value for key, value in one._asdict().items() if value is not None} for one in checks]
+        print_json({"ok": not failed, "checks": said})
     return 1 if failed else 0
 
 
@@ -90,14 +106,21 @@ def _line(check: Finding) -> Table:
     line = Table.grid(padding=(0, 2, 0, 0))
     for width in (4, 9, None):
         line.add_column(width=width, overflow="fold")
-    line.add_row(Text(check.status, _COLOURS[check.status]), Text(check.name), Text(check.detail))
+    detail = check.detail if check.pair is None else f"{check.pair}: {check.detail}"
+    line.add_row(Text(check.status, _COLOURS[check.status]), Text(check.name), Text(detail))
     return line
 
 
-def _checks(loading: Loading) -> Iterator[Finding]:
+def _checks(pairs: Sequence[tuple[str | None, Loading]]) -> Iterator[Finding]:
     """Run all checks in order; an exception makes a check fail and does not end the command."""
     for check in (_versions, _devices, _threads, _cpu, _kernels, _cache):
         yield _safely(check.__name__[1:], check)
+    for name, loading in pairs:
+        for found in _pair_checks(loading):
+            yield found._replace(pair=name)
+
+
+def _pair_checks(loading: Loading) -> Iterator[Finding]:
     as_stored = loading.runner == "auto" and (loading.target or "").endswith(".gguf")
     try:  # float32 where no dtype was asked for; GGUF files as runner="auto" has them
         pair = load(loading, **({} if as_stored else {"dtype": "float32"}))

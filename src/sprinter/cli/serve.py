@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.pairs import named_pairs, split_name
 from sprinter.cli.signature import option, takes
 from sprinter.errors import UserError, first_line, install_line
-from sprinter.parameters import types_in
 from sprinter.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -35,11 +34,6 @@ _KEPT = (
     "min_free_bytes",
 )
 """Settings that no command line changes."""
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-_OF_ALL = {"device", "device_map", "dtype", "runner", "compile"}
-"""Options of loading that may be given once for all pairs."""
 
 _several = partial(option, panel="Several models", default=False)
 
@@ -88,18 +82,13 @@ def _pairs(given: Sequence[str], loading: Loading, settings: Any) -> tuple[list[
 
     if not given:
         return [NamedSource(settings.model_name, partial(load, loading))], {}
-    if own := sorted(loading.given().keys() - _OF_ALL):
-        raise UserError(
-            f"{own[0]}={loading.given()[own[0]]} is of one pair: write it into --pair NAME={own[0]}=..."
-        )
+    named = named_pairs(given, loading)
     if settings.model_name is not None:
         raise UserError(
             f"model_name={settings.model_name} is of one pair: write it as the name of --pair NAME=..."
         )
     sources = []
-    for one in given:
-        name, options = _parts(one, "--pair", "NAME=target=...")
-        chosen = replace(loading, **_options(options, name))
+    for name, chosen in named:
         files = [chosen.target, chosen.draft]
         sources.append(NamedSource(name, partial(load, chosen), size=sum(map(_size, filter(None, files)))))
     aliases = {}
@@ -115,7 +104,7 @@ def _adapter(given: str, sources: Sequence[NamedSource], several: bool) -> Named
     from sprinter.serve.registry import NamedSource
 
     what = "NAME@PAIR=FOLDER" if several and len(sources) > 1 else "NAME=FOLDER"
-    name, folder = _parts(given, "--lora", what)
+    name, folder = split_name(given, "--lora", what)
     name, _, pair = name.partition("@")
     names = [one.name for one in sources]
     if (pair or len(names) > 1) and pair not in names:
@@ -126,40 +115,6 @@ def _adapter(given: str, sources: Sequence[NamedSource], several: bool) -> Named
             f"--lora {given}: {folder} has no adapter_config.json: give a folder that PEFT has saved"
         )
     return NamedSource(name, pair=pair or names[0], adapter=place, size=_size(folder))
-
-
-def _parts(given: str, flag: str, form: str) -> tuple[str, str]:
-    """The name and the rest of an option."""
-    name, equals, rest = given.partition("=")
-    if not equals or not _NAME.fullmatch(name.replace("@", "-")):
-        raise UserError(f"{flag} {given} is not {form}: write {flag} {form}")
-    return name, rest
-
-
-def _options(given: str, name: str) -> Mapping[str, Any]:
-    """Options of loading in text; a comma that no option follows belongs to a value, as between servers of a target."""
-    names, kinds = {one.name for one in fields(Loading)}, get_type_hints(Loading)
-    found: dict[str, Any] = {}
-    for part in re.split(r",(?=[a-z_-]+=)", given) if given else ():
-        option, equals, value = part.partition("=")
-        option = option.strip().replace("-", "_")
-        if option not in names or not equals or not value:
-            raise UserError(
-                f"--pair {name}: {part!r} is no option of loading: give {', '.join(sorted(names))}"
-            )
-        if option == "head":
-            found[option] = [*found.get(option, ()), value]
-        elif option in found:
-            raise UserError(f"--pair {name}: {option} was given twice: give it once")
-        elif bool in (known := types_in(kinds[option])):
-            if value not in ("true", "false"):
-                raise UserError(f"--pair {name}={part} is unknown: give true or false")
-            found[option] = value == "true"
-        elif (choices := [each for each in known if isinstance(each, str)]) and value not in choices:
-            raise UserError(f"--pair {name}={part} is unknown: give {' or '.join(sorted(choices))}")
-        else:
-            found[option] = value
-    return found
 
 
 def _size(given: str) -> int:

@@ -40,7 +40,7 @@ def choose_prompts(rows: Sequence[Reading[_Row]], turns: dict[str, int], most: i
         turns: of each owner the step in which a prompt of theirs was read last.
     """
     place = Counter[str]()  # among the rows of its owner
-    order = []
+    order: list[tuple[int, int, int, Reading[_Row]]] = []
     for one in sorted(rows, key=lambda one: one.turn):
         order.append((place[one.owner], turns[one.owner], len(order), one))
         place[one.owner] += 1
