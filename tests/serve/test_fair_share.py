@@ -1,0 +1,112 @@
+"""What a server's owners share: places of the queue, and the time of work in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from tests.engine.conftest import double_pair
+from tests.serve.server import held, serving, until
+
+from sprinter.engine.engine import Engine
+from sprinter.engine.fair_queue import Shares
+from sprinter.serve.responses import send_parts
+from sprinter.serve.turns import Turns
+
+TEXT, PROMPT = "/v1/completions", [3, 7, 1, 12, 5]
+KEYS = {"alice": "alice-secret-key-1", "bob": "bob-secret-key-22222"}
+
+
+def as_(name: str) -> dict[str, Any]:
+    return {"headers": {"authorization": f"Bearer {KEYS[name]}"}}
+
+
+def test_texts_that_find_no_place_are_refused_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All texts of a request or none: what is asked for again and again and refused costs next to nothing."""
+    keys, made = tmp_path / "keys", list[int]()
+    keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
+    keys.chmod(0o600)
+    real = Engine._task
+    monkeypatch.setattr(Engine, "_task", lambda *given: made.append(1) or real(*given))
+    asked = {"prompt": PROMPT, "max_tokens": 2}
+    settings: dict[str, Any] = {"rows": 2, "max_len": 96, "max_waiting": 8, "api_keys": keys}
+    with serving(double_pair(), **settings) as server, held(server.service) as go:
+        threads = [
+            threading.Thread(target=server.post, args=(TEXT, {**asked, "n": n}), kwargs=as_(who))
+            for who, n in (("alice", 5), ("bob", 3))
+        ]  # fmt: skip
+        for n, thread in zip((5, 8), threads, strict=True):
+            thread.start()
+            until(lambda n=n: server.service.engine.unfinished == n)  # type: ignore[misc]
+        for _ in range(3):
+            assert server.post(TEXT, {"prompt": PROMPT, "n": 3}, **as_("bob")).status_code == 429
+        assert len(made) == 8
+        go.set()
+        for thread in threads:
+            thread.join(30)
+
+
+def test_several_places_fit_where_each_would() -> None:
+    for shared, size, others, taken in itertools.product((True, False), (6, 9), (0, 2), (0, 1)):
+        for count in range(1, 10):
+            one, each = Shares(size, shared=shared, own=2), Shares(size, shared=shared, own=2)
+            for places in (one, each):
+                places.take("other", others)
+                places.take("own", taken)
+            fits = True
+            for _ in range(count):
+                fits = fits and each.room("own") > 0
+                each.take("own")
+            assert one.fits("own", count) is fits
+            assert one.others("own") is bool(others)
+
+
+def test_work_of_an_owner_rests_where_others_ask_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times as long as it took, and other owners' work is done meanwhile."""
+
+    async def main() -> None:
+        loop, rests, crowd = asyncio.get_running_loop(), list[tuple[float, Any]](), set[str]()
+        clock = iter(range(100))
+        monkeypatch.setattr("sprinter.serve.turns.time.thread_time", lambda: float(next(clock)))
+        monkeypatch.setattr(loop, "call_later", lambda seconds, call: rests.append((seconds, call)))
+        turns, done = Turns(lambda owner: bool(crowd - {owner})), list[str]()
+        assert await turns.run("alice", lambda: 5) == 5
+        (seconds, leave), crowd = rests.pop(), {"alice", "bob"}
+        assert seconds == 0
+        leave()
+        await turns.run("alice", lambda: done.append("alice"))
+        (seconds, leave) = rests.pop()
+        assert seconds == 4.0
+        waiting = asyncio.create_task(turns.run("alice", lambda: done.append("alice again")))
+        await turns.run("bob", lambda: done.append("bob"))
+        assert done == ["alice", "bob"]
+        leave()
+        await waiting
+        assert done == ["alice", "bob", "alice again"]
+
+    asyncio.run(main())
+
+
+def test_a_large_answer_is_made_in_small_pieces_where_others_ask_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def sizes(crowded: bool) -> list[int]:
+        service, sent = Mock(turns=Turns(lambda owner: crowded)), list[int]()
+        monkeypatch.setattr("sprinter.serve.turns._REST", 0)
+
+        async def send(piece: bytes, more: bool) -> None:
+            sent.append(len(piece))
+
+        await send_parts(service, "alice", ("x" * 100 for _ in range(2000)), send)
+        return sent
+
+    whole, small = asyncio.run(sizes(False)), asyncio.run(sizes(True))
+    assert sum(whole) == sum(small) == 200_000
+    assert len(whole) == 4 and max(small) < 2**13 + 100
