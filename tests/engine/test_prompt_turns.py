@@ -14,7 +14,7 @@ from sprinter.engine.backends.texts import TextRows
 from sprinter.engine.engine import Engine
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.policy import Policy
-from sprinter.engine.prompts import NEW, Reading, choose_prompts
+from sprinter.engine.prompts import NEW, ChunkTurn, choose_prompts
 
 FAIR = Policy(prompt_piece=3, prompt_tokens=6, first=True)
 PLAIN: dict[str, Any] = {"method": "autoregressive", "max_new_tokens": 2}
@@ -38,8 +38,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return seen
 
 
-def reading(row: str, turn: int, size: int = 3, chunk: object = None) -> Reading[str]:
-    return Reading(row, row[0], turn, size, chunk or row)
+def reading(row: str, turn: int, size: int = 3, chunk: object = None) -> ChunkTurn[str]:
+    return ChunkTurn(row, row[0], turn, size, chunk or row)
 
 
 def put(engine: Engine, prompt: list[int], owner: str, **options: Any) -> int:

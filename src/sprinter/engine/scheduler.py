@@ -20,7 +20,7 @@ from sprinter.engine.backends.base import DraftRow, PassInput, PromptRow, Target
 from sprinter.engine.executor import RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
-from sprinter.engine.prompts import NEW, Reading, choose_prompts
+from sprinter.engine.prompts import NEW, ChunkTurn, choose_prompts
 from sprinter.engine.request import Request
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import TokenReader, advance
@@ -304,7 +304,7 @@ class Scheduler:
             one.turn = self._steps
         return sorted(chosen, key=lambda one: one.run.row)
 
-    def _chunk(self, one: _Live) -> Reading[_Live]:
+    def _chunk(self, one: _Live) -> ChunkTurn[_Live]:
         """The chunk of a prompt that a row reads next."""
         given, request = one.run.input, one.request
         assert isinstance(given, PromptRow)
@@ -312,7 +312,7 @@ class Scheduler:
         shared = rows is not None and rows.held.on and not given.layers  # read once, and copied
         text = tuple(request.sequence.tokens[: feed.start + len(feed.tokens)])
         chunk = (request.salt, feed.start, text) if shared else one.id
-        return Reading(one, request.owner, one.turn, len(feed.tokens), chunk)
+        return ChunkTurn(one, request.owner, one.turn, len(feed.tokens), chunk)
 
     def _do(self, group: Sequence[_Live]) -> None:
         """Run one forward pass for a group."""

@@ -38,6 +38,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MOST_DISCARDED = 256 * 2**20
 _MOST_HELD = 64 * 2**20  # of bodies whose requests are not answered, all together, or four of the largest
+_SMALL = 2**16  # a body up to this size is checked at once
 _VALUE_BYTES = 16  # more that a value takes in lists than in a body
 _MOST_OBJECTS, _MOST_STRINGS, _MOST_VALUES = 2**14, 2**15, 2**17  # of one body
 _FAREWELL_S = 1.0  # to send an error after the time limit
@@ -242,7 +243,10 @@ class RequestGuard:
             raise Refusal(413, f"the body is larger than {most} bytes: send less", "body_too_large")
         body = b"".join(parts)
         await self._line_up(note.owner, {})
-        check_shape(body)
+        if len(body) > _SMALL:
+            await self._owners.turns.run(note.owner, lambda: check_shape(body))
+        else:
+            check_shape(body)
         self._hold(note, _VALUE_BYTES * min(body.count(b","), _MOST_VALUES))
         return body
 
