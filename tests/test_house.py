@@ -1,4 +1,4 @@
-"""The house: sizes, public names, package data, documents whose examples run."""
+"""The house: sizes, public names, package data, documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from tests.conftest import UNMEASURED
@@ -47,13 +46,6 @@ def tracked_files() -> list[Path]:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
-
-
-def python_blocks() -> list[tuple[int, str]]:
-    """(line, code) of each block of the README that is marked as python."""
-    readme = text_of("README.md")
-    found = re.finditer(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    return [(readme.count("\n", 0, match.start(1)), match[1]) for match in found]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(SRC).as_posix())
@@ -192,18 +184,6 @@ def test_tree_stays_small() -> None:
 def test_only_safetensors_hold_weights() -> None:
     pickles = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz"}
     assert [path for path in tracked_files() if path.suffix in pickles] == []
-
-
-def test_readme_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = python_blocks()
-    assert blocks
-    namespace: dict[str, Any] = {"__name__": "readme"}
-    for line, code in blocks:
-        # as many empty lines as stand before it, so that a traceback names the README's own line
-        exec(compile("\n" * line + code, str(ROOT / "README.md"), "exec"), namespace)
-    exact, lossy = namespace["exact"], namespace["lossy"]
-    assert len(lossy.tokens) == lossy.stats.new_tokens > 0
-    assert exact.text in (shown := capsys.readouterr().out) and lossy.text in shown
 
 
 def test_methods_that_readme_names_are_there_and_keep_the_law_as_it_says() -> None:

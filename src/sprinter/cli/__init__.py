@@ -5,7 +5,7 @@
 | ``app``, ``running`` | the typer application; runs it and turns errors into one line and an exit status |
 | ``generate``, ``generate_many`` | ``sprinter generate``: one text, or a file of prompts |
 | ``chat``, ``chat_commands``, ``chat_session`` | ``sprinter chat``: its loop, what is typed, the conversation |
-| ``serve``, ``methods``, ``doctor``, ``demo``, ``eval``, ``tune`` | commands of these names |
+| ``serve``, ``methods``, ``doctor``, ``advise``, ``demo``, ``eval``, ``tune`` | commands of these names |
 | ``gate``, ``draft``, ``theory``, ``bench``, ``convert`` | groups of commands of these names |
 | ``doctor_probe``, ``probe_texts`` | ``sprinter doctor --probe`` |
 | ``options``, ``loading``, ``generating`` | options that commands share |

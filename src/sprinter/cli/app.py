@@ -20,6 +20,7 @@ _ABOUT = {
     "doctor": (
         "Check the installation: versions, devices, models, runners, and a short generation; or probe your own texts."
     ),
+    "advise": "Name the command line for your case, and why: three questions.",
     "demo": "Compare plain decoding, an exact method and a lossy one with drift of at most 0.1 (well under a minute).",
     "eval": "Evaluate a pair on tasks of lm-evaluation-harness: accuracy by method, and what it cost.",
     "tune": "Find the fastest method within a budget on drift, on your prompts and this machine; write a profile.",
