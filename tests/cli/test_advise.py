@@ -13,12 +13,12 @@ import pytest
 from tests.cli.tiny import Run
 from tests.test_pages import check_options
 
-from sprinter.cli.advise import DEAR, RULES, Answers, Where, advice
+from sprinter.cli.advise import DEAR, RULES, Case, Where, advice
 from sprinter.decode.spec import parse_method
 from sprinter.theory.regions import place
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-ASKED = [Answers(*one) for one in product((0.0, 0.01, 0.1), (None, 0.05, 0.12, 0.3, 1.6), get_args(Where))]
+ASKED = [Case(*one) for one in product((0.0, 0.01, 0.1), (None, 0.05, 0.12, 0.3, 1.6), get_args(Where))]
 
 
 def test_each_rule_is_reached() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, cast, get_args
 
 import typer
 
@@ -14,7 +14,7 @@ from sprinter.cli.pages import console, print_json
 from sprinter.cli.signature import option
 from sprinter.errors import UserError
 
-__all__ = ["RULES", "Advice", "Answers", "advice", "advise"]
+__all__ = ["RULES", "Advice", "Case", "advice", "advise"]
 
 Where = Literal["alone", "server", "remote"]
 
@@ -23,7 +23,7 @@ NOTHING, CHEAP, SLOW, DEAR = 0.01, 0.1, 0.13, 0.6
 the cost from which no draft gains 10 % where 80 % of its tokens are kept: (1 + 0.8) / (1 + 0.6) is 1.13."""
 
 
-class Answers(NamedTuple):
+class Case(NamedTuple):
     """What is asked: the mean drift that a text may have, the cost of a draft step (None: no draft), and where."""
 
     drift: float
@@ -122,7 +122,7 @@ RULES = (
 """The first that fits counts."""
 
 
-def advice(answers: Answers) -> Advice:
+def advice(answers: Case) -> Advice:
     """The rule for these answers."""
     cost = _NONE if answers.cost is None else answers.cost
     return next(one for one in RULES if one.fits(answers.drift, cost, answers.where))
@@ -153,7 +153,7 @@ def advise(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Name the command line for your case, and why: three questions; 'doctor --probe' measures instead."""
+    """Name the command line for your case, and why: three questions."""
     if None in (drift, cost, where) and not _asks():
         raise UserError("there is nobody to ask: give --drift, --cost and --where")
     if drift is None:
@@ -164,7 +164,7 @@ def advise(
         cost = typer.prompt("Time of a draft step over that of a target pass (none: no draft)", "none")
     if where is None:
         where = typer.prompt("Where it runs: alone, server or remote", "alone")
-    found = advice(_answers(drift, cost, where))
+    found = advice(_case(drift, cost, where))
     command = found.command.replace("DRIFT", f"{drift:g}")
     if json:
         print_json({"command": command, "why": found.why, "page": f"docs/{found.page}"})
@@ -179,8 +179,8 @@ def _asks() -> bool:
     return sys.stdin.isatty()
 
 
-def _answers(drift: float, cost: str, where: str) -> Answers:
-    """Checked answers."""
+def _case(drift: float, cost: str, where: str) -> Case:
+    """The answers, checked."""
     try:
         number = None if cost == "none" else float(cost)
     except ValueError:
@@ -189,6 +189,6 @@ def _answers(drift: float, cost: str, where: str) -> Answers:
         raise UserError(f"--cost {cost} is not a cost: give a number above 0, such as 0.3, or none")
     if not 0 <= drift <= 1:
         raise UserError(f"--drift {drift:g} is not a mean drift: give a number in [0, 1]")
-    if where not in ("alone", "server", "remote"):
+    if where not in get_args(Where):
         raise UserError(f"--where {where} is unknown: give alone, server or remote")
-    return Answers(drift, number, where)
+    return Case(drift, number, cast(Where, where))
