@@ -24,7 +24,7 @@ prompts = [
     "Tom and Anna",
 ]
 points = {}
-for method in ("speculative(gamma=4)", "svip", "sprinter", "certain(threshold=2)"):
+for method in ("speculative(gamma=4)", "svip", "sprinter(tau=0.7)", "sprinter(tau=0.5)", "coin(rate=0.5)"):
     params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True, extra_args={"sprinter": method})
     llm.generate(prompts, params)
     reports = [*llm.collective_rpc("sprinter_reports")[0].values()][-len(prompts) :]

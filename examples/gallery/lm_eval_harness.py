@@ -38,7 +38,7 @@ command = [
 ]
 assert main([*command, *(word for method in METHODS for word in ("--method", method))]) == 0
 points: dict[str, list[tuple[float, float]]] = {}
-for run in json.loads((folder / "results.json").read_text())["runs"]:
+for method, run in zip(METHODS, json.loads((folder / "results.json").read_text())["runs"], strict=True):
     calls = run["config"]["target_calls_per_token"]
-    points[run["config"]["method"]] = [(calls, run["results"]["own_words"]["exact_match,none"])]
+    points[method] = [(calls, run["results"]["own_words"]["exact_match,none"])]
 draw.chart("lm_eval_harness", points, "target calls a token", "answers that are the target's own", line=False)
