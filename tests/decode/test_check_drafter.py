@@ -64,8 +64,8 @@ def model_sometimes(context: Context) -> Proposal | None:
 
 @pytest.mark.parametrize(
     "drafter",
-    [Model(), Model(greedy=True), Nothing(), Allocated(1.0), Lookup(2, 1), Lookup(2, 1, "model"),
-     Lookup(2, 1, reads="1x1.1x1.2x1.5"), Lookup(2, 1, "model", reads="1x1.1x1.2x1.5", step=0.6), By(drawn),
+    [Model(), Model(greedy=True), Nothing(), Allocated(1.0), Lookup(2, 1), Lookup(2, 1, Model()),
+     Lookup(2, 1, reads="1x1.1x1.2x1.5"), Lookup(2, 1, Model(), reads="1x1.1x1.2x1.5", step=0.6), By(drawn),
      By(model_sometimes, own=False), By(lambda context: context.certain([]))],
 )  # fmt: skip
 def test_sound_drafters_pass(drafter: Drafter) -> None:

@@ -11,7 +11,7 @@ import torch
 from sprinter.decode import parse_method
 from sprinter.decode.copies import _CHANCES, Worth
 from sprinter.decode.costs import PassCosts
-from sprinter.decode.drafter import Context, Proposals
+from sprinter.decode.drafter import Context, Drafter, Model, Nothing, Proposals
 from sprinter.decode.lookup import Lookup
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
@@ -36,7 +36,7 @@ def plan(proposals: Proposals, text: list[int], round: int, at_most: int = 40) -
 @pytest.mark.parametrize("reads", [READS, "1.05x1.1x1.2x1.5", "1.5x2x4x8", "1x1x1x1"])
 def test_each_copied_token_pays(size: int, reads: str) -> None:
     """The number of tokens against a direct reading of the rule's formula."""
-    worth = Worth(Lookup(8, 1, "nothing", reads=reads))
+    worth = Worth(Lookup(8, 1, Nothing(), reads=reads))
     cost = np.interp(range(1, 17), (1, 2, 4, 8, 16), [1.0, *map(float, reads.split("x"))])
     lowest = min(cost[k] / (k + 1) for k in range(16))
     wanted = 0
@@ -46,19 +46,19 @@ def test_each_copied_token_pays(size: int, reads: str) -> None:
         if math.prod(chances) * (own * lowest + (1 - own) * 1.0) < cost[k] - cost[k - 1]:
             break
         wanted = k
-    assert worth.length(size) == wanted
+    assert worth.paying(size)[0] == wanted
     assert (wanted == 15) >= (reads == "1x1x1x1") and (wanted == 0) >= (reads == "1.5x2x4x8" and size < 3)
 
 
 def test_the_draft_model_drafts_where_it_gains_more() -> None:
-    cheap, dear = (Worth(Lookup(8, 1, "model", reads=READS, step=step)) for step in (0.05, 3.0))
+    cheap, dear = (Worth(Lookup(8, 1, Model(), reads=READS, step=step)) for step in (0.05, 3.0))
     assert cheap.length(1) == 0 and dear.length(1) == 2
     assert cheap.length(8) == dear.length(8) == 7
 
 
 def test_chances_are_learned_from_the_text() -> None:
     """A copy that is kept makes later ones longer, one that is refused shorter; of each only what the text shows."""
-    text, lookup = [*CYCLE, 1, 2], Lookup(8, 2, "nothing", reads=READS)
+    text, lookup = [*CYCLE, 1, 2], Lookup(8, 2, Nothing(), reads=READS)
     proposals = Proposals(lookup)
     first = plan(proposals, text, 1)
     assert first == ([3, 4, 5, 1, 2, 3, 4] * 2)[:7]
@@ -80,8 +80,8 @@ def test_chances_are_learned_from_the_text() -> None:
     assert list(worth._tried - 6) == [0, 1, 1, 1, 0, 0, 0, 1]
 
 
-@pytest.mark.parametrize("otherwise", ["nothing", "model"])
-def test_a_plan_does_not_depend_on_how_it_is_asked_for(otherwise: str) -> None:
+@pytest.mark.parametrize("otherwise", [Nothing(), Model()])
+def test_a_plan_does_not_depend_on_how_it_is_asked_for(otherwise: Drafter) -> None:
     lookup = Lookup(8, 2, otherwise, reads=READS)
     texts = [CYCLE, [*CYCLE, 1, 2, 3], [*CYCLE, 1, 2, 3, 9, 1, 2], [7, 8, 9]]
     plans = []
@@ -89,7 +89,7 @@ def test_a_plan_does_not_depend_on_how_it_is_asked_for(otherwise: str) -> None:
         proposals = Proposals(lookup)
         plans.append([plan(proposals, text, round, at_most) for round, text in enumerate(texts, 1)])
     assert plans[0] == plans[1] == plans[2]
-    assert plans[0][0] == [1, 2, 3, 4, 5, 1, 2] and plans[0][3] == (None if otherwise == "model" else [])
+    assert plans[0][0] == [1, 2, 3, 4, 5, 1, 2] and plans[0][3] == (None if otherwise == Model() else [])
 
 
 def test_costs_are_filled_in() -> None:
@@ -97,7 +97,7 @@ def test_costs_are_filled_in() -> None:
     assert costs.reads == "1x1.1x1.6x3.5"
     method = parse_method("auto").settle({}, costs)
     assert method.name == "auto(budget=0.0, step=0.4, token=0.1, reads=1x1.1x1.6x3.5)"
-    assert method.drafter == Lookup(8, 2, "model", 15, READS, 0.4) and not method.measures
+    assert method.drafter == Lookup(8, 2, Model(), 15, READS, 0.4) and not method.measures
     assert parse_method(method.name) == method
     only = parse_method("drafter=lookup(reads=measured),stop=never,cap=8")
     assert only.measures and only.settle({}, costs).drafter == Lookup(reads=READS)
@@ -115,7 +115,7 @@ def test_strange_costs_are_refused(reads: str) -> None:
 def test_a_copy_that_was_cut_is_not_continued_elsewhere() -> None:
     """A driver takes fewer tokens than were proposed, and another token stands there."""
     text = [1, 2, 3, 4, 5, 6, 1, 2]
-    proposals = Proposals(Lookup(3, 2, "nothing", length=6))
+    proposals = Proposals(Lookup(3, 2, Nothing(), length=6))
     first = proposals.ask(asked(text, 1, 3))
     assert first is not None and list(first.tokens) == [3, 4, 5]
     again = proposals.ask(asked([*text, 3], 1, 3))  # cut behind its first token: it goes on from there

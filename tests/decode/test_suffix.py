@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.decode.chains import EOS, ends_at_eos, never_ends
 
-from sprinter.decode import Suffix, check_drafter, parse_method
+from sprinter.decode import Model, Suffix, check_drafter, parse_method
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.drafter import Context, Proposal
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, joint_law, target_joint_law
@@ -16,9 +16,9 @@ from sprinter.random import AddressedDraws
 
 DENSE, ZEROS = MarkovPair(seed=11), MarkovPair(seed=12, sharp=2.0, zeros=0.35)
 DRAFTERS = (
-    Suffix(), Suffix(greedy=False), Suffix(otherwise="model"), Suffix(3, factor=2.5, min_prob=0.6),
-    Suffix(greedy=False, factor=4.0, min_prob=0.0, otherwise="model"), Suffix(reads="1x1.1x1.2x1.5"),
-    Suffix(greedy=False, otherwise="model", reads="1x1.1x1.2x1.5", step=0.6),
+    Suffix(), Suffix(drawn=True), Suffix(otherwise=Model()), Suffix(3, factor=2.5, min_prob=0.6),
+    Suffix(drawn=True, factor=4.0, min_prob=0.0, otherwise=Model()), Suffix(reads="1x1.1x1.2x1.5"),
+    Suffix(drawn=True, otherwise=Model(), reads="1x1.1x1.2x1.5", step=0.6),
 )  # fmt: skip
 
 
@@ -51,9 +51,7 @@ def test_drafters_are_sound(drafter: Suffix) -> None:
 
 
 @pytest.mark.parametrize("accept", ["match", "exact", "block"])
-@pytest.mark.parametrize(
-    "drafter", ["suffix", "suffix(greedy=false,min_prob=0.0)", "suffix(otherwise=model)"]
-)
+@pytest.mark.parametrize("drafter", ["suffix", "suffix(drawn=true,min_prob=0.0)", "suffix(otherwise=model)"])
 def test_earlier_texts_never_change_a_law(drafter: str, accept: str) -> None:
     method = parse_method(f"drafter={drafter},stop=fixed(gamma=3),accept={accept},cap=3")
     for pair, length, ends, prompt in (
@@ -67,7 +65,7 @@ def test_earlier_texts_never_change_a_law(drafter: str, accept: str) -> None:
 
 def test_the_law_of_a_drawn_token_is_its_share() -> None:
     """Every path of draws: each token's law is what the occurrences that go on as the draft did show."""
-    drafter, draws = Suffix(greedy=False, min_prob=0.0, factor=2.0), EnumeratedDraws()
+    drafter, draws = Suffix(drawn=True, min_prob=0.0, factor=2.0), EnumeratedDraws()
     chances: dict[tuple[int, ...], float] = {}
     while True:
         made = proposal(drafter, [9, 0, 1], earlier_texts(), draws=draws)
@@ -126,7 +124,7 @@ def test_costs_bound_a_draft() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [("suffix(depth=1)", "depth=1"), ("suffix(factor=-1)", "factor=-1"), ("suffix(min_prob=2)", "min_prob=2"),
-     ("suffix(length=0)", "length=0"), ("suffix(greedy=yes)", "greedy=yes"),
+     ("suffix(length=0)", "length=0"), ("suffix(drawn=yes)", "drawn=yes"),
      ("drafter=suffix(otherwise=models)", "did you mean 'model'"), ("drafter=suffix(reads=1x2)", "reads=1x2")],
 )  # fmt: skip
 def test_strange_parameters_are_refused(text: str, message: str) -> None:

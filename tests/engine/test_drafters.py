@@ -8,7 +8,7 @@ import torch
 
 import sprinter
 from sprinter.decode.draft import Origin
-from sprinter.decode.drafter import Context, Proposals
+from sprinter.decode.drafter import Context, Model, Proposals
 from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed
@@ -124,7 +124,7 @@ def test_a_copy_is_bounded_in_each_round(tiny_pair: sprinter.Pair) -> None:
         Context(text, round, 9, 20, AddressedDraws(0), torch.ones(1))
         for text, round in zip(texts, (1, 1, 2), strict=True)
     ]
-    for drafter in (Lookup(length=5), Lookup(length=5, otherwise="model")):
+    for drafter in (Lookup(length=5), Lookup(length=5, otherwise=Model())):
         proposals = Proposals(drafter)
         assert [len(proposals.ask(one).tokens) for one in asked] == [5, 0, 5]  # type: ignore[union-attr]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import sprinter
-from sprinter.decode import Lookup, Method, Svip
+from sprinter.decode import Lookup, Method, Model, Svip
 from sprinter.decode.draft import Origin, TopToken
 from sprinter.decode.spec import METHODS, parse_method
 
@@ -81,7 +81,7 @@ def test_trusted_tokens_that_no_target_call_scored_are_unknown(tiny_pair: sprint
 
 
 def test_texts_of_a_batch_and_steps_ahead_have_the_same(tiny_pair: sprinter.Pair) -> None:
-    looks = Method(drafter=Lookup(n=2, otherwise="model"), stop=Svip(2.0))
+    looks = Method(drafter=Lookup(n=2, otherwise=Model()), stop=Svip(2.0))
     methods = ["sprinter(tau=0.5)", "svip(h=2.0)", "batch(drafts=2, gamma=3)", looks]
     singles = [tiny_pair.generate(PROMPT, method=method, **OPTIONS) for method in methods]
     rows = tiny_pair.generate([PROMPT] * 4, method=methods, ahead=4, **OPTIONS)

@@ -20,7 +20,7 @@ from sprinter.errors import UserError
 
 CYCLE = [5, 3, 8, 1, 9, 4, 2, 7] * 3
 SPECS = (
-    "suffix", "suffix(depth=4, factor=3.0, min_prob=0.5, length=3)", "suffix(greedy=false)",
+    "suffix", "suffix(depth=4, factor=3.0, min_prob=0.5, length=3)", "suffix(drawn=true)",
     "drafter=suffix(otherwise=model),stop=fixed(gamma=3),accept=match",
     "drafter=suffix(least=3,otherwise=model,reads=1x1.1x1.2x1.5),stop=svip,accept=exact,cap=20",
 )  # fmt: skip
@@ -73,8 +73,8 @@ def test_a_seed_has_one_text_whatever_was_written_before(pair: sprinter.Pair, te
 
 @pytest.mark.parametrize(
     ("spec", "temperature", "reads"),
-    [("suffix", 0.0, True), ("suffix", 1.0, True), ("suffix(greedy=false)", 1.0, False),
-     ("suffix(greedy=false)", 0.0, True), ("drafter=suffix,stop=never,accept=exact,cap=9", 1.0, False),
+    [("suffix", 0.0, True), ("suffix", 1.0, True), ("suffix(drawn=true)", 1.0, False),
+     ("suffix(drawn=true)", 0.0, True), ("drafter=suffix,stop=never,accept=exact,cap=9", 1.0, False),
      ("lookup", 0.0, False)],
 )  # fmt: skip
 def test_earlier_texts_are_read_where_they_can_change_none(

@@ -1,21 +1,29 @@
-"""Copies: drafts that a proposer plans once a round from earlier tokens, and how many tokens of them pay."""
+"""Copies: drafts that are planned once a round from earlier tokens, chains of those who plan, and what of a copy pays.
+
+A chain is a drafter that copies with another one behind it (``otherwise``), and so on: ``suffix(otherwise=lookup)``.
+Each round belongs to one of them, and each token's law is that of the drafter which wrote it.
+"""
 
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise, zip_longest
-from typing import ClassVar, NamedTuple, Protocol
+from math import inf
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
 
+from sprinter.decode.checks import Parameters
 from sprinter.decode.costs import MEASURED, READS, STEP
-from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
+from sprinter.decode.drafter import Allocated, Context, Drafter, Proposal, Proposer
+from sprinter.decode.sequence import Siblings
 from sprinter.errors import UserError
 
-__all__ = ["FREE", "LONGEST_COPY", "NO_COPY", "Copies", "Copy", "CopyProposer", "Worth", "check_reads"]
+__all__ = ["FREE", "LONGEST_COPY", "NO_COPY", "Copier", "Copies", "Copy", "Worth"]
 
 LONGEST_COPY = 511
 """Largest number of tokens that are copied in a round."""
@@ -32,15 +40,75 @@ _ROUND = 8  # draft tokens of a round, at most, in the comparison with the draft
 
 
 class Copies(Drafter):
-    """Base of drafters that copy; subclasses have the field ``otherwise``, "nothing" or "model"."""
+    """Base of drafters that copy, and of chains that begin with one; subclasses are dataclasses with these fields.
 
-    otherwise: str
+    Args:
+        otherwise: who drafts in rounds in which nothing is copied: another drafter that copies, the draft model, heads,
+            a drafter of a plug-in, or "nothing".
+        length: maximum number of copied tokens in a round.
+        reads: costs of target passes over 2, 4, 8 and 16 tokens, in units of one over a single token, as in
+            "1.03x1.1x1.2x1.5", or "measured" on this machine; "free": copies are as long as ``length`` allows.
+        step: cost of a draft step in the same unit, or "measured"; only read beside ``reads``.
+    """
+
+    otherwise: Drafter
+    length: int
+    reads: str
+    step: float | str
     needs_target: ClassVar[bool] = True  # the target writes the next token when nothing is copied
+
+    def __post_init__(self) -> None:
+        Parameters.__post_init__(self)
+        last = self.otherwise
+        fits = isinstance(last, Drafter) and last.siblings is Siblings.ALONE
+        if not fits or isinstance(last, Allocated):
+            raise UserError(
+                f"otherwise={last} is out of range: give a drafter of chains, such as model or lookup"
+            )
+        if self.reads not in (FREE, MEASURED):
+            check_reads(self.reads)
+        object.__setattr__(self, "greedy", last.greedy)
+        object.__setattr__(self, "target_states", last.target_states)
+
+    @property
+    def links(self) -> Iterator[Copies]:
+        """Those of the chain that copy, in order."""
+        yield self
+        if isinstance(self.otherwise, Copies):
+            yield from self.otherwise.links
+
+    @property
+    def last(self) -> Drafter:
+        """Who drafts in rounds in which nothing is copied."""
+        return self.otherwise.last if isinstance(self.otherwise, Copies) else self.otherwise
 
     @property
     def uses_model(self) -> bool:
-        """Whether the draft model drafts when nothing is copied (``otherwise``)."""
-        return self.otherwise == "model"
+        """Whether the chain ends with the draft model."""
+        return self.last.uses_model
+
+    @property
+    def by_heads(self) -> bool:
+        """Whether the chain ends with heads on the target."""
+        return self.last.by_heads
+
+    @property
+    def reads_earlier(self) -> bool:
+        """Whether one of the chain reads earlier texts."""
+        return self.otherwise.reads_earlier
+
+    @property
+    def proposer(self) -> Callable[[], Proposer]:
+        """A factory of proposers that copy; a draft run that the last of the chain began stays with it."""
+        return lambda: _CopyProposer(self)
+
+    @abstractmethod
+    def copier(self) -> Copier:
+        """What plans the copies of a text."""
+
+    def settle(self, accuracies: Sequence[Sequence[float]]) -> Self:
+        """With settled heads."""
+        return replace(self, otherwise=self.otherwise.settle(accuracies))  # type: ignore[type-var]
 
 
 class Copy(NamedTuple):
@@ -48,32 +116,43 @@ class Copy(NamedTuple):
 
     Attributes:
         laws: ``[n, V]``, the laws that its tokens were drawn from; None: they were chosen without chance.
+        gain: what it is expected to gain, in tokens of plain decoding; without costs as much as can be.
     """
 
     tokens: list[int]
     laws: Tensor | None = None
+    gain: float = inf
 
 
-NO_COPY = Copy([])
+NO_COPY = Copy([], None, 0.0)
 
 
-class CopyProposer(Proposer):
-    """Plans a round's copy once, and hands it out in parts; a draft run that the model began stays with the model."""
-
-    def __init__(self, drafter: Copies) -> None:
-        self._by_model = drafter.uses_model
-        self._round, self._start, self._copy = 0, 0, NO_COPY
+class Copier(ABC):
+    """Plans copies for one text; may keep state between them, which must depend on the contexts alone."""
 
     @abstractmethod
     def plan(self, context: Context) -> Copy:
         """The copy of a round that begins."""
 
+
+class _CopyProposer(Proposer):
+    """Plans a round's copy once, and hands it out in parts: the first of the largest gain. Without any, the round is
+    left to the last of the chain."""
+
+    def __init__(self, drafter: Copies) -> None:
+        self._copiers = [link.copier() for link in drafter.links]
+        last = drafter.last
+        self._other, self._hands_over = None if last.proposer is None else last.proposer(), last.proposes
+        self._round, self._start, self._copy, self._copies = 0, 0, NO_COPY, False
+
     def propose(self, context: Context) -> Proposal | None:
-        """Propose copied tokens; without any, leave the run to the model if it may draft."""
-        begins = context.round != self._round
-        if begins:
+        """Propose copied tokens; without any, leave the round to the last of the chain, if it may draft."""
+        if context.round != self._round:
             self._round, self._start = context.round, len(context.text)
-            self._copy = self.plan(context)
+            self._copy = self._plan(context)
+            self._copies = bool(self._copy.tokens)
+        if not self._copies and self._hands_over:
+            return None if self._other is None else self._other.propose(context)
         drafted = list(context.text[self._start :])
         if (
             drafted != self._copy.tokens[: len(drafted)]
@@ -81,20 +160,16 @@ class CopyProposer(Proposer):
             self._copy = NO_COPY
         rows = slice(len(drafted), len(drafted) + context.at_most)
         part, laws = self._copy.tokens[rows], self._copy.laws
-        if not part and begins and self._by_model:
-            return None
         return context.certain(part) if laws is None else Proposal(part, laws[rows])
 
-
-class _Priced(Protocol):
-    """A drafter's parameters that ``Worth`` reads."""
-
-    @property
-    def reads(self) -> str: ...
-    @property
-    def step(self) -> float | str: ...
-    @property
-    def uses_model(self) -> bool: ...
+    def _plan(self, context: Context) -> Copy:
+        best = NO_COPY
+        for copier in self._copiers:
+            copy = copier.plan(context)
+            best = copy if copy.tokens and copy.gain > best.gain else best
+            if best.gain == inf:
+                break
+        return best
 
 
 class Worth:
@@ -104,15 +179,15 @@ class Worth:
         copied: where the last copy begins in the text, its tokens, and how long an ending stood before.
     """
 
-    def __init__(self, drafter: _Priced) -> None:
+    def __init__(self, drafter: Copies) -> None:
         reads = check_reads(_READS if drafter.reads == MEASURED else drafter.reads)
         self._more = np.diff(reads)  # of the first copied token, the second, ...
         self._lowest = min(reads[k] / (k + 1) for k in range(len(reads)))  # a token's cost where all are kept
         self._kept = np.array(_CHANCES) * _WEIGHT
         self._tried = np.full(len(_CHANCES), _WEIGHT)
-        self._price = _PRICE if drafter.uses_model else 1.0
+        self._price = _PRICE if drafter.last.proposes else 1.0
         self._else = 0.0  # what a round of the draft model is expected to gain
-        if drafter.uses_model:
+        if drafter.last.proposes:
             step = STEP if isinstance(drafter.step, str) else drafter.step
             chances = _DRAFTED ** np.arange(1, _ROUND + 1)
             self._else = max(0.0, *np.cumsum(chances * _PRICE - step - self._more[:_ROUND]))
@@ -129,8 +204,13 @@ class Worth:
                 return
             self._kept[place] += 1
 
-    def length(self, size: int, shares: Sequence[float] = ()) -> int:
-        """Number of tokens to copy behind an ending of ``size`` tokens.
+    @classmethod
+    def of(cls, drafter: Copies) -> Worth | None:
+        """That of a text; None: copies are free."""
+        return None if drafter.reads == FREE else cls(drafter)
+
+    def paying(self, size: int, shares: Sequence[float] = ()) -> tuple[int, float]:
+        """Number of tokens to copy behind an ending of ``size`` tokens, and what they are expected to gain.
 
         A kept token saves what the next one costs otherwise: the lowest price if the copy goes on, with its chance.
 
@@ -146,7 +226,7 @@ class Worth:
             if chance * (own * self._lowest + (1 - own) * self._price) < more:
                 break
             gain, count = gain + chance * self._price - more, count + 1
-        return count if gain > self._else else 0
+        return (count, gain) if gain > self._else else (0, 0.0)
 
 
 def check_reads(reads: object) -> list[float]:

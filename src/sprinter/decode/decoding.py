@@ -150,7 +150,7 @@ class Decoding:
         asks: whether rules are asked: not where runs have a fixed length, and no token can be trusted.
         account: of the drift that the text spends, if the method has a budget and is lossy.
         blind: whether no token can be trusted. length: of each draft run, if it is fixed. longest: at most.
-        by_model: whether the draft model drafts: proposals in its place are copies.
+        by_model: whether the draft model or heads draft: proposals in their place are copies.
         provisional: whether trusted tokens are final only when the target has scored them.
         like: an empty tensor of the form of the target's laws; None: not known before the first pass.
         drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
@@ -212,7 +212,8 @@ class Decoding:
         return cls(
             method, limits, draws, record, complete, sequence, end, TextRules.begin(method, account, rules), asks,
             Guard.of(method, limits, sequence.prompt), Pace(method.drafter.begin(draws), switch), Meter(rule), account,
-            method.trust.never, method.length, min(bounds, default=None), method.drafter.uses_model,
+            method.trust.never, method.length, min(bounds, default=None),
+            method.drafter.uses_model or method.drafter.by_heads,
             method.tail_ratio is not None or account is not None, limits.like,
         )  # fmt: skip
 

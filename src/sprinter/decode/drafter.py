@@ -21,7 +21,7 @@ from sprinter.errors import SprinterError
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "Allocated", "Context", "Drafter", "Model", "Nothing", "Proposal", "Proposals", "Proposer", "one_hot_rows",
+    "NOTHING", "Allocated", "Context", "Drafter", "Model", "Nothing", "Proposal", "Proposals", "Proposer", "one_hot_rows",
 ]  # fmt: skip
 
 
@@ -74,7 +74,8 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(self, context: Context) -> Proposal | None:
-        """Propose the next tokens of the draft run; None: the draft model drafts instead (``Drafter.uses_model``)."""
+        """Propose the next tokens of the draft run; None: the draft model, or heads, draft instead
+        (``Drafter.uses_model``, ``Drafter.by_heads``)."""
 
 
 class Drafter(Parameters):
@@ -86,13 +87,11 @@ class Drafter(Parameters):
         drafts: independent drafts per round, all by the draft model.
         greedy: whether the draft model drafts argmax q at every temperature.
         target_states: decoder layers of the target whose hidden states the proposer reads (-1: after the final norm).
-        reads_earlier: whether the proposer reads earlier texts, if there are any.
     """
 
     drafts: int = 1
     greedy: bool = False
     target_states: Sequence[int] = ()
-    reads_earlier: ClassVar[bool] = False
 
     @property
     def siblings(self) -> Siblings:
@@ -128,6 +127,11 @@ class Drafter(Parameters):
         return False
 
     @property
+    def reads_earlier(self) -> bool:
+        """Whether the proposer reads earlier texts, if there are any."""
+        return False
+
+    @property
     def needs_target(self) -> bool:
         """Whether the proposal can be empty, so that the target must write the next token."""
         return not self.proposes
@@ -153,6 +157,10 @@ class Nothing(Drafter):
 
     proposes: ClassVar[bool] = False  # every token is the target's
     uses_model: ClassVar[bool] = False  # no draft model is needed
+
+
+NOTHING = Nothing()
+"""Of chains of drafters: the target decodes where none drafts."""
 
 
 @DRAFTER.rule("model")
@@ -237,7 +245,7 @@ class Proposals:
             return None
         proposal = self._proposer.propose(context)
         if proposal is None:
-            if not drafter.uses_model:
+            if not (drafter.uses_model or drafter.by_heads):
                 raise SprinterError(
                     f"{drafter} left a proposal to the draft model, and says that it uses none (uses_model)"
                 )

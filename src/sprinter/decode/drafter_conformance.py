@@ -93,7 +93,7 @@ def _check_proposal(
     """Check a proposal, and that another proposer made the same."""
     assert (made is None) == (again is None), f"{drafter}: proposes one time and not another"
     if made is None or again is None:
-        assert drafter.uses_model, (
+        assert drafter.uses_model or drafter.by_heads, (
             f"{drafter}: leaves a proposal to the draft model and says uses_model=False"
         )
         return

@@ -138,10 +138,8 @@ class ChainDriver:
         """Answer one request: a ``Draft``, ``Tips`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)
-        if self._heads is not None:
-            return self._by_heads(self._heads, request)
         if isinstance(request, AskTips):
-            return self._tips(request)
+            return self._tips(request) if self._heads is None else self._by_heads(self._heads, request)
         text, round = request.sequence.tokens, request.sequence.round
         if self._proposals is not None:
             like, read = torch.empty(0, dtype=torch.float64), text[:-1]  # all but what the last call wrote
@@ -151,6 +149,8 @@ class ChainDriver:
             draft = self._proposals.draft(context, set(self._read), self._needs_raw)
             if draft is not None:
                 return draft
+        if self._heads is not None:
+            return self._by_heads(self._heads, request)
         return self._propose(list(text), round, min(self._ahead, request.at_most))
 
     def _by_heads(self, heads: HeadDrafts, request: AskDraft | AskTips) -> Draft | Tips:

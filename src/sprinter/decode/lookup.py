@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from sprinter.decode.checks import Parameters, choice, count, number
-from sprinter.decode.copies import FREE, LONGEST_COPY, NO_COPY, Copies, Copy, CopyProposer, Worth, check_reads
+from sprinter.decode.checks import count, number
+from sprinter.decode.copies import FREE, LONGEST_COPY, NO_COPY, Copier, Copies, Copy, Worth
 from sprinter.decode.costs import MEASURED, STEP
-from sprinter.decode.drafter import Context, Proposer
+from sprinter.decode.drafter import NOTHING, Context, Drafter
 from sprinter.decode.registry import DRAFTER
 from sprinter.errors import UserError
 
@@ -32,39 +32,29 @@ class Lookup(Copies):
     Args:
         n: longest ending to search for, tokens; shorter ones down to ``least`` are tried in turn.
         least: shortest ending, tokens.
-        otherwise: without a copy, "nothing" (plain decoding) or "model" (the draft model drafts).
-        length: maximum number of copied tokens in a round, after which the target is called; stop rule and cap may end
-            a run sooner.
-        reads: costs of target passes over 2, 4, 8 and 16 tokens, in units of one over a single token, as in
-            "1.03x1.1x1.2x1.5", or "measured" on this machine; "free": copies are as long as ``length`` allows.
-        step: cost of a draft step in the same unit, or "measured"; only read beside ``reads``.
+        otherwise, length, reads, step: as for ``Copies``; stop rule and cap may end a run sooner.
     """
 
     n: int = count(3)
     least: int = count(2)
-    otherwise: str = choice("nothing", "value of otherwise", ("nothing", "model"))
+    otherwise: Drafter = NOTHING
     length: int = count(LONGEST_COPY, 1, LONGEST_COPY)
     reads: str = FREE
     step: float | str = number(STEP, 0.0, 100.0, MEASURED)
 
     def __post_init__(self) -> None:
-        Parameters.__post_init__(self)
+        Copies.__post_init__(self)
         if self.least > self.n:
             raise UserError(f"least={self.least} is out of range: give at most n={self.n}")
-        if self.reads not in (FREE, MEASURED):
-            check_reads(self.reads)
 
-    @property
-    def proposer(self) -> Callable[[], Proposer]:
-        """A factory of proposers that copy; a draft run that the model began stays with the model."""
-        return lambda: _LookupProposer(self)
+    def copier(self) -> Copier:
+        """What looks endings up in a text."""
+        return _LookupCopier(self)
 
 
-class _LookupProposer(CopyProposer):
+class _LookupCopier(Copier):
     def __init__(self, drafter: Lookup) -> None:
-        super().__init__(drafter)
-        self._drafter = drafter
-        self._worth = None if drafter.reads == FREE else Worth(drafter)
+        self._drafter, self._worth = drafter, Worth.of(drafter)
 
     def plan(self, context: Context) -> Copy:
         drafter, worth, text = self._drafter, self._worth, context.text
@@ -72,11 +62,12 @@ class _LookupProposer(CopyProposer):
             worth.learn(text)
         if (found := _find(text, drafter.n, drafter.least)) is None:
             return NO_COPY
-        length = drafter.length if worth is None else min(drafter.length, worth.length(found.size))
-        copied = _copy(text, found.source, length)
-        if worth is not None:
-            worth.copied = (len(text), copied, found.size)
-        return Copy(copied)
+        if worth is None:
+            return Copy(_copy(text, found.source, drafter.length))
+        length, gain = worth.paying(found.size)
+        copied = _copy(text, found.source, min(drafter.length, length))
+        worth.copied = (len(text), copied, found.size)
+        return Copy(copied, None, gain)
 
 
 class _Earlier(NamedTuple):

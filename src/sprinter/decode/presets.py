@@ -21,7 +21,7 @@ from sprinter.decode.trust import MEASURED, RECORDED
 
 __all__ = ["preset"]
 
-_COPIES = Lookup(4, 3, "model", 11)  # for a real pair (docs/decisions/0051-hybrid.md)
+_COPIES = Lookup(4, 3, Model(), 11)  # for a real pair (docs/decisions/0051-hybrid.md)
 
 
 def preset(name: str, paper: str, **renamed: str) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
@@ -132,7 +132,7 @@ def _auto(
     reads: str = MEASURED,
 ) -> Method:
     """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
-    run, copies = stop.Optimal(step, token), Lookup(8, 2, "model", 15, reads, step)
+    run, copies = stop.Optimal(step, token), Lookup(8, 2, Model(), 15, reads, step)
     if budget == 0:
         return Method(stop=run, drafter=copies, cap=40)
     sure = trust.Certain().settle({})
@@ -254,15 +254,15 @@ def _hybrid(
 ) -> Method:
     """Exact speculative decoding that copies where the text repeats itself; elsewhere the draft model drafts."""
     at_least("copies", copies, 1, LONGEST_COPY)
-    return Method(stop=stop.Svip(h), drafter=Lookup(n, least, "model", copies), cap=max(40, copies))
+    return Method(stop=stop.Svip(h), drafter=Lookup(n, least, Model(), copies), cap=max(40, copies))
 
 
 @preset("suffix", "SuffixDecoding (Oliaro et al. 2024)")
 def _suffix(
-    *, depth: int = 64, factor: float = 1.0, min_prob: float = 0.1, length: int = 15, greedy: bool = True
+    *, depth: int = 64, factor: float = 1.0, min_prob: float = 0.1, length: int = 15, drawn: bool = False
 ) -> Method:
     """Draft what most often followed the text's ending, in this text and in earlier ones; no draft model."""
-    drafter = Suffix(depth, factor=factor, min_prob=min_prob, length=length, greedy=greedy)
+    drafter = Suffix(depth, factor=factor, min_prob=min_prob, length=length, drawn=drawn)
     return Method(
-        stop=stop.Never(), accept=accept.Match() if greedy else accept.Exact(), drafter=drafter, cap=length
+        stop=stop.Never(), accept=accept.Exact() if drawn else accept.Match(), drafter=drafter, cap=length
     )

@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_NESTED: Mapping[str, Registry] = {"under": STOP, "grow": DRAFTER}
+_NESTED: Mapping[str, Registry] = {"under": STOP, "grow": DRAFTER, "otherwise": DRAFTER}
 """Parameters that are rules themselves."""
 
 

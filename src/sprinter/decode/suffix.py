@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 
-from sprinter.decode.checks import Parameters, choice, count, flag, number
-from sprinter.decode.copies import FREE, LONGEST_COPY, NO_COPY, Copies, Copy, CopyProposer, Worth, check_reads
+from sprinter.decode.checks import count, flag, number
+from sprinter.decode.copies import FREE, LONGEST_COPY, NO_COPY, Copier, Copies, Copy, Worth
 from sprinter.decode.costs import MEASURED, STEP
-from sprinter.decode.drafter import Context, Proposer
+from sprinter.decode.drafter import NOTHING, Context, Drafter
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.suffix_index import LEAST, Occurrences, SuffixIndex
 from sprinter.errors import UserError
@@ -30,7 +30,7 @@ class Suffix(Copies):
     the sum of its path probabilities, the number of tokens expected to be kept. A pattern of m tokens gives a draft of
     at most ``factor`` times m. The draft of the highest score is proposed, of all patterns in both trees.
 
-    Its law is one-hot, as the most frequent token is chosen without chance. With ``greedy=False`` the tree and pattern
+    Its law is one-hot, as the most frequent token is chosen without chance. With ``drawn=True`` the tree and pattern
     are chosen in the same way, but each token is drawn from the shares at its node, and these are its law: under exact
     acceptance it is kept with the overlap of shares and p, not with p of the most frequent token.
 
@@ -38,8 +38,8 @@ class Suffix(Copies):
         depth: longest pattern, tokens. least: shortest.
         factor: draft tokens for each token of the pattern (α in the paper).
         min_prob: a draft ends behind a token whose path probability is below this.
-        greedy: choose the most frequent token, do not draw from the shares.
-        otherwise, length, reads, step: as for ``Lookup``. With costs, the chance of a token is its share of what an
+        drawn: draw from the shares, do not choose the most frequent token.
+        otherwise, length, reads, step: as for ``Copies``. With costs, the chance of a token is its share of what an
             ending of this length promises.
     """
 
@@ -47,24 +47,21 @@ class Suffix(Copies):
     least: int = count(LEAST, LEAST)
     factor: float = number(1.0, 0.0, 64.0)
     min_prob: float = number(0.1, 0.0, 1.0)
-    greedy: bool = flag(True)
-    otherwise: str = choice("nothing", "value of otherwise", ("nothing", "model"))
+    drawn: bool = flag(False)
+    otherwise: Drafter = NOTHING
     length: int = count(15, 1, LONGEST_COPY)
     reads: str = FREE
     step: float | str = number(STEP, 0.0, 100.0, MEASURED)
     reads_earlier: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        Parameters.__post_init__(self)
+        Copies.__post_init__(self)
         if self.least > self.depth:
             raise UserError(f"least={self.least} is out of range: give at most depth={self.depth}")
-        if self.reads not in (FREE, MEASURED):
-            check_reads(self.reads)
 
-    @property
-    def proposer(self) -> Callable[[], Proposer]:
-        """A factory of proposers with a tree of their text."""
-        return lambda: _SuffixProposer(self)
+    def copier(self) -> Copier:
+        """What walks down the trees, with one of its text."""
+        return _SuffixCopier(self)
 
 
 class _Branch(NamedTuple):
@@ -80,11 +77,9 @@ class _Branch(NamedTuple):
 _NOWHERE = _Branch(0, (), [], [], 0.0)
 
 
-class _SuffixProposer(CopyProposer):
+class _SuffixCopier(Copier):
     def __init__(self, drafter: Suffix) -> None:
-        super().__init__(drafter)
-        self._drafter = drafter
-        self._worth = None if drafter.reads == FREE else Worth(drafter)
+        self._drafter, self._worth = drafter, Worth.of(drafter)
         self._own: SuffixIndex | None = None
         self._seen = 0
 
@@ -100,26 +95,30 @@ class _SuffixProposer(CopyProposer):
         for index, own in ((self._own, True), (context.earlier, False)):
             found = None if index is None else index.find(ending, drafter.length, own)
             if found is not None:
-                best = _best(drafter, found, best)
-        length = len(best.tokens)
-        if worth is not None:
-            length = min(length, worth.length(best.size, best.shares) if length else 0)
-        if not length:
+                best = _best(drafter, found, best, worth)
+        if not best.tokens:
             return NO_COPY
-        copy = Copy(best.tokens[:length]) if drafter.greedy else _drawn(best, length, context)
-        if worth is not None:
-            worth.copied = (len(text), copy.tokens, best.size)
-        return copy
+        tokens, laws = _drawn(best, context) if drafter.drawn else (best.tokens, None)
+        if worth is None:
+            return Copy(tokens, laws)
+        worth.copied = (len(text), tokens, best.size)
+        return Copy(tokens, laws, best.score)
 
 
-def _best(drafter: Suffix, found: Occurrences, best: _Branch) -> _Branch:
-    """The branch of the highest score; of equal ones the first: that of the text, of the longest pattern."""
+def _best(drafter: Suffix, found: Occurrences, best: _Branch, worth: Worth | None) -> _Branch:
+    """The branch of the highest score; of equal ones the first: that of the text, of the longest pattern.
+
+    With costs, a branch is as long as pays, and its score is what it gains.
+    """
     for i, size in enumerate(found.sizes):
         most = min(drafter.length, int(drafter.factor * size))
         if size < drafter.least or most <= best.score:  # the score of a draft is at most its length
             break
         if i + 1 == len(found.sizes) or found.sizes[i + 1] < size:  # the last occurrence of this pattern
             branch = _down(size, found.rows[: i + 1], most, drafter.min_prob)
+            if worth is not None:
+                length, gain = worth.paying(size, branch.shares)
+                branch = branch._replace(tokens=branch.tokens[:length], score=gain)
             best = branch if branch.score > best.score else best
     return best
 
@@ -140,10 +139,10 @@ def _down(size: int, rows: Sequence[Sequence[int]], most: int, min_prob: float) 
     return _Branch(size, rows, tokens, shares, score)
 
 
-def _drawn(branch: _Branch, length: int, context: Context) -> Copy:
+def _drawn(branch: _Branch, context: Context) -> tuple[list[int], torch.Tensor]:
     """Tokens drawn from the shares, on the tree and to the depth that a branch has: neither depends on these draws."""
     tokens, laws, left = list[int](), list[torch.Tensor](), branch.rows
-    while len(tokens) < length and (counts := _counts(left, len(tokens))):
+    while len(tokens) < len(branch.tokens) and (counts := _counts(left, len(tokens))):
         law = context.like.new_zeros(context.vocab)
         law[list(counts)] = law.new_tensor(list(counts.values())) / sum(counts.values())
         place = len(context.text) + len(tokens)
@@ -151,7 +150,7 @@ def _drawn(branch: _Branch, length: int, context: Context) -> Copy:
         left = [row for row in left if row[len(tokens)] == token]
         tokens.append(token)
         laws.append(law)
-    return Copy(tokens, torch.stack(laws) if laws else None)
+    return tokens, torch.stack(laws)
 
 
 def _counts(rows: Sequence[Sequence[int]], place: int) -> dict[int, int]:

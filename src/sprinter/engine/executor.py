@@ -263,13 +263,13 @@ class RequestRun:
             return self._prompt_left(target, models.target) or self._target_row(ask)
         if self._layers and (left := self._prompt_left(target, models.target)):
             return left  # its states are asked for
-        if self._head_drafts is not None:
-            return self._ask_heads(self._head_drafts, ask)
         if isinstance(ask, AskDraft) and self._proposals is not None and not self._left_to_model:
             proposed = self._propose(self._proposals, ask)
             if proposed is not None:
                 return proposed
             self._left_to_model = True
+        if self._head_drafts is not None:
+            return self._ask_heads(self._head_drafts, ask)
         left = self._prompt_left(draft, models.draft)
         return left or (self._draft_row(ask) if isinstance(ask, AskDraft) else self._tree_row(ask))
 

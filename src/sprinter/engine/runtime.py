@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from sprinter.decode.costs import STEP, PassCosts
+from sprinter.decode.drafter import NOTHING
 from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method
 from sprinter.decode.stop import Never
@@ -311,7 +312,7 @@ class PairRuntime:
 
 def _alone(auto: Method) -> Method:
     """``auto`` without a draft model: its copies, and plain decoding between them."""
-    copies = replace(auto.drafter, otherwise="nothing", step=STEP)  # type: ignore[type-var]
+    copies = replace(auto.drafter, otherwise=NOTHING, step=STEP)  # type: ignore[type-var]
     return Method(drafter=copies, stop=Never(), cap=auto.cap)
 
 
