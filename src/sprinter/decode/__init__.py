@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from sprinter.decode.lookup import Lookup as Lookup
     from sprinter.decode.method import Method as Method
     from sprinter.decode.presets import preset as preset
+    from sprinter.decode.recycle import Recycle as Recycle
     from sprinter.decode.registry import Registry as Registry
     from sprinter.decode.sequence import Chain as Chain
     from sprinter.decode.sequence import Siblings as Siblings

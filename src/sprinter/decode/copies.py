@@ -98,6 +98,11 @@ class Copies(Drafter):
         return self.otherwise.reads_earlier
 
     @property
+    def recycles(self) -> bool:
+        """Whether one of the chain reads what the target said after each token."""
+        return self.otherwise.recycles
+
+    @property
     def proposer(self) -> Callable[[], Proposer]:
         """A factory of proposers that copy; a draft run that the last of the chain began stays with it."""
         return lambda: _CopyProposer(self)

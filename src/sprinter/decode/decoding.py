@@ -33,6 +33,7 @@ from sprinter.decode.sequence import NO_DRAFT, TokenSequence, Tree
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.stop import Never
+from sprinter.decode.successors import Successors
 from sprinter.decode.switch import DraftSwitch, RoundCount
 from sprinter.decode.text_rules import TextRules
 from sprinter.errors import UserError
@@ -205,6 +206,8 @@ class Decoding:
         record.stats.budget = method.budget
         if switch is not None:
             record.stats.switches, record.stats.copy_switches = switch.changes, switch.copy_changes
+        if method.drafter.recycles and sequence.successors is None:
+            sequence.successors = Successors()
         account = DriftAccount.of(method, sequence.prompt)
         end = sequence.prompt + limits.max_new_tokens
         bounds = [bound for bound in (method.cap, method.length) if bound is not None]

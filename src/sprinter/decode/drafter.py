@@ -16,12 +16,14 @@ from sprinter.decode.grow import Independent, Root, TreeBuilder
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.sequence import Siblings
 from sprinter.decode.signals import SIGNALS, read_signals, state_signals
+from sprinter.decode.successors import Successors
 from sprinter.decode.suffix_index import SuffixIndex
 from sprinter.errors import SprinterError
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "NOTHING", "Allocated", "Context", "Drafter", "Model", "Nothing", "Proposal", "Proposals", "Proposer", "one_hot_rows",
+    "NOTHING", "Allocated", "Context", "Drafter", "Model", "Nothing", "Proposal", "Proposals", "Proposer",
+    "one_hot_rows",
 ]  # fmt: skip
 
 
@@ -52,6 +54,7 @@ class Context:
         states: by decoder layer in ``Drafter.target_states``, the target's hidden states of the text's tokens
             ``[read, d]``; ``read`` is at most the text's length. Empty for other drafters.
         earlier: earlier texts, which must change no token of this one; None: there are none.
+        successors: what the target held most probable after each token, for drafters with ``recycles``.
     """
 
     text: Sequence[int]
@@ -62,6 +65,7 @@ class Context:
     like: Tensor
     states: Mapping[int, Tensor] = field(default_factory=dict)
     earlier: SuffixIndex | None = None
+    successors: Successors | None = None
 
     def certain(self, tokens: Sequence[int]) -> Proposal:
         """A proposal of deterministically chosen tokens, with one-hot laws."""
@@ -128,7 +132,12 @@ class Drafter(Parameters):
 
     @property
     def reads_earlier(self) -> bool:
-        """Whether the proposer reads earlier texts, if there are any."""
+        """Whether the proposer reads earlier texts, or what was said after their tokens, if there are any."""
+        return False
+
+    @property
+    def recycles(self) -> bool:
+        """Whether the proposer reads what the target said after each token."""
         return False
 
     @property

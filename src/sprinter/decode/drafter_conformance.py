@@ -15,6 +15,7 @@ from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.method import Method
 from sprinter.decode.sequence import Siblings
 from sprinter.decode.stop import Fixed, Svip
+from sprinter.decode.successors import Successors
 from sprinter.random import AddressedDraws
 
 __all__ = ["check_drafter"]
@@ -78,7 +79,13 @@ def _check_proposals(drafter: Drafter, make: Callable[[], Proposer]) -> None:
             for at_most in (1, 3):
                 states = {layer: states_of(pair, text[:-1]) for layer in drafter.target_states}
                 like = torch.empty(0, dtype=torch.float64)
-                context = Context(tuple(text), round, at_most, pair.vocab, draws, like, states)
+                successors = Successors()
+                successors.note(
+                    text, torch.stack([pair.p(tuple(text[: end + 1])) for end in range(len(text))])
+                )
+                context = Context(
+                    tuple(text), round, at_most, pair.vocab, draws, like, states, successors=successors
+                )
                 made, again = (proposer.propose(context) for proposer in both)
                 _check_proposal(drafter, context, made, again)
                 if made is None:  # the draft model drafts what is left of the round

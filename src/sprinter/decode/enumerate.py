@@ -144,8 +144,8 @@ class ChainDriver:
         if self._proposals is not None:
             like, read = torch.empty(0, dtype=torch.float64), text[:-1]  # all but what the last call wrote
             states = {layer: states_of(self._pair, read) for layer in self._drafter.target_states}
-            most, vocab = request.at_most, self._pair.vocab
-            context = Context(text, round, most, vocab, self._draws, like, states, self._earlier)
+            most, vocab, successors = request.at_most, self._pair.vocab, request.sequence.successors
+            context = Context(text, round, most, vocab, self._draws, like, states, self._earlier, successors)
             draft = self._proposals.draft(context, set(self._read), self._needs_raw)
             if draft is not None:
                 return draft

@@ -94,6 +94,8 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     record.stats.target_calls += 1
     read, tree = len(text) - start + len(nodes[0]), sequence.tree
     decoding.score(start, scores)
+    if sequence.successors is not None:
+        sequence.successors.note((text[start:] + [*tree.tokens] * grown)[: len(scores.laws)], scores.laws)
     if decoding.asks:
         decoding.rules.learn()
     if scores.token is not None:  # nothing was drafted

@@ -14,6 +14,7 @@ from sprinter.decode.draft_heads import Heads
 from sprinter.decode.drafter import Allocated, Model, Nothing
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.method import Method
+from sprinter.decode.recycle import Recycle
 from sprinter.decode.registry import METHODS
 from sprinter.decode.sparse import Sparse
 from sprinter.decode.suffix import Suffix
@@ -255,6 +256,12 @@ def _hybrid(
     """Exact speculative decoding that copies where the text repeats itself; elsewhere the draft model drafts."""
     at_least("copies", copies, 1, LONGEST_COPY)
     return Method(stop=stop.Svip(h), drafter=Lookup(n, least, Model(), copies), cap=max(40, copies))
+
+
+@preset("recycle", "Token Recycling (Luo et al. 2024), as a chain")
+def _recycle(*, length: int = 4) -> Method:
+    """Draft what the target held most probable after each token, the last time; no draft model."""
+    return Method(stop=stop.Never(), accept=accept.Match(), drafter=Recycle(length=length), cap=length)
 
 
 @preset("suffix", "SuffixDecoding (Oliaro et al. 2024)")

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from sprinter.decode.successors import Successors
+
 __all__ = [
     "NO_DRAFT", "Chain", "ReadState", "Siblings", "TokenSequence", "Tree", "common_prefix", "depths_of", "paths_of",
 ]  # fmt: skip
@@ -195,6 +197,7 @@ class TokenSequence:
         round: number of the round, part of every draw's address.
         tree: the draft that the target judges next, with its laws; a chain is also in ``tokens[final:]``.
         target, draft: what the models have read.
+        successors: what the target said after each token, if the drafter reads that.
     """
 
     tokens: list[int]
@@ -205,6 +208,7 @@ class TokenSequence:
     tree: Tree = NO_DRAFT
     target: ReadState = field(default_factory=ReadState)
     draft: ReadState = field(default_factory=ReadState)
+    successors: Successors | None = None
 
     @classmethod
     def begin(cls, prompt: Sequence[int]) -> TokenSequence:

@@ -163,8 +163,9 @@ class DraftModel:
         if one.proposals is None:
             return False
         context = Context(
-            sequence.tokens, sequence.round, ask.at_most, self._size, hosted.draws, self._like, {}
-        )
+            sequence.tokens, sequence.round, ask.at_most, self._size, hosted.draws, self._like,
+            successors=sequence.successors,
+        )  # fmt: skip
         draft = one.proposals.draft(context, hosted.method.needs, one.plan.raw)
         if draft is None:
             return False

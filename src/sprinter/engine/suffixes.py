@@ -12,6 +12,7 @@ from threading import Lock
 import numpy as np
 
 from sprinter.decode.checks import at_least
+from sprinter.decode.successors import Successors
 from sprinter.decode.suffix_index import SuffixIndex
 from sprinter.errors import UserError
 from sprinter.files import write_atomic, writing
@@ -25,7 +26,8 @@ _PROMPT = 64  # tokens at the end of a prompt that are kept before its text
 
 
 class SuffixCache:
-    """The latest tokens of each owner's texts. A text reads those of its own owner alone.
+    """The latest tokens of each owner's texts, and what the target said after them. A text reads those of its own owner
+    alone.
 
     Every owner has the same room, which no other one's texts fill. Of more than 64 owners the one whose texts were used
     longest ago loses them.
@@ -61,6 +63,10 @@ class SuffixCache:
         """An owner's texts; None: nothing is kept."""
         return self._store.of(owner) if self._store.window else None
 
+    def successors(self, owner: str) -> Successors | None:
+        """What the target said after each token of an owner's texts, which no file holds; None: nothing is kept."""
+        return self._store.successors_of(owner) if self._store.window else None
+
     def add(self, owner: str, prompt: Sequence[int], text: Sequence[int]) -> None:
         """Keep a text that has ended, and what stood before it."""
         if self._store.window and text:
@@ -69,6 +75,7 @@ class SuffixCache:
     def clear(self) -> None:
         """Forget all texts, but for those in the file until it is written again."""
         self._store.texts.clear()
+        self._store.successors.clear()
 
     def save(self) -> None:
         """Write the file, if there is one and texts were added since.
@@ -85,6 +92,7 @@ class _Store:
     def __init__(self, window: int, file: Path | None, vocabulary: str) -> None:
         self.window, self._file, self._vocabulary = window, file, vocabulary
         self.texts: dict[str, SuffixIndex] = {}  # the owner whose texts were used last stands last
+        self.successors: dict[str, Successors] = {}
         self._lock, self._changed = Lock(), False
 
     def of(self, owner: str) -> SuffixIndex:
@@ -92,8 +100,14 @@ class _Store:
             index = self.texts.pop(owner, None) or SuffixIndex(self.window)
             self.texts[owner] = index
             if len(self.texts) > _OWNERS:
-                del self.texts[next(iter(self.texts))]
+                del self.texts[gone := next(iter(self.texts))]
+                self.successors.pop(gone, None)
             return index
+
+    def successors_of(self, owner: str) -> Successors:
+        self.of(owner)
+        with self._lock:
+            return self.successors.setdefault(owner, Successors())
 
     def add(self, owner: str, tokens: Sequence[int]) -> None:
         index = self.of(owner)

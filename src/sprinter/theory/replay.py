@@ -367,9 +367,11 @@ def check_replayable(method: Method, heads: Collection[str]) -> None:
 
 
 def _refuse(method: Method, missing: frozenset[str]) -> None:
-    if method.drafter.target_states or method.drafter.by_heads or method.accept.needs:
+    drafter = method.drafter
+    if drafter.target_states or drafter.by_heads or drafter.recycles or method.accept.needs:
+        what = "laws after drafts" if drafter.recycles else "hidden states"
         raise UserError(
-            f"method {method.name} reads the target's hidden states, which no recording holds: "
+            f"method {method.name} reads the target's {what}, which no recording holds: "
             "measure it with 'sprinter bench'"
         )
     if not missing:
