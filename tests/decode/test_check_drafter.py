@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from sprinter.decode.draft_heads import Heads
 from sprinter.decode.drafter import Allocated, Context, Drafter, Model, Nothing, Proposal, Proposer
 from sprinter.decode.drafter_conformance import check_drafter
 from sprinter.decode.lookup import Lookup
+from sprinter.decode.recycle import Recycle
+from sprinter.decode.suffix import Suffix
 from sprinter.random import Purpose
 
 COUNT = itertools.count()
@@ -65,7 +68,10 @@ def model_sometimes(context: Context) -> Proposal | None:
 @pytest.mark.parametrize(
     "drafter",
     [Model(), Model(greedy=True), Nothing(), Allocated(1.0), Lookup(2, 1), Lookup(2, 1, Model()),
-     Lookup(2, 1, reads="1x1.1x1.2x1.5"), Lookup(2, 1, Model(), reads="1x1.1x1.2x1.5", step=0.6), By(drawn),
+     Recycle(), Recycle(otherwise=Model(greedy=True)), Suffix(otherwise=Recycle(otherwise=Lookup(1, 1, Model()))),
+     Lookup(1, 1, Heads()), Lookup(2, 2, Recycle(Model(), 2, "1x1.1x1.2x1.5", 0.6), 3, "1x1.1x1.2x1.5", 0.6),
+     Lookup(2, 1, By(drawn)), Lookup(2, 1, reads="1x1.1x1.2x1.5"),
+     Lookup(2, 1, Model(), reads="1x1.1x1.2x1.5", step=0.6), By(drawn),
      By(model_sometimes, own=False), By(lambda context: context.certain([]))],
 )  # fmt: skip
 def test_sound_drafters_pass(drafter: Drafter) -> None:

@@ -52,8 +52,8 @@ def test_each_copied_token_pays(size: int, reads: str) -> None:
 
 def test_the_draft_model_drafts_where_it_gains_more() -> None:
     cheap, dear = (Worth(Lookup(8, 1, Model(), reads=READS, step=step)) for step in (0.05, 3.0))
-    assert cheap.length(1) == 0 and dear.length(1) == 2
-    assert cheap.length(8) == dear.length(8) == 7
+    assert cheap.paying(1) == (0, 0.0) and dear.paying(1)[0] == 2
+    assert cheap.paying(8) == dear.paying(8) and dear.paying(8)[0] == 7
 
 
 def test_chances_are_learned_from_the_text() -> None:

@@ -20,7 +20,8 @@ from sprinter.errors import UserError
 
 CYCLE = [5, 3, 8, 1, 9, 4, 2, 7] * 3
 SPECS = (
-    "suffix", "suffix(depth=4, factor=3.0, min_prob=0.5, length=3)", "suffix(drawn=true)",
+    "suffix", "suffix(depth=4, factor=3.0, min_prob=0.5, length=3)", "suffix(drawn=true)", "recycle",
+    "drafter=suffix(otherwise=recycle(otherwise=lookup(otherwise=model))),stop=svip,accept=exact,cap=20",
     "drafter=suffix(otherwise=model),stop=fixed(gamma=3),accept=match",
     "drafter=suffix(least=3,otherwise=model,reads=1x1.1x1.2x1.5),stop=svip,accept=exact,cap=20",
 )  # fmt: skip
@@ -75,7 +76,7 @@ def test_a_seed_has_one_text_whatever_was_written_before(pair: sprinter.Pair, te
     ("spec", "temperature", "reads"),
     [("suffix", 0.0, True), ("suffix", 1.0, True), ("suffix(drawn=true)", 1.0, False),
      ("suffix(drawn=true)", 0.0, True), ("drafter=suffix,stop=never,accept=exact,cap=9", 1.0, False),
-     ("lookup", 0.0, False)],
+     ("lookup", 0.0, False), ("recycle", 1.0, True), ("drafter=lookup(otherwise=recycle),accept=exact", 1.0, False)],
 )  # fmt: skip
 def test_earlier_texts_are_read_where_they_can_change_none(
     pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch, spec: str, temperature: float, reads: bool
