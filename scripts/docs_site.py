@@ -89,7 +89,8 @@ def methods() -> str:
         kinds = ["lossless" if one["lossless"] else "lossy"]
         if any(rule in TRAINED for rule in rules) or "heads" in drafter:
             kinds.append("needs training")
-        if "heads" in drafter or drafter == "nothing" or ("lookup" in drafter and "otherwise" not in drafter):
+        alone = drafter.startswith(("nothing", "lookup", "suffix", "recycle")) and "model" not in drafter
+        if "heads" in drafter or alone:
             kinds.append("no draft model")
         rows.append(f"| `{one['spec']}` | {one['paper']} | {', '.join(kinds)} |")
     return METHODS.format(table="\n".join(rows))

@@ -355,6 +355,7 @@ TWO_DRAFTS: dict[str, Any] = {
 }  # fmt: skip
 LOOKUP = "drafter=lookup(n=2,least=1),stop=fixed(gamma=4),accept=exact"
 SUFFIX = "drafter=suffix(factor=2.0),stop=never,accept=match,cap=8"
+RECYCLE = "recycle"
 ALLOCATED = {"trusted": "the draft's, all trusted", "target": "the target's own"}
 
 
@@ -460,6 +461,7 @@ FIGURES: dict[str, pic.Drawing] = {
         for greedy, told in (("false", "model: drawn from q"), ("true", "model(greedy=true): argmax q"))), height=3.0),
     "allocated": panels(allocated, height=2.6, words=ALLOCATED),
     "lookup": panels(pic.rounds(LOOKUP, LOOKUP, 14)), "suffix": panels(pic.rounds(SUFFIX, SUFFIX, 14)),
+    "recycle": panels(pic.rounds(RECYCLE, RECYCLE, 14)),
     "gate-signals": gate_signals, "when-it-pays": when_it_pays, "speed-and-drift": speed_and_drift,
 }  # fmt: skip
 

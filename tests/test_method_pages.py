@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sprinter.decode.registry import ACCEPT, DRAFTER, STOP, TRUST
-from sprinter.decode.spec import METHODS, Method, method_table, parse_method
+from sprinter.decode.spec import METHODS, Method, method_table, parse_method, spell
 from sprinter.errors import UserError
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "methods"
@@ -61,7 +61,9 @@ def specs(document: Path, kind: str) -> list[str]:
 
 
 def defaults(part: str, name: str) -> dict[str, Any]:
-    return {field.name: field.default for field in dataclasses.fields(REGISTRIES[part].get(name))}
+    """Parameter -> default, a rule by its name."""
+    known = {field.name: field.default for field in dataclasses.fields(REGISTRIES[part].get(name))}
+    return {key: spell(one) if dataclasses.is_dataclass(one) else one for key, one in known.items()}
 
 
 def test_every_rule_has_a_page_and_every_page_a_rule() -> None:
@@ -119,6 +121,11 @@ def test_ranges_are_those_that_the_rule_checks(part: str, name: str, key: str) -
         inside, outside = (
             [DRAFTER.get("static")(), DRAFTER.get("model")()],
             [DRAFTER.get("lookup")(), "static"],
+        )
+    elif key == "otherwise":
+        inside, outside = (
+            [DRAFTER.get(name)() for name in ("model", "heads", "lookup")],
+            [DRAFTER.get("static")(), "model"],
         )
     else:
         assert (name, key) == ("untrusted", "under"), f"the range '{allowed}' is in no form that is tested"
