@@ -186,10 +186,10 @@ class Worth:
 
     def __init__(self, drafter: Copies) -> None:
         reads = check_reads(_READS if drafter.reads == MEASURED else drafter.reads)
-        self._more = np.diff(reads)  # of the first copied token, the second, ...
+        self._more: list[float] = np.diff(reads).tolist()  # of the first copied token, the second, ...
         self._lowest = min(reads[k] / (k + 1) for k in range(len(reads)))  # a token's cost where all are kept
-        self._kept = np.array(_CHANCES) * _WEIGHT
-        self._tried = np.full(len(_CHANCES), _WEIGHT)
+        self._kept = [chance * _WEIGHT for chance in _CHANCES]
+        self._tried = [_WEIGHT] * len(_CHANCES)
         self._price = _PRICE if drafter.last.proposes else 1.0
         self._else = 0.0  # what a round of the draft model is expected to gain
         if drafter.last.proposes:
@@ -226,7 +226,7 @@ class Worth:
         chance, gain, count = 1.0, 0.0, 0
         for more, share in zip_longest(self._more, shares, fillvalue=1.0):
             place = min(size + count, len(_CHANCES)) - 1
-            own = share * float(self._kept[place] / self._tried[place])
+            own = share * self._kept[place] / self._tried[place]
             chance *= own
             if chance * (own * self._lowest + (1 - own) * self._price) < more:
                 break

@@ -106,7 +106,7 @@ class SuffixIndex:
         first, room = self._end - len(self), len(self._tokens)
         if len(asked) < LEAST or not len(self):
             return None
-        places = self._places(asked, self._end - own)
+        places = self._places(asked, own)
         if not places:
             return None
         at = np.fromiter(places, np.int64, len(places))
@@ -124,16 +124,20 @@ class SuffixIndex:
             rows[(rows == _END).cumsum(1) > 0] = _END
         return Occurrences(sizes[order].tolist(), rows.tolist())
 
-    def _places(self, asked: np.ndarray, before: int) -> dict[int, None]:
-        """Positions before ``before`` at which the last token of an ending may stand again; ``asked``: reversed."""
+    def _places(self, asked: np.ndarray, own: bool) -> dict[int, None]:
+        """Positions at which the last token of an ending may stand again; ``asked``: reversed. Of its own text the last
+        token has the chains that it was added to."""
         places: dict[int, None] = {}
         first, room, heads, earlier = self._end - len(self), len(self._tokens), self._head_of, self._before_of
-        keys = self._keys(asked[: _TAIL + 1][::-1])[:, -1].tolist()
-        for row, (size, key) in enumerate(zip(_SIZES.tolist(), keys, strict=True)):
-            at, tried = heads[key] if size <= len(asked) else -1, 0
+        last = (self._end - 1) % room
+        if own:
+            begins = [earlier[row * room + last] for row in range(len(_SIZES))]
+        else:
+            begins = [heads[key] for key in self._keys(asked[: _TAIL + 1][::-1])[:, -1].tolist()]
+        for row, (size, begin) in enumerate(zip(_SIZES.tolist(), begins, strict=True)):
+            at, tried = begin if size <= len(asked) else -1, 0
             while at >= first and tried < self._most:
-                if at < before:
-                    places[at] = None
+                places[at] = None
                 at, tried = earlier[row * room + at % room], tried + 1
             if len(places) >= self._most:
                 break
