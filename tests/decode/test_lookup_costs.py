@@ -46,14 +46,15 @@ def test_each_copied_token_pays(size: int, reads: str) -> None:
         if math.prod(chances) * (own * lowest + (1 - own) * 1.0) < cost[k] - cost[k - 1]:
             break
         wanted = k
-    assert worth.paying(size)[0] == wanted
+    assert worth.paying(size, 511)[0] == wanted
     assert (wanted == 15) >= (reads == "1x1x1x1") and (wanted == 0) >= (reads == "1.5x2x4x8" and size < 3)
 
 
 def test_the_draft_model_drafts_where_it_gains_more() -> None:
     cheap, dear = (Worth(Lookup(8, 1, Model(), reads=READS, step=step)) for step in (0.05, 3.0))
-    assert cheap.paying(1) == (0, 0.0) and dear.paying(1)[0] == 2
-    assert cheap.paying(8) == dear.paying(8) and dear.paying(8)[0] == 7
+    assert cheap.paying(1, 511) == (0, 0.0) and dear.paying(1, 511)[0] == 2
+    assert cheap.paying(8, 511) == dear.paying(8, 511) and dear.paying(8, 511)[0] == 7
+    assert dear.paying(8, 3)[0] == 3 and dear.paying(8, 3)[1] < dear.paying(8, 511)[1]
 
 
 def test_chances_are_learned_from_the_text() -> None:

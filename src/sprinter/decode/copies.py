@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from math import inf
 from typing import ClassVar, NamedTuple, Self
 
@@ -214,8 +214,8 @@ class Worth:
         """That of a text; None: copies are free."""
         return None if drafter.reads == FREE else cls(drafter)
 
-    def paying(self, size: int, shares: Sequence[float] = ()) -> tuple[int, float]:
-        """Number of tokens to copy behind an ending of ``size`` tokens, and what they are expected to gain.
+    def paying(self, size: int, most: int, shares: Sequence[float] = ()) -> tuple[int, float]:
+        """Number of tokens to copy behind an ending of ``size`` tokens, at most ``most``, and their expected gain.
 
         A kept token saves what the next one costs otherwise: the lowest price if the copy goes on, with its chance.
 
@@ -224,9 +224,9 @@ class Worth:
                 a token is its share of what an ending of this length promises. (): all do.
         """
         chance, gain, count = 1.0, 0.0, 0
-        for more, share in zip_longest(self._more, shares, fillvalue=1.0):
+        for more in self._more[:most]:
             place = min(size + count, len(_CHANCES)) - 1
-            own = share * self._kept[place] / self._tried[place]
+            own = self._kept[place] / self._tried[place] * (shares[count] if shares else 1.0)
             chance *= own
             if chance * (own * self._lowest + (1 - own) * self._price) < more:
                 break

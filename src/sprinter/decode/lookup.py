@@ -64,8 +64,8 @@ class _LookupCopier(Copier):
             return NO_COPY
         if worth is None:
             return Copy(_copy(text, found.source, drafter.length))
-        length, gain = worth.paying(found.size)
-        copied = _copy(text, found.source, min(drafter.length, length))
+        length, gain = worth.paying(found.size, drafter.length)
+        copied = _copy(text, found.source, length)
         worth.copied = (len(text), copied, found.size)
         return Copy(copied, None, gain)
 

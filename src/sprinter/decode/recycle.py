@@ -44,15 +44,14 @@ class _RecycleCopier(Copier):
         self._drafter, self._worth = drafter, Worth.of(drafter)
 
     def plan(self, context: Context) -> Copy:
-        text, length, worth, gain = context.text, self._drafter.length, self._worth, 0.0
+        text, worth, known = context.text, self._worth, context.successors
         if worth is not None:
             worth.learn(text)
-            paying, gain = worth.paying(1)
-            length = min(length, paying)
-        found = [] if context.successors is None else context.successors.walk(text[-1], length)
+        found = [] if known is None else known.walk(text[-1], self._drafter.length)
         if not found:
             return NO_COPY
         if worth is None:
             return Copy(found)
-        worth.copied = (len(text), found, 1)
-        return Copy(found, None, gain)
+        length, gain = worth.paying(1, len(found))
+        worth.copied = (len(text), found[:length], 1)
+        return Copy(found[:length], None, gain)

@@ -13,7 +13,7 @@ from sprinter.decode.copies import FREE, LONGEST_COPY, NO_COPY, Copier, Copies, 
 from sprinter.decode.costs import MEASURED, STEP
 from sprinter.decode.drafter import NOTHING, Context, Drafter
 from sprinter.decode.registry import DRAFTER
-from sprinter.decode.suffix_index import LEAST, Occurrences, SuffixIndex
+from sprinter.decode.suffix_index import END, LEAST, Occurrences, SuffixIndex
 from sprinter.errors import UserError
 from sprinter.random import Purpose
 
@@ -108,8 +108,14 @@ class _SuffixCopier(Copier):
 def _best(drafter: Suffix, found: Occurrences, best: _Branch, worth: Worth | None) -> _Branch:
     """The branch of the highest score; of equal ones the first: that of the text, of the longest pattern.
 
-    With costs, a branch is as long as pays, and its score is what it gains.
+    With costs, a branch is as long as pays, and its score is what it gains. Then the latest occurrence of the longest
+    pattern is a branch, too.
     """
+    if worth is not None and found.sizes[0] >= drafter.least:
+        size, row = found.sizes[0], found.rows[0][: int(drafter.factor * found.sizes[0])]
+        length, gain = worth.paying(size, row.index(END) if END in row else len(row))
+        if gain > best.score:
+            best = _Branch(size, found.rows[:1], row[:length], [], gain)
     for i, size in enumerate(found.sizes):
         most = min(drafter.length, int(drafter.factor * size))
         if size < drafter.least or most <= best.score:  # the score of a draft is at most its length
@@ -117,7 +123,7 @@ def _best(drafter: Suffix, found: Occurrences, best: _Branch, worth: Worth | Non
         if i + 1 == len(found.sizes) or found.sizes[i + 1] < size:  # the last occurrence of this pattern
             branch = _down(size, found.rows[: i + 1], most, drafter.min_prob)
             if worth is not None:
-                length, gain = worth.paying(size, branch.shares)
+                length, gain = worth.paying(size, len(branch.tokens), branch.shares)
                 branch = branch._replace(tokens=branch.tokens[:length], score=gain)
             best = branch if branch.score > best.score else best
     return best

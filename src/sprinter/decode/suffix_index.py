@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["LEAST", "Occurrences", "SuffixIndex"]
+__all__ = ["END", "LEAST", "Occurrences", "SuffixIndex"]
 
 _SIZES = np.array((16, 8, 4, 2))
 LEAST = int(_SIZES[-1])
 """Shortest ending that is found, tokens."""
 _TAIL = int(_SIZES[0]) - 1
-_END = -1  # behind each text
+END = -1
+"""Stands behind each text."""
 _FIRST = 1 << 10  # tokens for which there is room at first
 _CHUNK = 1 << 15  # tokens that are hashed at once
 _MOST_TOKENS = 2**31 - 1  # positions have 32 bits
@@ -89,7 +90,7 @@ class SuffixIndex:
 
     def end_text(self) -> None:
         """End the text that is being written: no match goes across."""
-        self.extend((_END,))
+        self.extend((END,))
 
     def find(self, ending: Sequence[int], length: int, own: bool = False) -> Occurrences | None:
         """The latest occurrences of an ending, and up to ``length`` tokens that followed each.
@@ -119,9 +120,9 @@ class SuffixIndex:
             return None
         at, steps = at[order], np.arange(length)
         ahead = at[:, None] + 1 + (steps % (self._end - 1 - at)[:, None] if own else steps)
-        rows = np.where(ahead < self._end, self._tokens[ahead % room], _END)
+        rows = np.where(ahead < self._end, self._tokens[ahead % room], END)
         if not own:  # what stands behind the end of a text is another one
-            rows[(rows == _END).cumsum(1) > 0] = _END
+            rows[(rows == END).cumsum(1) > 0] = END
         return Occurrences(sizes[order].tolist(), rows.tolist())
 
     def _places(self, asked: np.ndarray, own: bool) -> dict[int, None]:
@@ -146,7 +147,7 @@ class SuffixIndex:
     def _allocate(self, room: int) -> None:
         bits = max(1, (room - 1).bit_length())
         self._shift, self._slots = np.uint64(64 - bits), 1 << bits
-        self._tokens = np.full(room, _END, np.int32)
+        self._tokens = np.full(room, END, np.int32)
         self._heads = np.full(len(_SIZES) * self._slots, -1, np.int32)
         self._before = np.full(len(_SIZES) * room, -1, np.int32)
         self._head_of, self._before_of = self._heads.data, self._before.data
