@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sprinter.decode import parse_method
+from sprinter.decode import Suffix, parse_method
 from sprinter.decode.copies import _CHANCES, Worth
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.drafter import Context, Drafter, Model, Nothing, Proposals
@@ -98,7 +98,8 @@ def test_costs_are_filled_in() -> None:
     assert costs.reads == "1x1.1x1.6x3.5"
     method = parse_method("auto").settle({}, costs)
     assert method.name == "auto(budget=0.0, step=0.4, token=0.1, reads=1x1.1x1.6x3.5)"
-    assert method.drafter == Lookup(8, 2, Model(), 15, READS, 0.4) and not method.measures
+    copies = Suffix(8, factor=64.0, min_prob=0.0, otherwise=Model(), reads=READS, step=0.4)
+    assert method.drafter == copies and not method.measures
     assert parse_method(method.name) == method
     only = parse_method("drafter=lookup(reads=measured),stop=never,cap=8")
     assert only.measures and only.settle({}, costs).drafter == Lookup(reads=READS)

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import sprinter
-from sprinter.decode import Fixed, Method
+from sprinter.decode import Fixed, Method, Recycle, Suffix
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin
-from sprinter.decode.lookup import Lookup
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.switch import RoundCount, Spent, Tracker
 from sprinter.engine import costs as costs_module
@@ -294,7 +293,9 @@ def test_auto_without_a_draft_looks_up(tiny_pair: sprinter.Pair) -> None:
     one = alone.generate(PROMPT * 4, method="auto", max_new_tokens=30, temperature=0.0)
     assert one.request is not None and one.method == str(one.request.method.name) and one.stats.lossless
     drafter = one.request.method.drafter
-    assert isinstance(drafter, Lookup) and drafter == Lookup(8, 2, "nothing", 15, drafter.reads)
+    assert isinstance(drafter, Suffix)
+    recycled = Recycle(reads=drafter.reads)
+    assert drafter == Suffix(8, factor=64.0, min_prob=0.0, otherwise=recycled, reads=drafter.reads)
     assert drafter.reads.count("x") == 3, "costs that were measured"
     assert one.stats.draft_steps == 0 and one.stats.accepted > 0
     plain = alone.generate(PROMPT * 4, max_new_tokens=30, temperature=0.0)

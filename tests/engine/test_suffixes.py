@@ -18,6 +18,7 @@ from sprinter.engine import suffixes
 from sprinter.engine.suffixes import SuffixCache
 from sprinter.errors import UserError
 
+AUTO = "auto(step=0.3, token=0.03, reads=1x1.1x1.2x1.5)"
 CYCLE = [5, 3, 8, 1, 9, 4, 2, 7] * 3
 SPECS = (
     "suffix", "suffix(depth=4, factor=3.0, min_prob=0.5, length=3)", "suffix(drawn=true)", "recycle",
@@ -76,7 +77,9 @@ def test_a_seed_has_one_text_whatever_was_written_before(pair: sprinter.Pair, te
     ("spec", "temperature", "reads"),
     [("suffix", 0.0, True), ("suffix", 1.0, True), ("suffix(drawn=true)", 1.0, False),
      ("suffix(drawn=true)", 0.0, True), ("drafter=suffix,stop=never,accept=exact,cap=9", 1.0, False),
-     ("lookup", 0.0, False), ("recycle", 1.0, True), ("drafter=lookup(otherwise=recycle),accept=exact", 1.0, False)],
+     ("drafter=suffix,stop=never,accept=random,cap=9", 0.0, False), ("lookup", 0.0, False), ("recycle", 1.0, True),
+     ("drafter=suffix(otherwise=model),trust=coin,accept=match", 0.0, False), (AUTO, 0.0, True), (AUTO, 1.0, False),
+     ("drafter=lookup(otherwise=recycle),accept=exact", 1.0, False)],
 )  # fmt: skip
 def test_earlier_texts_are_read_where_they_can_change_none(
     pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch, spec: str, temperature: float, reads: bool
@@ -138,6 +141,34 @@ def test_each_owner_has_its_own_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(cache.of("b")) == 100  # type: ignore[arg-type]
     cache.clear()
     assert len(cache.of("b")) == 0  # type: ignore[arg-type]
+
+
+def test_auto_weighs_suffixes_beside_the_model(builtin_pair: sprinter.Pair) -> None:
+    """By counts, at the costs that it is told: no slower than lookup in its place, and less where a text returns."""
+    pair = sprinter.Pair(builtin_pair.models)
+    before = AUTO.replace("auto(", "drafter=lookup(n=8,least=2,length=15,otherwise=model,").replace(
+        "token=0.03, ", ""
+    )
+    before += ",stop=optimal(step=0.3,token=0.03),cap=40"
+
+    def cost(method: str) -> float:
+        options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 60, "never_slower": False}
+        made = [pair.generate(prompt, method=method, **options).stats for prompt in prompts]
+        calls, read, steps = (
+            sum(getattr(one, name) for one in made)
+            for name in ("target_calls", "target_tokens", "draft_steps")
+        )
+        return calls * float(np.interp(read / calls, (1, 2, 4, 8, 16), (1, 1, 1.1, 1.2, 1.5))) + 0.3 * steps
+
+    prompts = [
+        "one two three four five six seven " * 3,
+        "The river rises in",
+        "red, blue, red, green, red, blue, red,",
+        "Once upon a time",
+    ]
+    first, again = cost(AUTO), cost(AUTO)
+    assert first <= 1.05 * cost(before)
+    assert again < 0.6 * first, "the earlier texts are its own"
 
 
 def test_no_room_keeps_nothing(pair: sprinter.Pair) -> None:

@@ -133,7 +133,8 @@ def _auto(
     reads: str = MEASURED,
 ) -> Method:
     """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
-    run, copies = stop.Optimal(step, token), Lookup(8, 2, Model(), 15, reads, step)
+    run = stop.Optimal(step, token)
+    copies = Suffix(8, factor=64.0, min_prob=0.0, otherwise=Model(), reads=reads, step=step)
     if budget == 0:
         return Method(stop=run, drafter=copies, cap=40)
     sure = trust.Certain().settle({})

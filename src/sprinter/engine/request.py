@@ -121,7 +121,8 @@ class Request:
         if self.options.never_slower and self.options.switches is None and self._may_switch:
             self._costs = runtime.costs_of(method, most)
         # Only where they cannot change the text: at a seed it is the same, whatever other texts there are.
-        fixed = method.accept.draws_by_position or options.sampling.greedy
+        greedy = options.sampling.greedy
+        fixed = method.lossless(greedy) and (greedy or method.accept.draws_by_position)
         self._reads_earlier = method.drafter.reads_earlier and fixed
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else runtime.method_for(options)

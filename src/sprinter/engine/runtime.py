@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from sprinter.decode.costs import STEP, PassCosts
-from sprinter.decode.drafter import NOTHING
 from sprinter.decode.method import Method
+from sprinter.decode.recycle import Recycle
 from sprinter.decode.spec import is_auto, parse_method
 from sprinter.decode.stop import Never
 from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
@@ -312,7 +312,8 @@ class PairRuntime:
 
 def _alone(auto: Method) -> Method:
     """``auto`` without a draft model: its copies, and plain decoding between them."""
-    copies = replace(auto.drafter, otherwise=NOTHING, step=STEP)  # type: ignore[type-var]
+    recycled = Recycle(reads=auto.drafter.reads)  # type: ignore[attr-defined]
+    copies = replace(auto.drafter, otherwise=recycled, step=STEP)  # type: ignore[type-var]
     return Method(drafter=copies, stop=Never(), cap=auto.cap)
 
 

@@ -70,6 +70,7 @@ class EngineArm:
         if self._pair is None:
             raise SprinterError(f"arm {self.name} was not started")
         options = self._asked
+        self._pair.clear_suffix_cache()  # the same request may have been answered before
         began = time.perf_counter()
         stream = self._pair.stream(
             ask.ids, options, max_new_tokens=ask.new_tokens, sampling=ask.sampling, seed=ask.seed,
