@@ -362,8 +362,8 @@ class RequestRun:
         if self._allow is not None:
             self._allow.follow(sequence.tokens)
         states, began = self._states(), time.perf_counter()
-        place, known = (sequence.tokens, sequence.round), (states, self._earlier, sequence.successors)
-        asked = Context(*place, ask.at_most, models.vocab, self._draws, models.like, *known)
+        place, known = (sequence.tokens, sequence.round, ask.at_most), sequence.successors
+        asked = Context(*place, models.vocab, self._draws, models.like, states, self._earlier, known)
         draft = proposals.draft(asked, self._needs, self._needs_raw)
         self._stats.draft_s += time.perf_counter() - began
         return draft if draft is None or self._allow is None else self._allow.allow(draft)
