@@ -52,6 +52,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/json_schemas": {"rows"},
     "methods/json_speed": {"rows"},
     "methods/never_slower": {"measured", "runs"},
+    "methods/suffix": {"rows", "index"},
     "methods/tuner": {"rows", "time"},
     "real/drafts": {"rows", "drafters"},
     "real/padded": {"rows"},
