@@ -59,7 +59,7 @@ TRUSTING = {
     "draft alone": Method(trust=Everyone(), stop=Never()),
     "on trial": Method(trust=Gate(0.5), stop=Untrusted(), cap=20, tail_ratio=0.3),
     "copies": Method(
-        trust=Certain("margin"), stop=Untrusted(tail=3), drafter=Lookup(5, 5, "model", 4), cap=20
+        trust=Certain("margin"), stop=Untrusted(tail=3), drafter=Lookup(5, 5, Model(), 4), cap=20
     ),
 }
 
@@ -144,7 +144,7 @@ def test_copies_are_checked_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(TextRules, "wait", waits)
     monkeypatch.setattr(DriftAccount, "allows", seen)
     method = Method(
-        trust=Certain("max_prob"), stop=Untrusted(), drafter=Lookup(4, 4, "model", 6), cap=20, budget=0.2
+        trust=Certain("max_prob"), stop=Untrusted(), drafter=Lookup(4, 4, Model(), 6), cap=20, budget=0.2
     )
     record = run_chain(method, NEAR, (0,), Limits(400), AddressedDraws(1), complete=True)
     origins = {(token.round, 1 + i): token.origin for i, token in enumerate(record.tokens)}
@@ -167,7 +167,7 @@ def test_copies_end_no_run_within_a_budget() -> None:
 
     pair, prompt = Circle(3, 3, sharp=60.0), (0, 1, 2)
     for trust, stop in ((Certain("max_prob", 0.9), Untrusted()), (Everyone(), Never())):
-        method = Method(trust=trust, stop=stop, drafter=Lookup(2, 2, "model", 8), budget=0.5)
+        method = Method(trust=trust, stop=stop, drafter=Lookup(2, 2, Model(), 8), budget=0.5)
         stats = run_chain(method, pair, prompt, Limits(96), AddressedDraws(1), complete=True).stats
         assert stats.target_calls < 20
 

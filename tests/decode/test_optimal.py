@@ -85,7 +85,7 @@ def test_copies_teach_nothing_of_the_draft_model() -> None:
             return super().learn(signals, overlaps, state)
 
     for drafter, share in (
-        (Lookup(2, 1, "model"), (0.05, 0.6)),
+        (Lookup(2, 1, Model()), (0.05, 0.6)),
         (Lookup(2, 1), (1.0, 1.0)),
         (Model(), (1.0, 1.0)),
     ):
