@@ -65,6 +65,14 @@ def read(
         (HERMES, '<tool_call>\n{"name": "wea\n</tool_call>', '<tool_call>\n{"name": "wea\n</tool_call>', 0),
         (HERMES, "<tool_call>\n[7]\n</tool_call>", "<tool_call>\n[7]\n</tool_call>", 0),
         (HERMES, "a < b <tool> c", "a < b <tool> c", 0),
+        (HERMES, CALL, None, 1),
+        (HERMES, f"```json\n{CALL}\n```", None, 1),
+        (HERMES, f"\n```\n{CALL}\n{CALL}\n```\n", None, 2),
+        (HERMES, CALL.replace("weather", "climate"), CALL.replace("weather", "climate"), 0),  # no tool of this name
+        (HERMES, '{"name": "Rome", "size": 2}', '{"name": "Rome", "size": 2}', 0),
+        (HERMES, f"{CALL}\nThat is it.", f"{CALL}\nThat is it.", 0),
+        (HERMES, f"So: {CALL}", f"So: {CALL}", 0),
+        (HERMES, "```json\n[1]\n```", "```json\n[1]\n```", 0),
         (CODER, "<tool_call>\n<function=weather>\n<parameter=place>\nRome\n</parameter>\n<parameter=days>\n2\n"
          "</parameter>\n</function>\n</tool_call>", None, 1),
         (MISTRAL, f"[TOOL_CALLS] [{CALL}, {CALL}]", None, 2),
@@ -83,6 +91,15 @@ def test_calls_are_read_as_the_family_writes_them(
     assert found.get("calls", []) == [("weather", ARGUMENTS)] * calls
     shown = found.get("content")
     assert shown == content or (size > 1 and shown is not None and shown.split() == (content or "").split())
+
+
+def test_only_what_may_become_a_call_is_held_back(pair: sprinter.Pair, template: Any) -> None:
+    """Without marks a call is known at its end; other text is sent as soon as it is other text."""
+    template(HERMES)
+    parts = parts_of(pair.tokenizer, EncodedPrompt([1], "assistant:", SAID), (0,), tools=[TOOL])
+    assert parts.feed(tokens("```json\n{", 1)) == {}
+    assert parts.feed(tokens('\n "names"', 1))["content"].startswith('```json\n{\n "names')
+    assert parts.feed(tokens(": 2}", 1)) == {"content": ": 2}"}
 
 
 def test_one_call_is_returned_where_several_are_not_wanted(pair: sprinter.Pair, template: Any) -> None:

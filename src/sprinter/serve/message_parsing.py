@@ -7,8 +7,9 @@ writes, one of those below.
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +33,13 @@ class ToolForm:
     Attributes:
         mark: what its chat templates have, and no others do. field: of a response template.
         around: what stands around a call that could not be read.
+        bare: whether small models of the family write calls without the marks, or in a block of code.
     """
 
     mark: str
     field: Mapping[str, Any]
     around: tuple[str, str] = ("", "")
+    bare: bool = False
 
 
 _FORMS = (
@@ -50,7 +53,7 @@ _FORMS = (
     }),
     ToolForm("<tool_call>", {  # Hermes, Qwen 2.5 and 3
         "open_pattern": r"\s*<tool_call>\s*", "close_pattern": r"\s*</tool_call>\s*", "repeats": True,
-    }, ("<tool_call>\n", "\n</tool_call>")),
+    }, ("<tool_call>\n", "\n</tool_call>"), bare=True),
     ToolForm("[TOOL_CALLS]", {"open_pattern": r"\s*\[TOOL_CALLS\]\s*"}, ("[TOOL_CALLS]", "")),  # Mistral
     ToolForm('"parameters": dictionary', {  # Llama 3
         "open_pattern": r'\A\s*(?:<\|python_tag\|>)?\s*(?P<head>\{\s*"(?:name|type)"\s*:)',
@@ -68,6 +71,8 @@ _READ = (
     "</think>",
 )
 """Special tokens that our response templates read."""
+_BARE = tuple(fence + '{"name":' for fence in ("", "```", "```json"))
+"""How a call begins that has no marks, without white space."""
 
 
 class TextParts:
@@ -84,12 +89,14 @@ class TextParts:
         form: of tool calls; None: the tokenizer's own response template has it.
         several: whether more than the first tool call is returned.
         forced: the whole text is JSON: a list of calls if it is "", else the arguments of this tool.
+        bare: tools of which a call is read without marks too, if the whole text is calls.
     """
 
     def __init__(
         self, parser: Any = None, spelled: Mapping[int, str] | None = None, form: ToolForm | None = None,
-        *, several: bool = True, forced: str | None = None,
+        *, several: bool = True, forced: str | None = None, bare: Collection[str] = (),
     ) -> None:  # fmt: skip
+        self._bare, self._held = bare, ""  # what may become such a call
         self._parser, self._spelled, self._form, self._several = parser, spelled or {}, form, several
         self._forced = forced
         self._raw = ""  # of a tool call that is being written
@@ -110,7 +117,9 @@ class TextParts:
         except ValueError:
             return self._unread("")
         self._parser = None
-        return joined(self._parts(events))
+        found = joined(self._parts(events))
+        text, self._held = self._held, ""
+        return joined([found, self._bare_calls(text)]) if text.strip() else found
 
     def _push(self, text: str) -> dict[str, Any]:
         if self._forced is not None:
@@ -128,7 +137,7 @@ class TextParts:
 
     def _unread(self, text: str) -> dict[str, Any]:
         """The rest of a text that the parser has failed on."""
-        self._parser, raw = None, self._raw + text
+        self._parser, raw = None, self._held + self._raw + text
         return {"content": raw} if raw else {}
 
     def _parts(self, events: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -140,8 +149,32 @@ class TextParts:
                 elif kind == "region_close":
                     self._raw = ""
                     yield self._called(event["value"])
+            elif kind == "region_chunk" and field != "content":
+                yield {"reasoning_content": event["text"]}
             elif kind == "region_chunk":
-                yield {"content" if field == "content" else "reasoning_content": event["text"]}
+                yield self._content(event["text"])
+
+    def _content(self, text: str) -> dict[str, Any]:
+        """More content, but for what may become a call without marks."""
+        if not self._bare:
+            return {"content": text}
+        self._held += text
+        begun = "".join(self._held.split())
+        if any(mark.startswith(begun) or begun.startswith(mark) for mark in _BARE):
+            return {}
+        self._bare, text, self._held = (), self._held, ""
+        return {"content": text}
+
+    def _bare_calls(self, text: str) -> dict[str, Any]:
+        """The calls that a whole text without marks is; content, if it is something else."""
+        plain = re.sub(r"^\s*```(?:json)?\s*$", "", text, flags=re.MULTILINE)
+        try:
+            found = [_call(one) for one in _decoded(plain)]
+        except (ValueError, RecursionError):
+            found = []
+        if found and all(name in self._bare for name, _ in found):
+            return self._called(plain)
+        return {"content": text}
 
     def _called(self, value: Any) -> dict[str, Any]:
         """The calls of a region."""
@@ -268,7 +301,8 @@ def parts_of(
     else:
         before = prompt.text or ""
     parser = tokenizer.get_response_parser(own, prefix=before, tools=list(tools) or None)
-    return TextParts(parser, spelled, form, several=several)
+    names = [one["function"]["name"] for one in tools] if form is not None and form.bare else ()
+    return TextParts(parser, spelled, form, several=several, bare=names)
 
 
 def _thinks(prompt: EncodedPrompt) -> bool:
