@@ -94,6 +94,38 @@ def test_work_of_an_owner_rests_where_others_ask_too(monkeypatch: pytest.MonkeyP
     asyncio.run(main())
 
 
+def test_refusals_of_an_owner_are_sent_one_by_one_where_others_ask_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        crowd, pauses, told = {"alice"}, list[float](), list[str]()
+        turns = Turns(lambda owner: bool(crowd - {owner}))
+        go = asyncio.Event()
+
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            await go.wait()
+
+        async def refuse(owner: str) -> None:
+            await turns.pause(owner)
+            told.append(owner)
+
+        with monkeypatch.context() as patch:
+            real = asyncio.sleep
+            patch.setattr("sprinter.serve.turns.asyncio.sleep", sleep)
+            await refuse("alice")
+            assert told == ["alice"] and not pauses  # nobody else is there
+            crowd.add("bob")
+            tasks = [asyncio.create_task(refuse(owner)) for owner in ("alice", "alice", "bob")]
+            await real(0)
+            assert told == ["alice"] and len(pauses) == 2  # one of each at a time
+            go.set()
+            await asyncio.gather(*tasks)
+        assert sorted(told) == ["alice"] * 3 + ["bob"] and len(pauses) == 3
+
+    asyncio.run(main())
+
+
 def test_a_large_answer_is_made_in_small_pieces_where_others_ask_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -296,7 +296,11 @@ class EngineWorker:
 
     def _step(self) -> None:
         events = self.engine.step()
-        _wake([self._live[event.id].put(event.tokens) for event in events if event.tokens])
+        # those that have waited for their first tokens are woken first
+        told = sorted(
+            (event for event in events if event.tokens), key=lambda one: self._live[one.id].first or 0.0
+        )
+        _wake([self._live[event.id].put(event.tokens) for event in told])
         for event in events:
             if event.generation is not None:
                 self._end(self._live.pop(event.id), event.generation, event.error and _told(event.error))

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 __all__ = ["Turns"]
 
 _THREADS = 2  # more would make the event loop wait for the interpreter's lock
+_PAUSE_S = 0.05
 _REST = 4  # times a piece that its owner waits after it, where there are other owners
 Worked = TypeVar("Worked")
 
@@ -35,6 +36,13 @@ class Turns:
     def of(self, owner: str) -> asyncio.Lock:
         """What an owner holds for the time of its turn."""
         return self._turns.setdefault(owner, asyncio.Lock())
+
+    async def pause(self, owner: str) -> None:
+        """Wait before a refusal where other owners ask too: of an owner's refusals that many a second are sent, so that
+        asking again at once gains nothing and costs others little."""
+        if self.crowded(owner):
+            async with self.of(f"{owner} refusals"):
+                await asyncio.sleep(_PAUSE_S)
 
     async def run(self, owner: str, work: Callable[[], Worked]) -> Worked:
         """The result of a piece of work; whoever is cancelled meanwhile leaves the line, or lets the piece end."""
