@@ -242,13 +242,17 @@ class Request:
             if len(trackers) > _MOST_TRACKERS:
                 del trackers[next(iter(trackers))]
 
-    def generation(self) -> Generation:
-        """The result so far, each token with its text; tokens of a text that goes on are copies."""
+    def generation(self, *, rendered: bool = False) -> Generation:
+        """The result so far, each token with its text; tokens of a text that goes on are copies.
+
+        Args:
+            rendered: whether a ``TokenReader`` has filled in the texts of all tokens.
+        """
         over, writer = self.record.finish is not None, self.writer()
         tokens = [token if over else replace(token) for token in self.record.tokens]
         plain_s = self._runtime.plain_token_s if self._alone and self._may_switch else None
         stats = replace(self.record.count(), plain_token_s=plain_s)
-        if writer is not None:
+        if writer is not None and not rendered:
             writer.render(tokens, last=True)
         text = "".join(token.text for token in tokens)
         return Generation(

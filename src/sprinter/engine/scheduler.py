@@ -329,11 +329,15 @@ class Scheduler:
 
     def _note(self, one: _Live) -> None:
         """Append the event of a request that has new tokens, or that has ended, whose rows are freed."""
-        over = one.run.over
-        generation = one.request.generation() if over else None
+        over, reader = one.run.over, one.reader
+        tokens = reader.read() if reader else []
+        generation = None
         if over:
+            # its reader has rendered the whole text with its last tokens, if there were any left
+            generation = one.request.generation(
+                rendered=bool(tokens) and one.request.record.finish is not None
+            )
             self._leave(one)
-        tokens = one.reader.read() if one.reader else []
         if tokens or over:
             error = one.run.error
             self.events.append(
