@@ -50,7 +50,7 @@ def test_commands_and_pages_exist(rule: object) -> None:
 
 def test_the_page_has_these_rules() -> None:
     rows = ["| case | command | why |", "| --- | --- | --- |"]
-    rows += [f"| {one.when} | `{one.command}` | {one.why} [Measured]({one.page}) |" for one in RULES]
+    rows += [f"| {one.when} | `{one.command}` | {one.why} [Source]({one.page}) |" for one in RULES]
     page = (DOCS / "which-method.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"<!-- rules:begin -->\n(.*?)<!-- rules:end -->", page, re.S)
     assert shown.strip() == "\n".join(rows), "the table of docs/which-method.md must be:\n" + "\n".join(rows)

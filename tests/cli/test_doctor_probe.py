@@ -112,6 +112,7 @@ def test_the_default_is_a_row_and_one_command_is_recommended(
         assert found["place"]["cost"] == pytest.approx(times.step)
         assert found["place"]["gain"] >= 1 and found["place"]["overlap"] == found["overlap"][0]
         assert ("--method" in command) == (method != row["method"])
+        assert ("No exact draft" in found["recommended"]["why"]) == (method == "autoregressive")
         done, out, _ = run(*line, "--no-compile", "--json")
         assert "--no-compile" in json.loads(out)["probe"]["recommended"]["command"].split()
         done, out, _ = run(*line)

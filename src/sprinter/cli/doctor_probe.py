@@ -107,7 +107,11 @@ def run_probe(
             place(beta, costs.step, kept=min(1.0, max_drift / max(1e-9, 1 - beta))), methods, choice
         )
         | {"overlap": beta, "cost": costs.step},
-        "recommended": {"method": choice["method"], "command": _command(loading, choice, fastest, kept)},
+        "recommended": {
+            "method": choice["method"],
+            "command": _command(loading, choice, fastest, kept),
+            "why": _why(choice, methods),
+        },
     }
 
 
@@ -176,6 +180,19 @@ def _recommended(methods: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     default = next(row for row in methods if row["default"])
     best = max((row for row in methods if row["lossless"]), key=lambda row: float(row["speed_up"]))
     return best if best["speed_up"] > PAYS * default["speed_up"] else default
+
+
+def _why(choice: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> str:
+    """The reason for a recommendation, in one sentence."""
+    if choice["method"] == "autoregressive":
+        best = max(float(row["speed_up"]) for row in methods if row["lossless"])
+        return (
+            f"No exact draft is expected to gain enough: the best is {best:.2f}x as fast as plain decoding."
+        )
+    most = (
+        "about as fast as any other exact method" if choice["default"] else "the fastest of the exact methods"
+    )
+    return f"It keeps the target's law, expected {choice['speed_up']:.2f}x as fast as plain decoding, {most}."
 
 
 def _placed(where: Place, methods: Sequence[Mapping[str, Any]], choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,6 +307,7 @@ def show_probe(found: Mapping[str, Any]) -> None:
     if (fastest := found["fastest_runner"]) is not None:
         later = " --runner auto takes it for these files from now on." if found["kept"] else ""
         page.print(f"Fastest here: runner {fastest}.{later}")
+    page.print(found["recommended"]["why"], markup=False, soft_wrap=True)
     page.print(f"Recommended: {found['recommended']['command']}", markup=False, soft_wrap=True)
 
 
