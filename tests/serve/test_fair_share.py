@@ -53,6 +53,24 @@ def test_texts_that_find_no_place_are_refused_before_they_are_made(
             thread.join(30)
 
 
+@pytest.mark.parametrize("method", ["suffix", "recycle"])
+def test_no_key_drafts_from_the_texts_of_another(tmp_path: Path, method: str) -> None:
+    """Bob's first text costs what it costs on a fresh server, whatever Alice has written; his own next one less."""
+    keys = tmp_path / "keys"
+    keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
+    keys.chmod(0o600)
+    asked = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "sprinter": {"method": method}}
+    counts = list[list[Any]]()
+    for turn in (["bob", "bob"], ["alice", "alice", "bob", "bob"]):
+        with serving(double_pair(), rows=1, max_len=96, api_keys=keys) as server:
+            answers = [server.post(TEXT, asked, **as_(name)).json() for name in turn][-2:]
+        choices = [one["choices"][0] for one in answers]
+        counts.append([(one["sprinter"]["target_calls"], one["text"]) for one in choices])
+    assert counts[0] == counts[1]
+    (first, text), (again, same) = counts[0]
+    assert text == same and again < first
+
+
 def test_several_places_fit_where_each_would() -> None:
     for shared, size, others, taken in itertools.product((True, False), (6, 9), (0, 2), (0, 1)):
         for count in range(1, 10):
