@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sprinter.decode.suffix_index import Occurrences, SuffixIndex
+from sprinter.decode.suffix_index import Occurrences, SuffixIndex, TextIndex
 
 Found = list[tuple[int, list[int]]]
 
@@ -34,27 +34,39 @@ def pairs(found: Occurrences | None) -> Found:
     return [] if found is None else list(zip(found.sizes, found.rows, strict=True))
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["earlier texts", "its own text"])
 @pytest.mark.parametrize("window", [37, 5000])
-def test_occurrences_are_those_that_a_search_finds(own: bool, window: int) -> None:
+def test_occurrences_are_those_that_a_search_finds(window: int) -> None:
     """The window, too, is the last tokens: what was there before is found no longer."""
-    chance = random.Random(window + own)
+    chance = random.Random(window)
     matched = 0
     for _ in range(60):
         vocab, index, text = chance.choice((2, 3, 6)), SuffixIndex(window, depth=30, most=10**6), list[int]()
         for _ in range(chance.randint(1, 8)):
             part = [chance.randrange(vocab) for _ in range(chance.randint(0, 40))]
             index.extend(part)
-            text += part
-            if not own:
-                index.end_text()
-                text.append(-1)
-        ending = text[-30:] if own else [chance.randrange(vocab) for _ in range(20)]
-        wanted = by_hand(text[-window:], ending, 7, own)
-        assert pairs(index.find(ending, 7, own)) == wanted
+            text += [*part, -1]
+            index.end_text()
+        ending = [chance.randrange(vocab) for _ in range(20)]
+        wanted = by_hand(text[-window:], ending, 7, False)
+        assert pairs(index.find(ending, 7)) == wanted
         assert index.tokens().tolist() == text[-window:] and len(index) == min(window, len(text))
         matched += bool(wanted)
     assert matched > 40
+
+
+def test_of_its_own_text_occurrences_are_those_that_a_search_finds() -> None:
+    chance = random.Random(1)
+    matched = 0
+    for _ in range(60):
+        vocab, index, text = chance.choice((2, 3, 6)), TextIndex(depth=30, most=10**6), list[int]()
+        for _ in range(chance.randint(1, 8)):
+            part = [chance.randrange(vocab) for _ in range(chance.randint(0, 40))]
+            index.extend(part)
+            text += part
+            wanted = by_hand(text, text[-30:], 7, True)
+            assert pairs(index.find(7)) == wanted and len(index) == len(text)
+            matched += bool(wanted)
+    assert matched > 150
 
 
 def test_it_does_not_matter_how_a_text_is_given() -> None:
@@ -63,7 +75,7 @@ def test_it_does_not_matter_how_a_text_is_given() -> None:
     whole.extend(text)
     for first in range(0, len(text), 13):
         parts.extend(text[first : first + 13])
-    assert pairs(whole.find(text[-64:], 5, own=True)) == pairs(parts.find(text[-64:], 5, own=True)) != []
+    assert pairs(whole.find(text[-64:], 5)) == pairs(parts.find(text[-64:], 5)) != []
 
 
 def test_the_latest_occurrences_are_looked_at_and_the_longest_match_is_among_them() -> None:

@@ -13,7 +13,7 @@ from sprinter.decode.copies import FREE, LONGEST_COPY, NO_COPY, Copier, Copies, 
 from sprinter.decode.costs import MEASURED, STEP
 from sprinter.decode.drafter import NOTHING, Context, Drafter
 from sprinter.decode.registry import DRAFTER
-from sprinter.decode.suffix_index import END, LEAST, Occurrences, SuffixIndex
+from sprinter.decode.suffix_index import END, LEAST, Occurrences, TextIndex
 from sprinter.errors import UserError
 from sprinter.random import Purpose
 
@@ -80,20 +80,18 @@ _NOWHERE = _Branch(0, (), [], [], 0.0)
 class _SuffixCopier(Copier):
     def __init__(self, drafter: Suffix) -> None:
         self._drafter, self._worth = drafter, Worth.of(drafter)
-        self._own: SuffixIndex | None = None
-        self._seen = 0
+        self._own = TextIndex(drafter.depth)
 
     def plan(self, context: Context) -> Copy:
         drafter, worth, text = self._drafter, self._worth, context.text
         if worth is not None:
             worth.learn(text)
-        if self._own is None:
-            self._own = SuffixIndex(2**31 - 1, drafter.depth)
-        self._own.extend(text[self._seen :])
-        self._seen = len(text)
-        best, ending = _NOWHERE, text[-drafter.depth :]
-        for index, own in ((self._own, True), (context.earlier, False)):
-            found = None if index is None else index.find(ending, drafter.length, own)
+        self._own.extend(text[len(self._own) :])
+        best, earlier = _NOWHERE, context.earlier
+        for found in (
+            self._own.find(drafter.length),
+            None if earlier is None else earlier.find(text[-drafter.depth :], drafter.length),
+        ):
             if found is not None:
                 best = _best(drafter, found, best, worth)
         if not best.tokens:
@@ -133,6 +131,11 @@ def _down(size: int, rows: Sequence[Sequence[int]], most: int, min_prob: float) 
     """From a pattern to the most frequent token, and on from there; of equally frequent ones the latest."""
     tokens, shares, left, prob, score = list[int](), list[float](), rows, 1.0, 0.0
     while len(tokens) < most and prob >= min_prob:
+        if len(left) == 1:  # all that is left
+            row = left[0][len(tokens) : most]
+            row = row[: row.index(END)] if END in row else row
+            shares, score = shares + [1.0] * len(row), score + prob * len(row)
+            return _Branch(size, rows, [*tokens, *row], shares, score)
         counts = _counts(left, len(tokens))
         if not counts:
             break

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["END", "LEAST", "Occurrences", "SuffixIndex"]
+__all__ = ["END", "LEAST", "Occurrences", "SuffixIndex", "TextIndex"]
 
 _SIZES = np.array((16, 8, 4, 2))
 LEAST = int(_SIZES[-1])
 """Shortest ending that is found, tokens."""
+_OWN_SIZES = (8, 2)
 _TAIL = int(_SIZES[0]) - 1
 END = -1
 """Stands behind each text."""
@@ -92,13 +93,11 @@ class SuffixIndex:
         """End the text that is being written: no match goes across."""
         self.extend((END,))
 
-    def find(self, ending: Sequence[int], length: int, own: bool = False) -> Occurrences | None:
+    def find(self, ending: Sequence[int], length: int) -> Occurrences | None:
         """The latest occurrences of an ending, and up to ``length`` tokens that followed each.
 
         Args:
             ending: the last tokens of a text; as many are compared as ``depth`` says.
-            own: the ending is that of the text which is being written here. It is no occurrence of itself, and what
-                follows an occurrence goes on into itself, so that a short cycle repeats.
 
         Returns:
             None: nothing of ``LEAST`` tokens or more stood before.
@@ -107,7 +106,7 @@ class SuffixIndex:
         first, room = self._end - len(self), len(self._tokens)
         if len(asked) < LEAST or not len(self):
             return None
-        places = self._places(asked, own)
+        places = self._places(asked)
         if not places:
             return None
         at = np.fromiter(places, np.int64, len(places))
@@ -119,24 +118,18 @@ class SuffixIndex:
         if not len(order):
             return None
         at, steps = at[order], np.arange(length)
-        ahead = at[:, None] + 1 + (steps % (self._end - 1 - at)[:, None] if own else steps)
+        ahead = at[:, None] + 1 + steps
         rows = np.where(ahead < self._end, self._tokens[ahead % room], END)
-        if not own:  # what stands behind the end of a text is another one
-            rows[(rows == END).cumsum(1) > 0] = END
+        rows[(rows == END).cumsum(1) > 0] = END  # what stands behind the end of a text is another one
         return Occurrences(sizes[order].tolist(), rows.tolist())
 
-    def _places(self, asked: np.ndarray, own: bool) -> dict[int, None]:
-        """Positions at which the last token of an ending may stand again; ``asked``: reversed. Of its own text the last
-        token has the chains that it was added to."""
+    def _places(self, asked: np.ndarray) -> dict[int, None]:
+        """Positions at which the last token of an ending may stand again; ``asked``: reversed."""
         places: dict[int, None] = {}
         first, room, heads, earlier = self._end - len(self), len(self._tokens), self._head_of, self._before_of
-        last = (self._end - 1) % room
-        if own:
-            begins = [earlier[row * room + last] for row in range(len(_SIZES))]
-        else:
-            begins = [heads[key] for key in self._keys(asked[: _TAIL + 1][::-1])[:, -1].tolist()]
-        for row, (size, begin) in enumerate(zip(_SIZES.tolist(), begins, strict=True)):
-            at, tried = begin if size <= len(asked) else -1, 0
+        keys = self._keys(asked[: _TAIL + 1][::-1])[:, -1].tolist()
+        for row, (size, key) in enumerate(zip(_SIZES.tolist(), keys, strict=True)):
+            at, tried = heads[key] if size <= len(asked) else -1, 0
             while at >= first and tried < self._most:
                 places[at] = None
                 at, tried = earlier[row * room + at % room], tried + 1
@@ -179,6 +172,61 @@ class SuffixIndex:
         last = np.append(~again, True)
         self._heads[keys[last]] = at[last]
         self._end = end + n
+
+
+class TextIndex:
+    """A text as it is written, and where its ending stood in it. Arrays cost more than they save where a few tokens are
+    added at a time.
+
+    Args:
+        depth, most: as for ``SuffixIndex``.
+    """
+
+    def __init__(self, depth: int = 64, most: int = 64) -> None:
+        self._depth, self._most = depth, most
+        self._tokens: list[int] = []
+        # By size of a gram: where each ended last, and of each token where the gram that it ends stood before.
+        self._grams = [(size, dict[int, int](), list[int]()) for size in _OWN_SIZES]
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        text = self._tokens
+        for token in tokens:
+            at = len(text)
+            text.append(token)
+            for size, last, before in self._grams:
+                gram = hash(tuple(text[max(0, at + 1 - size) :]))
+                before.append(last.get(gram, -1))
+                last[gram] = at
+
+    def find(self, length: int) -> Occurrences | None:
+        """The latest earlier occurrences of its ending, and ``length`` tokens that followed each: what follows goes on
+        into itself, so that a short cycle repeats. None: nothing of ``LEAST`` tokens or more stood before."""
+        text, places, found = self._tokens, dict[int, None](), list[tuple[int, int]]()
+        for _, _, before in self._grams:
+            at, tried = before[-1] if text else -1, 0
+            while at >= 0 and tried < self._most:
+                places[at] = None
+                at, tried = before[at], tried + 1
+            if len(places) >= self._most:
+                break
+        for at in places:
+            size, longest, behind = 0, min(self._depth, at + 1), len(text) - 1 - at
+            while size < longest and text[at - size] == text[at + behind - size]:
+                size += 1
+            if size >= LEAST:
+                found.append((size, at))
+        if not found:
+            return None
+        found.sort(reverse=True)
+        rows = [text[at + 1 : at + 1 + length] for _, at in found]
+        return Occurrences(
+            [size for size, _ in found], [(row * (length // len(row) + 1))[:length] for row in rows]
+        )
 
 
 @cache
