@@ -17,7 +17,7 @@ else:  # stories of the target stand for your text, a line each
     names = ["boy", "girl", "cat", "dog", "bird", "fish", "bear", "frog", "duck", "mouse"]
     prompts = [
         f"Once upon a time, there was a {kind} {name}"
-        for kind in ("little", "big", "red", "sad")
+        for kind in ("little", "big", "red", "sad", "old", "brown", "kind", "tiny")
         for name in names
     ]
     outs = pair.generate(prompts, method="autoregressive", max_new_tokens=48, seed=1)
@@ -31,18 +31,16 @@ assert main(["gate", "train", "--labels", labels, "--out", gate, "--tau", "0.7",
 
 own = sprinter.load_pair(gate=gate)
 asked = [
-    "Once upon a time, there was a happy duck",
-    "One day, a little girl",
-    "The big dog was",
-    "A bird sat in",
-]
+    "One day, a little girl", "The big dog was", "A bird sat in", "Tom and Anna", "The old mill stood by",
+    "One morning a small bird", "It was raining", "Mother said",
+]  # fmt: skip
 lines: dict[str, list[tuple[float, float]]] = {"your gate": [], "a coin": []}
 for title, specs in (
     ("your gate", [f"sprinter(tau={tau})" for tau in (0.5, 0.6, 0.7, 0.8, 0.9)]),
     ("a coin", [f"coin(rate={rate})" for rate in (0.8, 0.6, 0.4, 0.2, 0.1)]),
 ):
     for spec in specs:
-        outs = own.generate(asked, method=spec, max_new_tokens=64, seed=1)
+        outs = own.generate(asked, method=spec, max_new_tokens=96, seed=1)
         count = sum(len(out.tokens) for out in outs)
         drift = sum((out.stats.mean_drift or 0.0) * len(out.tokens) for out in outs) / count
         lines[title].append((drift, sum(out.stats.target_calls for out in outs) / count))

@@ -13,15 +13,13 @@ METHODS = {
 }
 pair = sprinter.load_pair()
 prompts = [
-    "Once upon a time, there was a little",
-    "The old mill stood by",
-    "One morning a small bird",
-    "Tom and Anna",
-]
+    "Once upon a time, there was a little", "The old mill stood by", "One morning a small bird", "Tom and Anna",
+    "One day, a girl", "The big dog was", "It was raining", "Mother said",
+]  # fmt: skip
 points: dict[str, list[tuple[float, float]]] = {title: [] for title in METHODS}
 for title, specs in METHODS.items():
     for spec in specs:
-        outs = pair.generate(prompts, method=spec, max_new_tokens=64, seed=1)
+        outs = pair.generate(prompts, method=spec, max_new_tokens=48, seed=1)
         count = sum(len(out.tokens) for out in outs)
         drift = sum((out.stats.mean_drift or 0.0) * len(out.tokens) for out in outs) / count
         points[title].append((drift, sum(out.stats.target_calls for out in outs) / count))
