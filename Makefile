@@ -52,8 +52,8 @@ ready: $(STAMP)
 install: ready ## .venv with the package (editable) and its development tools
 
 # --- use -------------------------------------------------------------------------------------------------------------
-demo: ready ## three prompts; plain, exact and within drift 0.1: one table
-	@echo "== demo: three prompts by three methods (under a minute)"
+demo: ready ## six prompts; plain, exact and within drift 0.1: one table
+	@echo "== demo: six prompts by three methods (under a minute)"
 	@$(BIN)/python -m sprinter demo
 
 # --- checks ----------------------------------------------------------------------------------------------------------

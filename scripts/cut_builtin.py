@@ -1,15 +1,17 @@
-"""Make a pair that writes simple stories: its target is ten layers of SmolLM2-135M-Instruct on a small vocabulary.
+"""Make a pair that writes simple stories: its target is eight layers of SmolLM2-135M-Instruct on 8,192 tokens.
 
     python scripts/cut_builtin.py teacher --data DATA --out OUT --minutes 15    all its layers, tuned to the stories
     python scripts/cut_builtin.py write --data DATA --out OUT --limit 9984      the teacher's stories and their laws
     python scripts/cut_builtin.py target --data DATA --out OUT --minutes 90     ten layers, trained on all texts
+    python scripts/cut_builtin.py target --data DATA --out BUILTIN --start OUT/target --without 2 3 --minutes 48
     python scripts/cut_builtin.py show --data DATA --out OUT                    losses on held-out stories, ten texts
 
 A stage that was interrupted is continued by the same command. ``write`` with a larger limit writes more, and --part
 begins other stories, so that several processes can write. ``target --start FOLDER`` trains an earlier target further,
-on the texts that there are by then; --without names layers of it that go first. DATA is the folder with the text files;
-of these, about one document in a hundred is never trained on (``bench.suites.heldout``). SmolLM2 is found like any
-other model. ``finish_builtin`` makes the rest of the pair.
+on the texts that there are by then; --without names layers of it that go first. BUILTIN is a copy of OUT without its
+``target`` and ``training-*``. DATA is the folder with the text files; of these, about one document in a hundred is
+never trained on (``bench.suites.heldout``). SmolLM2 is found like any other model. ``finish_builtin`` makes the rest of
+the pair.
 """
 
 from __future__ import annotations

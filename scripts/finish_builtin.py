@@ -1,4 +1,4 @@
-"""Finish the built-in pair: a target of ``cut_builtin`` with 8 bits a weight, its draft, gate and heads, with cards.
+"""Finish the built-in pair: target of ``cut_builtin`` and draft with 8 bits a weight, gate and heads, with cards.
 
     python scripts/finish_builtin.py --data DATA --out OUT      OUT/target -> OUT/pair
 
@@ -43,8 +43,13 @@ DATA_LICENCES = """| SmolLM2-135M-Instruct (weights, and the stories that it wro
 | English Wikipedia, 2015, first paragraphs | CC BY-SA 3.0; its contributors (via jason-feng/wikiVisual) |"""
 
 
-def halve(path: Path) -> int:
-    """Store the matrices of a model with 8 bits a weight, which transformers reads like any other; returns its size."""
+def halve(folder: Path) -> int:
+    """Store the matrices of a model with 8 bits a weight, which transformers reads like any other; returns its size.
+
+    Its tokenizer is stored without white space.
+    """
+    path, tokenizer = folder / "model.safetensors", folder / "tokenizer.json"
+    write_atomic(tokenizer, json.dumps(json.loads(tokenizer.read_text()), separators=(",", ":")))
     weights = {
         name: value.to(torch.float8_e4m3fn if value.ndim == 2 else torch.bfloat16)
         for name, value in load_file(path).items()
@@ -64,7 +69,7 @@ def finish(recipe: Recipe) -> None:
         write_atomic(mark, digest)
     shutil.rmtree(recipe.out / "pair", ignore_errors=True)
     shutil.copytree(recipe.out / "target", target)
-    size = halve(target / "model.safetensors")
+    size = halve(target)
     recipe.openings(8)
     fresh = [
         recipe.tokenizer.decode(text.ids, skip_special_tokens=True) for text in recipe.write(9, FRESH).texts
@@ -81,6 +86,7 @@ def finish(recipe: Recipe) -> None:
             for name in ("config", "generation_config", "tokenizer", "tokenizer_config"):
                 shutil.copy(whole / f"{name}.json", bare)
             shutil.copy(whole / "model.safetensors", bare)
+            halve(bare)
             told = (
                 line for line in (whole / "README.md").read_text().splitlines() if not line.startswith("![")
             )

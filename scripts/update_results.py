@@ -129,6 +129,9 @@ run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over promp
 Long tables are CSV files. How to repeat a number:
 [CONTRIBUTING](../CONTRIBUTING.md#reproducing-a-number).
 
+The built-in pair was replaced on 2026-11-29. Tables of earlier runs are of the pair before: a table's commit and date
+say which.
+
 | topic | what is measured |
 | --- | --- |
 {}

@@ -28,7 +28,7 @@ WORDS = [
     "é",
 ]
 WORDS += [*"abcdefghijklmnopqrstuvwxyz", *(f"▁{letter}" for letter in "abcde")]
-SIZE = 3072
+SIZE = 8192
 
 
 def _vocabulary(words: list[str]) -> dict[str, int]:

@@ -228,7 +228,7 @@ def test_greedy_texts_of_exact_arms_are_equal(pair: sprinter.Pair) -> None:
     arms = [started(spec, pair) for spec in [*specs, "transformers:assisted(tokens=20, schedule=dynamic)"]]
     for text in PROMPTS:
         first, *others = (arm.answer(ask(pair, text)).ids for arm in arms)
-        assert len(first) == 24
+        assert 16 < len(first) <= 24
         for arm, ids in zip(arms[1:], others, strict=True):
             assert ids == first, arm.name
 

@@ -124,9 +124,12 @@ def test_a_model_in_8_bits_is_loaded_as_any_other(script: Any, tmp_path: Path) -
     model = tiny()
     model.save_pretrained(tmp_path)
     size = (tmp_path / "model.safetensors").stat().st_size
-    assert finish.halve(tmp_path / "model.safetensors") == sum(
-        value.numel() for value in model.state_dict().values()
-    ) - (model.lm_head.weight.numel())
+    spaced = json.dumps({"model": {"vocab": {"a": 0, "é": 1}}}, indent=2)
+    (tmp_path / "tokenizer.json").write_text(spaced)
+    stored = sum(value.numel() for value in model.state_dict().values()) - model.lm_head.weight.numel()
+    assert finish.halve(tmp_path) == stored
+    packed = (tmp_path / "tokenizer.json").read_text()
+    assert json.loads(packed) == json.loads(spaced) and " " not in packed
     assert (tmp_path / "model.safetensors").stat().st_size < 0.3 * size
     for dtype in (torch.float32, torch.bfloat16):
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)

@@ -134,7 +134,7 @@ def test_doctor_warns_of_a_cache_that_cannot_be_written(
 def test_demo_prints_a_text_and_one_table(run: Run, places: Places) -> None:
     status, out, err = run("demo", *places.gated, "-n", "8")
     assert (status, err) == (0, "")
-    assert "A text by sprinter(tau=" in out and "lighthouse" in out
+    assert "A text by sprinter(tau=" in out and "Once upon a time, there was a little" in out
     rows = [
         line.split()
         for line in out.splitlines()
@@ -143,7 +143,7 @@ def test_demo_prints_a_text_and_one_table(run: Run, places: Places) -> None:
     assert len(rows) == 3
     assert [row[-1] for row in rows] == ["yes", "yes", "no"]
     assert [row[-2] for row in rows] == ["100%"] * 3
-    assert "3 prompts, up to 8 tokens each" in out
+    assert "6 prompts, up to 8 tokens each" in out
 
 
 def test_demo_as_json(run: Run, places: Places) -> None:

@@ -59,7 +59,7 @@ def test_a_tail_spares_target_calls_at_small_budgets(builtin_pair: sprinter.Pair
             builtin_pair.generate(
                 prompt, method=method, budget=0.05, max_new_tokens=96, seed=3
             ).stats.target_calls
-            for prompt in (PROMPT, "The king of the castle said")
+            for prompt in (PROMPT, "One day, Sam lost his ball.")
         )
         for method in ("sprinter(tail=3)", "sprinter")
     ]

@@ -24,7 +24,7 @@ def disturb(requests: int, seed: int, longest: int, often: float = 1.0) -> Count
 
 def test_a_hundred_disturbed_requests() -> None:
     counts = disturb(100, 1, 10, often=3.0)
-    assert counts["survived"] >= 50 and counts["failed"] >= 5 and counts["interrupted"] >= 10
+    assert counts["survived"] >= 40 and counts["failed"] >= 5 and counts["interrupted"] >= 10
 
 
 @pytest.mark.slow

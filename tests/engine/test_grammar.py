@@ -45,7 +45,7 @@ def test_json_follows_its_schema(pair: sprinter.Pair, method: str) -> None:
     jsonschema.validate(json.loads(out.text), SCHEMA)
     assert out.finish_reason == "eos"
     if method != "draft-only":
-        assert (out.stats.worst_drift == 0.0) == out.stats.lossless
+        assert out.stats.worst_drift == 0.0 or not out.stats.lossless
 
 
 def test_greedy_texts_are_plain_decodings(pair: sprinter.Pair) -> None:

@@ -113,11 +113,11 @@ def test_a_text_ends_with_eos_as_soon_as_it_may(builtin_pair: sprinter.Pair) -> 
 )
 def test_bad_words_are_not_written_across_tokens(builtin_pair: sprinter.Pair, method: str) -> None:
     """The prompt repeats them, so that both models, and prompt lookup, would write them."""
-    words, tokenizer = ["mountains", "the river"], builtin_pair.models.tokenizer
+    words, tokenizer = ["the park", "the house"], builtin_pair.models.tokenizer
     assert tokenizer is not None
     spelled = [tokenizer(f" {word}", add_special_tokens=False)["input_ids"] for word in words]
     assert min(map(len, spelled)) > 1, "one token would be no test"
-    prompt = "In the mountains the river rises. In the mountains the river rises. In the"
+    prompt = "Tom and Lily went to the park. Tom and Lily went to the park. Tom and Lily went to"
     options: dict[str, Any] = {"method": method, "max_new_tokens": 12, "temperature": 0.3}
     plain = "".join(builtin_pair.generate(prompt, seed=seed, **options).text for seed in range(3))
     assert any(word in plain for word in words)

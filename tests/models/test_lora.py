@@ -151,7 +151,7 @@ def test_with_our_kernels(options: dict[str, Any], tmp_path: Path) -> None:
         "compile" in options
     )
     found, wanted = logits(model), logits(base)
-    assert torch.linalg.norm(found - wanted) <= 0.05 * torch.linalg.norm(wanted)
+    assert torch.linalg.norm(found - wanted) <= 0.08 * torch.linalg.norm(wanted)
     plain, again = logits(pair.models.target.model), logits(sprinter.load_pair(**options).models.target.model)
     assert torch.equal(plain, again) and torch.linalg.norm(plain - wanted) > 0.1 * torch.linalg.norm(wanted)
 

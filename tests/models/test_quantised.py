@@ -287,7 +287,8 @@ def test_greedy_texts_are_those_of_plain_decoding(pair: sprinter.Pair, method: s
 
 
 def test_the_law_is_near_that_of_the_weights(pair: sprinter.Pair, builtin_pair: sprinter.Pair) -> None:
-    ids = torch.tensor([pair.tokenizer("The first king of the island was born in the year")["input_ids"]])  # type: ignore[misc]
+    text = "Once upon a time there was a little dog who had a red ball. One day he went"
+    ids = torch.tensor([pair.tokenizer(text)["input_ids"]])  # type: ignore[misc]
     with torch.inference_mode():
         laws = [one.models.target.module("a test")(ids).logits.softmax(-1) for one in (builtin_pair, pair)]
     gap, most = tv_distance(*laws), 0.03 if pair.models.target.weights == "int8" else 0.15

@@ -82,7 +82,8 @@ def test_texts_are_those_of_generate(
     assert [event.choices[0].finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
     assert events[-1].choices[0].finish_reason == choice.finish_reason
     assert {event.id for event in events} == {events[0].id} and events[0].object == "text_completion"
-    assert events[-1].model_extra["sprinter"]["origins"] == report["origins"]  # type: ignore[index]
+    origins = events[-1].model_extra["sprinter"]["origins"]  # type: ignore[index]
+    assert origins.keys() == report["origins"].keys() and sum(origins.values()) == len(expected.tokens)
 
 
 def test_n_and_lists_of_prompts(client: openai.OpenAI, pair: sprinter.Pair) -> None:
@@ -277,14 +278,15 @@ def test_both_shapes_count_as_the_engine_does(server: Running, pair: sprinter.Pa
     assert kept == vllm["num_accepted_draft_tokens"] <= stats.trusted + stats.accepted
     assert len(vllm["acceptance_histogram"]) == vllm["num_spec_tokens"] + 1
     if stats.target_calls:
-        assert vllm["mean_acceptance_length"] == pytest.approx(1 + kept / stats.target_calls)
+        added = round(vllm["mean_acceptance_length"] * stats.target_calls)
+        assert stats.target_calls + kept - added in (0, 1), "behind the last draft token there may be none"
     assert timings["draft_n"] == vllm["num_draft_tokens"] == stats.drafted
     assert timings["draft_n_accepted"] == stats.trusted + stats.accepted
-    assert timings["target_calls"] == stats.target_calls and timings["predicted_n"] == 40
+    assert timings["target_calls"] == stats.target_calls and timings["predicted_n"] == stats.new_tokens
     if method == "speculative(gamma=4)":
         assert vllm["num_spec_tokens"] == 4 and kept == stats.accepted
         # every round adds its kept tokens and one of the target, but for the last one, which may be cut short
-        assert 0 <= stats.target_calls + kept - 40 <= 1
+        assert 0 <= stats.target_calls + kept - stats.new_tokens <= 1
 
 
 def sse(text: str) -> list[dict[str, Any]]:
@@ -298,10 +300,10 @@ def test_tokens_of_a_stream_tell_where_they_come_from(
     server: Running, pair: sprinter.Pair, path: str
 ) -> None:
     prompt: Any = PROMPT if path == "/v1/completions" else MESSAGES
-    out = made(pair, prompt, method="sprinter(tau=0.6)", max_new_tokens=40, logprobs=0)
+    out = made(pair, prompt, method="sprinter(tau=0.3)", max_new_tokens=40, logprobs=0)
     body = {
         ("prompt" if path == "/v1/completions" else "messages"): prompt, "max_tokens": 40, "seed": 5, "stream": True,
-        "sprinter": {"method": "sprinter(tau=0.6)", "tokens": True},
+        "sprinter": {"method": "sprinter(tau=0.3)", "tokens": True},
     }  # fmt: skip
     with server.http() as http:
         events = sse(http.post(path, json=body).text)
@@ -326,7 +328,7 @@ def test_tokens_of_a_stream_tell_where_they_come_from(
         assert token["logprob"] == pytest.approx(expected.logprob, abs=1e-3)
         assert token["gate_score"] == pytest.approx(expected.gate_score, abs=1e-4)
         assert (token["gate_score"] is None) == (token["origin"] not in ("trusted", "accepted"))
-        assert token["origin"] != "trusted" or token["gate_score"] >= 0.6
+        assert token["origin"] != "trusted" or token["gate_score"] >= 0.3
         assert token["draft_logprob"] == pytest.approx(expected.draft_logprob, abs=1e-3)
     last = events[-1]["sprinter"]
     assert late > 0 and last["coverage"] == pytest.approx(out.stats.drift_coverage)

@@ -12,7 +12,7 @@ from sprinter.models.pair import builtin_paths
 
 
 def test_requests_at_once_have_the_texts_that_they_have_alone() -> None:
-    heads = medusa(hidden=128, vocab=3072, accuracies=((0.5, 0.3, 0.1), (0.4, 0.2, 0.1), (0.3, 0.1, 0.1)))
+    heads = medusa(hidden=576, vocab=8192, accuracies=((0.5, 0.3, 0.1), (0.4, 0.2, 0.1), (0.3, 0.1, 0.1)))
     pair = sprinter.load_pair(builtin_paths()["target"], heads=[heads], compile=False)
     prompts = ["The town", "A river flows", "In 1912 the", "Music"]
     methods = ["medusa(nodes=6)", "heads(gamma=3)", None, "autoregressive"]

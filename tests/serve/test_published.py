@@ -19,7 +19,7 @@ LOSSY = {"sprinter": {"method": "sprinter(tau=0.6)", "tokens": True}}
 ASKED: list[dict[str, Any]] = [
     {},
     {"n": 2, "temperature": 0},
-    {"stop": ["the"], "max_tokens": 40},
+    {"stop": ["the"], "max_tokens": 40, "temperature": 0},
     LOSSY,
 ]
 

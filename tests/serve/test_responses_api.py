@@ -14,14 +14,14 @@ import sprinter
 BOTH = TEMPLATE + "{# <think> 'tool' tool_calls #}{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
 CALL = '{"name": "weather", "arguments": {"days": 2}}'
 TOOL: dict[str, Any] = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
-FIXED: dict[str, Any] = {"model": "builtin", "max_output_tokens": 12, "extra_body": {"seed": 5}}
+FIXED: dict[str, Any] = {"model": "builtin", "max_output_tokens": 12, "temperature": 0}
 
 
 def test_a_response_is_the_chats_text(server: Running) -> None:
     said: Any = [{"role": "user", "content": [{"type": "input_text", "text": "Where?"}]}]
     chat = {
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}],
-        "seed": 5,
+        "temperature": 0,
     }
     expected = server.post("/v1/chat/completions", {**chat, "max_tokens": 12}).json()
     with server.openai() as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -25,7 +25,7 @@ TOOLS = TEMPLATE + "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
 
 class River(BaseModel):
     deep: bool
-    kind: str
+    kind: Literal["river", "stream"]
 
 
 def content(server: Running, **fields: Any) -> str:

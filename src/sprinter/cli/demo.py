@@ -23,13 +23,16 @@ Generate = Callable[..., "Generation"]
 
 METHODS = ("autoregressive", "speculative", "sprinter")
 PROMPTS = (
-    "The harbour of the old town lies at the mouth of the river, and its lighthouse was built in",
-    "Once upon a time a small hedgehog found a red umbrella under the apple tree. She",
-    "Question: A baker fills 6 trays with 12 rolls each and sells 50 of them. How many rolls are left? Answer:",
+    "Once upon a time, there was a little",
+    "Tom and his mom went to the park.",
+    "The brave little mouse",
+    "In the forest there was an old owl.",
+    "One day, Sam lost his ball.",
+    "Grandma baked a cake.",
 )
 _WARM_UP, _LENGTH, _SHORTEST, _SECONDS = 8, 64, 16, 20.0
 _MOST_DRIFT = 0.1
-_SETTINGS = 4
+_SETTINGS = 9
 """Number of values of τ that are tried, from the gate's own up to 1."""
 _TAIL = 5
 """Untrusted tokens that a target call of the lossy method checks, as many as a call of the exact one."""
@@ -112,7 +115,8 @@ def _measure(generate: Generate, specs: Mapping[str, str], *, show: bool) -> dic
     """Run every method on every prompt, interleaved prompt by prompt; each prompt starts with another method."""
     results: dict[str, list[Generation]] = {method: [] for method in METHODS}
     for number, prompt in enumerate(PROMPTS):
-        for method in (*METHODS[number:], *METHODS[:number]):
+        first = number % len(METHODS)
+        for method in (*METHODS[first:], *METHODS[:first]):
             results[method].append(generate(prompt, method=specs[method]))
         if show and number == 0:
             _print_text(prompt, results["sprinter"][0])

@@ -483,7 +483,7 @@ def builtin_paths() -> dict[str, Path]:
         if not (path / "config.json").is_file():
             raise UserError(
                 f"the built-in {name} is not in this installation ({path}): "
-                "reinstall sprinter-llm, or run scripts/train_builtin.py in a checkout"
+                "reinstall sprinter-llm, or run scripts/cut_builtin.py and scripts/finish_builtin.py in a checkout"
             )
     return paths
 

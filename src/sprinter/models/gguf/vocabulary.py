@@ -19,8 +19,10 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Special tokens of a tokenizer → their names in GGUF."""
 
-_SPLITS = {PRE_TOKENIZERS[name].patterns[0]: name for name in ("llama-bpe", "qwen2")}
-"""Pre-tokenizer pattern → llama.cpp's name for it, except GPT-2's own."""
+_SPLITS = {
+    (own.patterns[0], own.gpt2): name for name in ("llama-bpe", "qwen2", "smollm") for own in [PRE_TOKENIZERS[name]]
+}
+"""A pre-tokenizer's pattern, and whether GPT-2's follows it → llama.cpp's name, except for GPT-2's alone."""
 
 
 def add_vocabulary(writer: Any, tokenizer: Any, name: str, vocab_size: int) -> None:
@@ -77,7 +79,6 @@ def _pre(spec: dict[str, Any]) -> str | None:
     if [part["type"] for part in parts] != ["Split", "ByteLevel"]:
         return None
     split, level = parts
-    plain = not level["use_regex"] and not level["add_prefix_space"] and not split.get("invert")
-    return (
-        _SPLITS.get(split["pattern"].get("Regex", "")) if plain and split["behavior"] == "Isolated" else None
-    )
+    if level["add_prefix_space"] or split.get("invert") or split["behavior"] != "Isolated":
+        return None
+    return _SPLITS.get((split["pattern"].get("Regex", ""), level["use_regex"]))
