@@ -20,7 +20,9 @@ ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Special tokens of a tokenizer → their names in GGUF."""
 
 _SPLITS = {
-    (own.patterns[0], own.gpt2): name for name in ("llama-bpe", "qwen2", "smollm") for own in [PRE_TOKENIZERS[name]]
+    (own.patterns[0], own.gpt2): name
+    for name in ("llama-bpe", "qwen2", "smollm")
+    for own in [PRE_TOKENIZERS[name]]
 }
 """A pre-tokenizer's pattern, and whether GPT-2's follows it → llama.cpp's name, except for GPT-2's alone."""
 
