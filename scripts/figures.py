@@ -131,15 +131,16 @@ def speed_and_drift() -> Figure:
         for one in records.summaries(run, temperature):
             speed, drift, name = one["speed_over"].get("autoregressive"), one["mean_drift"], one["arm"]
             if one["suite"] == run.suites[0] and speed is not None:
-                x, kind = (
-                    (0.0, "exact") if one["lossless"] or drift is None else (drift[0], name.partition("(")[0])
-                )
+                tail = " with a tail" if "tail=" in name else ""
+                lossy = name.partition("(")[0].removeprefix("trust=") + tail
+                x, kind = (0.0, "exact") if one["lossless"] or drift is None else (drift[0], lossy)
                 points.setdefault(kind, []).append((x, speed[0], name))
                 ax.plot([x, x], speed[1:], color=GREY, lw=0.8)
         for kind, found in points.items():
             xs, ys, names = zip(*sorted(found, key=lambda one: one[:2]), strict=True)
-            color, exact, at = colors.get(kind, GREEN), kind == "exact", -1.0
-            ax.plot(xs, ys, "o" if exact else "o-", color=color, ms=4.5, lw=1.1, label=kind)
+            color, exact, at = colors.get(kind.partition(" ")[0], GREEN), kind == "exact", -1.0
+            line = "o" if exact else "o--" if "tail" in kind else "o-"
+            ax.plot(xs, ys, line, color=color, ms=4.5, lw=1.1, label=kind)
             for y, name in zip(ys, names, strict=True) if exact else ():
                 at = max(y, at + 0.05 * (ax.get_ylim()[1] - ax.get_ylim()[0]))  # names do not overlap
                 told, place = (
@@ -150,7 +151,7 @@ def speed_and_drift() -> Figure:
         y = "speed ÷ plain" if ax is axes[0] else ""
         pic.said(ax, title, "mean drift", y, xlim=(-0.28 * ax.get_xlim()[1], None))
         ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= ax.get_xlim()[1]])
-        ax.legend(loc="lower right")
+        ax.legend(loc="best")
     return fig
 
 
