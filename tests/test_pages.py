@@ -29,6 +29,7 @@ from typer.main import get_command
 import sprinter
 from sprinter.cli import main
 from sprinter.cli.app import app
+from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.artifact import save_head
 from sprinter.heads.head import Head, HeadConfig
@@ -231,6 +232,8 @@ def test_blocks_run(
 ) -> None:
     for file, text in FILES.items():
         (tmp_path / file).write_text(text)
+    for known in (TRUST, STOP, ACCEPT, DRAFTER, METHODS):  # what a page registers goes with it
+        monkeypatch.setattr(known, "_items", dict(known._items))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(source, "_fetched", lambda name, which, *_: tiny[which])

@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused(pair: sprinter.Pair, files: Path, tmp_path
         pair.generate(PROMPT, max_new_tokens=1024)
     other = tmp_path / "other-draft.gguf"
     with pytest.raises(
-        UserError, match=r"the gate reads hidden states of size 192, draft .*f32\.gguf' has size 128"
+        UserError, match=r"the gate reads hidden states of size 192, draft .*f32\.gguf' has size 576"
     ):
         load(files, "f32", draft=files / "target-f32.gguf")
     data = (files / "draft-f32.gguf").read_bytes()

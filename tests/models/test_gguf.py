@@ -35,7 +35,7 @@ gguf = pytest.importorskip("gguf", reason=NO_GGUF)
 pytest.importorskip("llama_cpp", reason=NO_LLAMA)
 
 TEXT = " The third thing  thaws:\n\t'tis 1,234 naïve 木 …"
-LLAMA3_SPLIT = next(pattern for pattern, name in gguf_vocabulary._SPLITS.items() if name == "llama-bpe")
+LLAMA3_SPLIT = next(own[0] for own, name in gguf_vocabulary._SPLITS.items() if name == "llama-bpe")
 
 
 @pytest.fixture(scope="module")
@@ -314,10 +314,13 @@ def test_how_text_is_cut_is_named_or_refused(files: Path) -> None:
     plain = ByteLevel(add_prefix_space=False, use_regex=False)
     assert pre(ByteLevel(add_prefix_space=False)) == "gpt-2"
     assert pre(Sequence([Split(Regex(LLAMA3_SPLIT), "isolated"), plain])) == "llama-bpe"
+    digits = Split(Regex("\\p{N}"), "isolated")
+    assert pre(Sequence([digits, ByteLevel(add_prefix_space=False)])) == "smollm"
     for cut in (
         ByteLevel(add_prefix_space=True),
         plain,
         Sequence([Split(Regex("x+"), "isolated"), plain]),
+        Sequence([digits, plain]),
         Sequence([Split(Regex(LLAMA3_SPLIT), "removed"), plain]),
     ):
         with pytest.raises(UserError, match="not a byte-level BPE of a kind"):

@@ -24,7 +24,7 @@ from sprinter.models.runners import forward
 pytest.importorskip("gguf", reason=NO_GGUF)
 pytest.importorskip("llama_cpp", reason=NO_LLAMA)
 
-TOLERANCE = {"f32": 1e-4, "f16": 1e-2}
+TOLERANCE = {"f32": 1e-4, "f16": 3e-2}  # of the largest state
 VARIANTS = {
     "grouped": {},
     "tied": {"tie_word_embeddings": True},
