@@ -83,7 +83,7 @@ def test_greedy_texts_are_those_of_vllm_without_speculation(plain: LLM, door: LL
     wanted = _texts(plain, prompts, _params())
     assert _texts(door, prompts, [_params(EXACT[i % len(EXACT)]) for i in range(100)]) == wanted
     last = list(_reports(door).values())[-100:]
-    assert sum(one["new_tokens"] for one in last) > 1.3 * sum(one["target_calls"] for one in last)
+    assert sum(one["new_tokens"] for one in last) > 1.2 * sum(one["target_calls"] for one in last)
     assert all(one["lossless"] and one["mean_drift"] == 0 for one in last)
 
 
@@ -167,7 +167,7 @@ def test_preempted_requests_go_on(plain: LLM, door: LLM) -> None:
     assert _texts(door, prompts, _params("svip", max_tokens=200, ignore_eos=True)) == wanted
     assert _counted(door, "vllm:num_preemptions") > before
     params = [
-        _params("sprinter", temperature=0.8, seed=i, max_tokens=200, ignore_eos=True)
+        _params("sprinter(tau=0.3)", temperature=0.8, seed=i, max_tokens=200, ignore_eos=True)
         for i in range(len(prompts))
     ]
     before, together = _counted(door, "vllm:num_preemptions"), _texts(door, prompts, params)
