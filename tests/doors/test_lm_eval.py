@@ -224,7 +224,7 @@ def test_a_run_by_several_methods(files: Path, capsys: pytest.CaptureFixture[str
         "--out",
         str(out),
     ]
-    methods = ["--method", "speculative(gamma=4)", "--method", "fuzzy(threshold=0.2)"]
+    methods = ["--method", "speculative(gamma=4)", "--method", "fuzzy(threshold=0.7)"]
     assert main([*words, *methods[:2]]) == 0  # as if the second one had been interrupted
     assert "results.json" in capsys.readouterr().out
     assert main([*words, *methods, "--json"]) == 0
