@@ -91,6 +91,23 @@ def test_earlier_texts_are_read_where_they_can_change_none(
     assert bool(asked) == reads
 
 
+@pytest.mark.parametrize("method", ["suffix", "recycle"])
+def test_owners_who_share_prefixes_share_what_drafts_are_read_from(
+    pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    asked, suffixes = list[str](), pair._runtime.suffixes
+    for name in ("of", "successors"):
+        own = getattr(suffixes, name)
+        monkeypatch.setattr(suffixes, name, lambda salt, own=own: asked.append(salt) or own(salt))
+    given = sprinter.GenerationOptions.of(None, {"max_new_tokens": 4, "seed": 1, "method": method})
+    with sprinter.Engine(pair, rows=1, max_len=80) as engine:
+        task = engine._task(CYCLE, given, 0, "b", "shared")
+        engine.put(task)
+        engine.finish()
+    assert (task.sequence.successors is not None) == (method == "recycle"), "laws are read where they are needed"
+    assert {*asked} == {"shared"}
+
+
 def served(engine: sprinter.Engine, owner: str, seed: int, **options: Any) -> sprinter.Generation:
     """A text of an owner, alone in the engine."""
     given = sprinter.GenerationOptions.of(None, {"max_new_tokens": 30, "seed": seed, "top_k": 6} | options)

@@ -195,8 +195,8 @@ class Request:
         options, record, prompt = self.options, self.record, self.sequence.prompt
         by_position = self.method.accept.draws_by_position
         draws = PositionDraws(options.seed, prompt) if by_position else AddressedDraws(options.seed)
-        if self._reads_earlier:
-            self.sequence.successors = self._runtime.suffixes.successors(self.owner)
+        if self._reads_earlier and self.method.drafter.recycles:
+            self.sequence.successors = self._runtime.suffixes.successors(self.salt)
         switch = self._switch()
         method, complete = self.method, options.meter == "complete"
         logprobs = None if options.logprobs is None else LogProbs(prompt, options.logprobs)
