@@ -104,7 +104,9 @@ def test_owners_who_share_prefixes_share_what_drafts_are_read_from(
         task = engine._task(CYCLE, given, 0, "b", "shared")
         engine.put(task)
         engine.finish()
-    assert (task.sequence.successors is not None) == (method == "recycle"), "laws are read where they are needed"
+    assert (task.sequence.successors is not None) == (method == "recycle"), (
+        "laws are read where they are needed"
+    )
     assert {*asked} == {"shared"}
 
 
