@@ -26,7 +26,7 @@ tool = {
     "type": "function",
     "function": {
         "name": "weather", "strict": True,
-        "parameters": {"type": "object", "properties": {"days": {"type": "integer", "maximum": 9}},
+        "parameters": {"type": "object", "properties": {"days": {"type": "integer", "minimum": 0, "maximum": 9}},
                        "required": ["days"], "additionalProperties": False},
     },
 }  # fmt: skip

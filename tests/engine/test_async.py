@@ -78,11 +78,12 @@ def test_a_step_wakes_the_event_loop_once_for_all_readers(
 
     async def main() -> None:
         async with sprinter.AsyncEngine(pair, 4, max_len=40) as engine:
-            steps = Steps(engine, held=True)
+            steps, all_wait = Steps(engine), threading.Event()
+            engine._worker._calls.put(lambda: all_wait.wait(30))  # so that the first step has them all
             streams = [engine.stream(**asked(i) | {"method": "autoregressive"}) for i in range(4)]
             reading = [asyncio.create_task(stream.finish()) for stream in streams]
             await until(lambda: all(stream._request._news is not None for stream in streams))
-            steps.free.set()
+            all_wait.set()
             await asyncio.gather(*reading)
             assert woken[0] == 4 and len(woken) <= steps.count + len(streams)
 

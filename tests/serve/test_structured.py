@@ -11,6 +11,9 @@ import pytest
 from pydantic import BaseModel
 from tests.serve.server import TEMPLATE, Running
 
+from sprinter.serve.schema import ChatRequest
+from sprinter.serve.structured import structure_of
+
 pytest.importorskip("llguidance", reason="it is not a dependency of the tests")
 
 CHAT = "/v1/chat/completions"
@@ -97,6 +100,25 @@ def test_a_call_is_forced_whose_parameters_refer_to_their_own_definitions(
         found = json.loads(call["function"]["arguments"])
         assert found.keys() == ({"deep", "kind"} if call["function"]["name"] == "look" else {"at"})
         assert "at" not in found or found["at"]["deep"] in (True, False)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "go"}}], ids=["any", "named"]
+)
+@pytest.mark.parametrize(
+    ("more", "closed"), [({}, True), ({"additionalProperties": True}, False), ({"allOf": []}, False)]
+)
+def test_a_forced_call_has_no_arguments_of_which_its_schema_does_not_speak(
+    choice: Any, more: dict[str, Any], closed: bool
+) -> None:
+    schema = {"type": "object", "properties": {"deep": {"type": "boolean"}}, **more}
+    tool = {"type": "function", "function": {"name": "go", "parameters": schema}}
+    body = ChatRequest.model_validate({"messages": SAID, "tools": [tool], "tool_choice": choice})
+    found = structure_of(body)["response_format"]["json_schema"]["schema"]
+    if choice == "required":
+        (call,) = found["items"]["anyOf"]
+        found = call["properties"]["arguments"]
+    assert found == (schema | {"additionalProperties": False} if closed else schema)
 
 
 @pytest.mark.parametrize(("fields", "message"), [

@@ -11,6 +11,19 @@ from sprinter.serve.schema import ChatRequest, GenerateRequest, NamedTool
 
 __all__ = ["forced_tool", "structure_of"]
 
+_PLAIN = {
+    "type",
+    "properties",
+    "required",
+    "title",
+    "description",
+    "$schema",
+    "$defs",
+    "definitions",
+    "strict",
+}
+"""Keywords of a schema that say nothing of parameters beside those it lists."""
+
 
 def structure_of(body: GenerateRequest) -> dict[str, Any]:
     """The options that confine a text; empty: none was asked for.
@@ -71,19 +84,26 @@ def _call_schema(body: ChatRequest, name: str) -> Any:
     """The schema of a named tool's arguments, or of a list of calls."""
     tools = [one.function for one in body.tools or ()]
     if name:
-        return next(one for one in tools if one.name == name).parameters or {"type": "object"}
+        return _arguments(next(one for one in tools if one.name == name).parameters)
     calls: Sequence[Any] = [
         {
             "type": "object", "required": ["name", "arguments"], "additionalProperties": False,
             "properties": {
                 "name": {"const": one.name},
-                "arguments": _moved(one.parameters or {"type": "object"}, f"#/items/anyOf/{i}/properties/arguments"),
+                "arguments": _moved(_arguments(one.parameters), f"#/items/anyOf/{i}/properties/arguments"),
             },
         }
         for i, one in enumerate(tools)
     ]  # fmt: skip
     most = {} if body.parallel_tool_calls is not False else {"maxItems": 1}
     return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
+
+
+def _arguments(schema: dict[str, Any] | None) -> dict[str, Any]:
+    """The schema of a call's arguments: where it says nothing of others, those that it lists, as for a function."""
+    if schema and "properties" in schema and schema.keys() <= _PLAIN:
+        return schema | {"additionalProperties": False}
+    return schema or {"type": "object"}
 
 
 def _moved(schema: Any, place: str) -> Any:
