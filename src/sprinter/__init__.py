@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sprinter.engine.pair import Stream as Stream
     from sprinter.engine.pair import load_pair as load_pair
     from sprinter.engine.policy import Policy as Policy
+    from sprinter.engine.rollout import Rollout as Rollout
     from sprinter.engine.scheduler import Event as Event
     from sprinter.errors import BatchError as BatchError
     from sprinter.errors import EngineError as EngineError

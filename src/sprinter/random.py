@@ -34,6 +34,7 @@ __all__ = [
     "following_seed",
     "race",
     "race_words",
+    "sample_seed",
 ]
 
 ANY_SEED = -1
@@ -313,3 +314,9 @@ def drawn_seed(seed: int) -> int:
 def following_seed(seed: int, i: int) -> int:
     """The i-th seed from this one on, which passes over -1."""
     return seed + i + (seed < ANY_SEED <= seed + i)
+
+
+def sample_seed(seed: int, number: int) -> int:
+    """The seed of one of the samples of a seed, 63 bits: samples share no random numbers, nor do those of the next
+    seed."""
+    return AddressedDraws(seed, number)._key >> 1

@@ -16,7 +16,7 @@ from sprinter.engine.scheduler import Scheduler
 from sprinter.errors import RowsError, UserError
 from sprinter.models.choose import tree_leaves
 
-__all__ = ["generate_all", "options_of_each"]
+__all__ = ["generate_all", "listed", "options_of_each"]
 
 _MOST_ROWS = 32
 """Default maximum number of rows in a batch."""
@@ -57,6 +57,19 @@ def options_of_each(
         with _of_prompt(i):
             found.append(GenerationOptions.of(whole, {name: column[i] for name, column in columns.items()}))
     return found
+
+
+def listed(prompts: Iterable[PromptInput]) -> list[PromptInput]:
+    """The prompts of a call, as a list.
+
+    Raises:
+        UserError: they are one text, or no prompts.
+    """
+    if isinstance(prompts, str | bytes):
+        raise UserError("prompts is one text: give a list of prompts")
+    if not isinstance(prompts, Iterable):
+        raise UserError(f"prompts={prompts!r} is not a list of prompts: give one")
+    return list(prompts)
 
 
 _IsItem = Callable[[Any], bool] | None

@@ -12,7 +12,7 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.astream import AsyncStream, LazyStream
-from sprinter.engine.batch import generate_all, options_of_each
+from sprinter.engine.batch import generate_all, listed, options_of_each
 from sprinter.engine.chat import ChatMessage, EncodedPrompt, render_chat
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
@@ -21,6 +21,7 @@ from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.profile import Profile, read_profile
 from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
 from sprinter.engine.request import Request
+from sprinter.engine.rollout import Rollout, roll_out
 from sprinter.engine.runners import choose_runner
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import Stream
@@ -39,6 +40,7 @@ from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_
 from sprinter.models.progress import bars_on_terminals
 from sprinter.models.reduced_vocab import check_cut, keeping, kept_tokens, some_rows
 from sprinter.models.source import Source
+from sprinter.models.weights import Weights, write_weights
 
 __all__ = ["Pair", "Stream", "load_pair"]
 
@@ -315,18 +317,34 @@ class Pair:
             pair._runtime.use_measured(self._runtime.measured)  # passes of the same shapes
         return pair
 
-    def reload(self) -> None:
-        """Take the models as they are now, after a change of weights, modules, hooks, settings, dtype or device.
+    def reload(self, target: Weights | None = None, draft: Weights | None = None) -> None:
+        """Take the models as they are now, after a change of weights, modules, hooks, settings, dtype or device; or
+        write new values into their weights, as training loops do after each step.
 
         A pair is frozen once it is loaded: what stands in a model then is decoded with. Nothing looks for later
         changes; until this call they may be seen, not seen, or seen in part, and cached texts are those of the models
         before. Layers that our kernels no longer know run by their own modules from then on, and a warning says so.
-        Texts in caches and measured costs are forgotten; close engines and streams before.
+        Texts in KV caches are forgotten, and measured costs unless only values are new; close engines and streams
+        before. Draft, heads and the suffix cache stay: what drafts cannot bias an exact method, it only costs calls.
+
+        Args:
+            target, draft: new values, as ``model.state_dict()`` or the folder of ``save_pretrained``; None: the model
+                has been changed in place, or is as before.
 
         Raises:
-            UserError: a model can no longer be served, or has fewer token ids than before.
+            UserError: a model can no longer be served, or has fewer token ids than before; values of another
+                architecture, of which none is written, or for quantised weights.
         """
+        measured = self._runtime.measured
+        for model, weights in ((self.models.target, target), (self.models.draft, draft)):
+            if weights is None:
+                continue
+            if model is None:
+                raise UserError("draft weights were given, and this pair has no draft: leave them out")
+            write_weights(model, weights)
         self._runtime.reload()
+        if target is not None or draft is not None:
+            self._runtime.use_measured(measured)  # passes of the same shapes
 
     @overload
     def generate(
@@ -438,10 +456,41 @@ class Pair:
                 3; rows that do not fit into memory.
             BatchError: some texts failed; it holds all results.
         """
-        if isinstance(prompts, str | bytes):
-            raise UserError("prompts is one text: give a list of prompts")
-        if not isinstance(prompts, Iterable):
-            raise UserError(f"prompts={prompts!r} is not a list of prompts: give one")
-        prompts = list(prompts)
+        prompts = listed(prompts)
         each = options_of_each(options, keywords, len(prompts))
         return generate_all(self._runtime, prompts, each, rows, policy, memory_bytes)
+
+    def rollout(
+        self,
+        prompts: Iterable[PromptInput],
+        n: int = 8,
+        options: GenerationOptions | None = None,
+        *,
+        rows: int | None = None,
+        policy: Policy = Policy(),
+        memory_bytes: int | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> list[Rollout]:
+        """Sample each prompt ``n`` times from the target's raw law, with the log-probability of every token under it.
+
+        The raw law has temperature 1 and nothing truncated, penalised or masked; options that draw from another one are
+        refused, and so are lossy methods. Samples are independent: each has a seed of its own, made from ``seed`` and
+        its number, whatever it is drafted from. Those of a prompt that begin together read it once.
+
+        Args:
+            prompts: texts, lists of token ids, or conversations.
+            n: number of samples of each prompt.
+            options, keywords: as for ``generate``, for all samples. ``method``: None is "suffix", which drafts from
+                this pair's earlier samples too; at a seed texts are those of plain decoding. ``seed``: give another one
+                in each step of a training, or -1.
+            rows, policy, memory_bytes: as for ``generate_batch``.
+
+        Returns:
+            The samples, ``n`` in a row for each prompt, in the order of the prompts.
+
+        Raises:
+            UserError: as ``generate_batch``, and for what would change the law.
+            BatchError: some samples failed; it holds all results, numbered as the samples are.
+        """
+        whole = GenerationOptions.of(options, keywords)
+        return roll_out(self._runtime, listed(prompts), n, whole, rows, policy, memory_bytes)

@@ -146,7 +146,12 @@ class HeldRows:
     def shared(self, row: int, prefix: Sequence[int], owner: str = "") -> int:
         """Number of tokens at the beginning of ``prefix`` that a row holds and that a text of this owner may reuse."""
         text, reuse = self.texts[row], self.cache.reuse
-        usable = text.usable(reuse) if self.on and text.owner == owner else 0
+        if not self.on or text.owner != owner:
+            return 0
+        length = len(prefix)
+        if text.blocks == length <= text.checked and text.tokens[:length] == prefix:
+            return length  # the same prompt, whose last block is as long, while its text is written
+        usable = text.usable(reuse)
         if not usable:
             return 0
         length = common_prefix(text.tokens[:usable], prefix)
