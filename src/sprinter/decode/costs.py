@@ -6,21 +6,25 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import linear_regression, mean
 from typing import Any
 
 from sprinter.errors import UserError
 
-__all__ = ["MEASURED", "READS", "STEP", "PassCosts"]
+__all__ = ["ENTROPY", "MEASURED", "NO_SIGNAL", "READS", "STEP", "PassCosts"]
 
 MEASURED = "measured"
 """Value of a parameter: a cost that is measured on this machine."""
+ENTROPY, NO_SIGNAL = "entropy", "none"
+"""Values of ``PassCosts.signal``."""
 READS = (2, 4, 8, 16)
 """Tokens of the target passes whose costs ``PassCosts.reads`` names."""
 STEP = 0.25
 """Cost of a draft step in units of a target pass over one token, where none was measured."""
 
 _Points = tuple[tuple[float, float], ...]
-_ROUND = 8  # draft tokens over which ``token`` is the mean
+_ROUND = 8  # draft tokens of the longest pass that ``verify`` and ``token`` describe
+_LEARNS = 0.03  # of a target pass: what a rule that learns may cost for a draft token, and still gain by it
 _LONGEST_RUN = 12  # draft tokens of a round in ``best_run``
 
 
@@ -35,12 +39,14 @@ class PassCosts:
             from 2; (): as for so many tokens of one row.
         host: seconds outside of forward passes (rules, draws): of a round, of each step of the draft in addition, and
             of each step once more where a rule learns from verdicts.
+        signal: what a rule should learn from: "entropy", or "none" where learning costs more than it gains.
     """
 
     target: _Points
     draft: _Points = ()
     shared: tuple[tuple[int, float, float], ...] = ()
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    signal: str = ENTROPY
 
     def __post_init__(self) -> None:
         for name, points in (("target", self.target), ("draft", self.draft)):
@@ -62,13 +68,19 @@ class PassCosts:
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> PassCosts:
         """Costs from the JSON values of their fields; raises a KeyError, TypeError or ValueError for others."""
-        points = {name: tuple(map(tuple, kept[name])) for name in ("target", "draft", "shared")}
+        points: dict[str, Any] = {
+            name: tuple(map(tuple, kept[name])) for name in ("target", "draft", "shared")
+        }
         return cls(**points, host=tuple(kept["host"]))
 
-    def of_rules(self, learns: bool) -> PassCosts:
-        """The costs of a method with, or without, a rule that learns."""
+    def of_rules(self, learns: bool, rows: int | None = None) -> PassCosts:
+        """The costs of a method with, or without, a rule that learns; with ``rows``, of one that learns if that pays in
+        passes of so many rows."""
         round, step, learned = self.host
-        return replace(self, host=(round, step + learned * learns, 0.0))
+        signal = ENTROPY
+        if rows is not None and learned * rows > _LEARNS * self.for_rows(rows).target_s(1):
+            learns, signal = False, NO_SIGNAL
+        return replace(self, host=(round, step + learned * learns, 0.0), signal=signal)
 
     def for_rows(self, rows: int) -> PassCosts:
         """Costs of passes that so many rows share, as each of them sees it: so many tokens of every row at a time.
@@ -87,7 +99,7 @@ class PassCosts:
             tokens += [2.0] if len(tokens) == 1 else []
             return tuple((n, _along(points, n * rows) + extra + host * rows) for n in tokens)
 
-        return PassCosts(seconds(self.target, 1, first), seconds(self.draft, 2, more))
+        return PassCosts(seconds(self.target, 1, first), seconds(self.draft, 2, more), signal=self.signal)
 
     def target_s(self, tokens: float) -> float:
         """Seconds of a target pass over a (mean) number of tokens >= 1."""
@@ -101,12 +113,28 @@ class PassCosts:
     @property
     def token(self) -> float:
         """Further cost of each token that the target reads in a pass, in the same unit."""
-        return max(0.0, self.target_s(1 + _ROUND) / self.target_s(1) - 1) / _ROUND
+        return self._line[1]
+
+    @property
+    def verify(self) -> float:
+        """Further cost of a pass over more than one token, in the same unit: other kernels may run it."""
+        return self._line[0]
+
+    @property
+    def _line(self) -> tuple[float, float]:
+        """The line of least squares through passes over two and more tokens: its lead at one token, and its slope."""
+        tokens = range(2, _ROUND + 2)
+        slope, lead = linear_regression(tokens, [self.target_s(n) / self.target_s(1) - 1 for n in tokens])
+        if slope < 0:
+            return max(0.0, lead + slope * mean(tokens)), 0.0
+        if (verify := lead + slope) < 0:
+            return 0.0, max(0.0, self.target_s(1 + _ROUND) / self.target_s(1) - 1) / _ROUND
+        return verify, slope
 
     @property
     def named(self) -> str:
-        """``step`` and ``token`` as parameters in a spec: those of ``optimal`` and ``auto``."""
-        return f"step={self.step:.2g}, token={self.token:.2g}"
+        """``step``, ``token`` and ``verify`` as parameters in a spec: those of ``optimal`` and ``auto``."""
+        return f"step={self.step:.2g}, token={self.token:.2g}, verify={self.verify:.2g}"
 
     @property
     def reads(self) -> str:

@@ -322,6 +322,12 @@ class Decoding:
             longest = GUARDED_RUN if self.guarded else BUDGET_RUN
         return left if longest is None else min(left, longest - self.drafted)
 
+    @property
+    def ahead(self) -> int | None:
+        """Number of tokens that the draft model will still write in this run in any case; None: not known."""
+        known = self.method.stop.ahead(self.rules.stop) if self.blind else None
+        return None if known is None else max(1, known - (self.drafted - self.proposed))
+
     def force(self) -> Draft | None:
         """The tokens that must follow the text, as a draft; None: there are none."""
         grammar, like, text = self.limits.grammar, self.like, self.sequence.tokens
@@ -346,7 +352,7 @@ def draft_run(decoding: Decoding) -> Asking:
         # Where trusted tokens wait for the target, an untrusted one would end them.
         must = None if trusting and decoding.provisional else decoding.force()
         if must is None:
-            answer = yield AskDraft(sequence, room)
+            answer = yield AskDraft(sequence, room, decoding.ahead)
         else:
             answer = must
         assert isinstance(answer, Draft)

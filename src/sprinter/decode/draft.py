@@ -69,10 +69,12 @@ class AskDraft(NamedTuple):
     """Ask for a draft that continues the sequence, of at most ``at_most`` tokens.
 
     A driver may answer with fewer than ``at_most`` tokens, and the loop asks again; with none, it calls the target.
+    ``ahead``: so many tokens of a draft model are wanted in any case; None: not known.
     """
 
     sequence: TokenSequence
     at_most: int
+    ahead: int | None = None
 
 
 class Draft(NamedTuple):

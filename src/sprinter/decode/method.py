@@ -10,7 +10,7 @@ from typing import Any
 
 from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.checks import at_least, ranged
-from sprinter.decode.costs import PassCosts
+from sprinter.decode.costs import MEASURED, PassCosts
 from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, did_you_mean
 from sprinter.decode.regression import PREDICTORS
@@ -313,6 +313,11 @@ class Method:
         needs = [rule.needs for rule in rules if rule.learns]
         needs += [frozenset(self.predicts)] if self.predicts else []
         return frozenset().union(*needs) if needs else None
+
+    @property
+    def learns_if_it_pays(self) -> bool:
+        """Whether what the stop rule reads is "measured": a signal from which it learns, or none."""
+        return getattr(self.stop, "signal", None) == MEASURED
 
     @property
     def needs_target(self) -> bool:

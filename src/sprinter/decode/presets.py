@@ -120,7 +120,7 @@ _composed("calibrated", "of this project; logistic regression, updated by the ta
           "rate signal", stop=stop.Calibrated, cap=40)
 _composed("optimal", "of this project; expected tokens against measured costs",
           "Exact speculative decoding that stops a run where another draft token costs more than it gains.",
-          "step token signal", stop=stop.Optimal, cap=40)
+          "step token verify signal", stop=stop.Optimal, cap=40)
 # fmt: on
 
 
@@ -130,10 +130,12 @@ def _auto(
     budget: float = 0.0,
     step: float | str = MEASURED,
     token: float | str = MEASURED,
+    verify: float | str = MEASURED,
+    signal: str = MEASURED,
     reads: str = MEASURED,
 ) -> Method:
     """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
-    run = stop.Optimal(step, token)
+    run = stop.Optimal(step, token, signal, verify=verify)
     copies = Suffix(8, factor=64.0, min_prob=0.0, otherwise=Model(), reads=reads, step=step)
     if budget == 0:
         return Method(stop=run, drafter=copies, cap=40)

@@ -294,7 +294,7 @@ class RequestRun:
         sequence, view = self.sequence, self.sequence.draft
         self._leave_tree(view, self._models.draft)
         unread = view.unread(sequence.tokens, len(sequence))
-        ahead = self._ahead.fixed or self._ahead.next()
+        ahead = ask.ahead or self._ahead.fixed or self._ahead.next()
         wanted = ask.at_most if self._whole else min(ahead, ask.at_most)
         if self._round != sequence.round:
             self._round, self._place, self._run_start = sequence.round, 0, len(sequence)

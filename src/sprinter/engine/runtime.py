@@ -189,7 +189,7 @@ class PairRuntime:
             costs = self.shared_head_costs if rows > 1 else self.head_costs
         else:
             costs = self.shared_costs if rows > 1 else self.pass_costs
-        return costs.of_rules(learns=method.learned_from is not None)
+        return costs.of_rules(method.learned_from is not None, rows if method.learns_if_it_pays else None)
 
     @property
     def measured(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.checks import check_config, distance, rounding_bound
 from sprinter.models.fused_trial import forget_trial, fused
 from sprinter.models.interface import Runner, ServedModel
+from sprinter.models.runners import onednn
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner
 from sprinter.models.runners.rope import find_switch
@@ -202,6 +203,7 @@ def renew(model: PreTrainedModel | ServedModel) -> None:
         return
     _choices.pop(model, None)
     forget_trial(model)
+    onednn.forget(model)
     kernels.renew(model)
     _choose(model)
 
@@ -250,9 +252,11 @@ def _rows(
     if kind == "graphs" and compile is not False:
         units = GraphUnits(model, windows, bool(compile), fused)
         return CapturedRunner(model, batch, max_len, windows, units)
-    made = RowRunner(model, batch, max_len, windows, flat=kind == "kernels")
-    made.straight = kernels.passes_of(model)
-    return made
+    if kind == "kernels":
+        made = RowRunner(model, batch, max_len, windows, flat=True)
+        made.straight = kernels.passes_of(model)
+        return made
+    return RowRunner(onednn.with_onednn(model), batch, max_len, windows)
 
 
 def _is_special(weights: Tensor) -> bool:

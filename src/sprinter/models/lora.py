@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -25,6 +25,7 @@ from sprinter.fingerprint import count_as, weights_fingerprint
 from sprinter.models.interface import ServedModel
 from sprinter.models.kernels import compile_layers, is_quantised, renew, runs
 from sprinter.models.pair import LoadedModel
+from sprinter.models.twin import twin
 
 __all__ = ["LoraLinear", "adapted"]
 
@@ -40,7 +41,6 @@ _INITS = (True, False, "gaussian", "orthogonal")
 """How matrices may have begun: others change the base."""
 _KEY = re.compile(r"base_model\.model\.(.+)\.(?:lora_(A|B)(?:\.default)?|base_layer)\.weight")
 _QUANTISED = ("QuantisedLinear", "RoundedLinear")
-_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class _Product(NamedTuple):
@@ -91,7 +91,7 @@ def adapted(loaded: LoadedModel, folder: str | Path) -> LoadedModel:
     if getattr(model, "hf_quantizer", None) is not None or hasattr(model, "hf_device_map"):
         raise UserError(f"{loaded.id} is quantised or placed by another library: merge the adapter {folder}")
     products, digest = _read(folder)
-    made = _twin(model, {})
+    made = twin(model)
     for path, product in products.items():
         try:
             layer = made.get_submodule(path)
@@ -188,40 +188,7 @@ def _changed(layer: nn.Module, product: _Product, what: str) -> nn.Module:
     down, up = (one.to(device, dtype) for one in (product.down, product.up))
     if quantised:
         return LoraLinear(layer, down, product.scale * up)
-    made, more = _twin(layer, {}), product.scale * (up @ down)
+    made, more = twin(layer), product.scale * (up @ down)
     more = more.T if type(layer) is Conv1D else more
     made._parameters["weight"] = nn.Parameter((own.weight.to(dtype) + more).to(own.weight.dtype), False)
     return made
-
-
-def _twin(module: _Module, made: dict[nn.Module, nn.Module]) -> _Module:
-    """A module of the same parts, all new, over the same tensors; other threads may run the first meanwhile.
-
-    Args:
-        made: twins by module, so that a part in two places stays one.
-    """
-    if (known := made.get(module)) is not None:
-        return known  # type: ignore[return-value]
-    twin = made[module] = type(module).__new__(type(module))
-    own = module.__dict__.copy()
-    if type(own.get("forward")).__module__.startswith("sprinter"):
-        del own["forward"]  # a pass that is being captured has put it there
-    if "forward" in own:
-        raise UserError(
-            f"a {type(module).__name__} of the model has another forward: merge the adapter instead"
-        )
-    for name, value in own.items():
-        if isinstance(value, nn.Module):
-            value = _twin(value, made)
-        elif isinstance(value, dict):
-            value = value.copy()
-            if name in ("_forward_hooks", "_forward_pre_hooks"):  # those of a pass that runs now
-                value = type(value)((id, one) for id, one in value.items() if not _notes(one))
-            elif name == "_modules":
-                value = {part: None if one is None else _twin(one, made) for part, one in value.items()}
-        twin.__dict__[name] = value
-    return twin
-
-
-def _notes(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("sprinter.")

@@ -58,6 +58,10 @@ class StopRule(Parameters, ABC):
         """State at the start of a draft run."""
         return state
 
+    def ahead(self, state: State) -> int | None:
+        """Number of tokens that a run will have in any case, so that they are drafted in one go; None: not known."""
+        return None
+
     @abstractmethod
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decision (bool tensor, shape of the signals) and the next state."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,7 +24,11 @@ class ChanceRule(StopRule):
 
     signal: str
     memory: int
-    learns: ClassVar[bool] = True
+
+    @property
+    def learns(self) -> bool:
+        """From the target's verdicts."""
+        return True
 
     def __post_init__(self) -> None:
         Parameters.__post_init__(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,9 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import number
-from sprinter.decode.costs import MEASURED, STEP
+from sprinter.decode.checks import Parameters, number
+from sprinter.decode.costs import ENTROPY, MEASURED, NO_SIGNAL, STEP
 from sprinter.decode.registry import STOP
+from sprinter.decode.regression import Regression
 from sprinter.decode.stop.chance import ChanceRule
 from sprinter.decode.trust import State
 
@@ -21,6 +23,7 @@ _ROUNDS = 20  # after which a round has lost most of its weight in the price
 _TOKEN = 0.03
 _VERDICTS = 100  # after which a verdict has lost most of its weight in the mean overlap
 _FIRST = 8  # verdicts that the mean overlap of a new text weighs as much as
+_LONGEST = 40  # tokens of a run whose length is known when it begins
 
 
 @STOP.rule("optimal")
@@ -28,17 +31,21 @@ _FIRST = 8  # verdicts that the mean overlap of a new text weighs as much as
 class Optimal(ChanceRule):
     """Stops where one more draft token is expected to cost more time than it saves.
 
-    In units of a target pass over one token a pass over n tokens costs 1 + token (n - 1), and a draft step costs
-    ``step``. Another token is expected to add a_1 ... a_k a, where a_i is the predicted chance of draft token i and a
-    the mean overlap of late: it is worth that many tokens at this text's own cost a token of late, and costs
+    In units of a target pass over one token a pass over n > 1 tokens costs 1 + verify + token (n - 1), and a draft step
+    costs ``step``. Another token is expected to add a_1 ... a_k a, where a_i is the predicted chance of draft token i
+    and a the mean overlap of late: it is worth that many tokens at this text's own cost a token of late, and costs
     ``step`` + ``token``. As the gain falls with every token and the cost does not, looking one token ahead is enough.
 
-    The chances come from a logistic regression on the draft's certainty, as in ``calibrated``.
+    The chances come from a logistic regression on the draft's certainty, as in ``calibrated``. With ``signal="none"``
+    each is the mean acceptance of late, a: then the length of a run is known when it begins, the one at which a token
+    costs least, and the draft writes it without being asked in between.
 
     Args:
-        step: cost of a draft step. token: further cost of each token that the target reads in a pass. "measured": on
-            this machine, once for a pair; without models 0.25 and 0.03.
-        signal: one or more of margin, entropy, max_prob and gate, joined by "+".
+        step: cost of a draft step. token: further cost of each token that the target reads in a pass. verify: further
+            cost of a pass over more than one token. "measured": on this machine, once for a pair; without models 0.25,
+            0.03 and 0.
+        signal: one or more of margin, entropy, max_prob and gate, joined by "+"; "none"; "measured": none where the
+            regression would cost more than a few hundredths of a pass, else entropy.
         memory: number of verdicts after which one has lost most of its weight in the regression.
     """
 
@@ -48,47 +55,81 @@ class Optimal(ChanceRule):
     token: float | str = number(_TOKEN, 0.0, 100.0, MEASURED)
     signal: str = "entropy"
     memory: int = 500
+    verify: float | str = number(0.0, 0.0, 100.0, MEASURED)
 
     @property
     def _costs(self) -> tuple[float, float]:
-        """Of a draft step, and of a token that the target reads."""
-        step, token = self.step, self.token
-        return STEP if isinstance(step, str) else step, _TOKEN if isinstance(token, str) else token
+        """Of one more draft token, and of the first in addition."""
+        step, token, verify = self.step, self.token, self.verify
+        more = (STEP if isinstance(step, str) else step) + (_TOKEN if isinstance(token, str) else token)
+        return more, 0.0 if isinstance(verify, str) else verify
+
+    def __post_init__(self) -> None:
+        if self.signal == NO_SIGNAL:
+            Parameters.__post_init__(self)
+        else:
+            ChanceRule.__post_init__(self)
+
+    @property
+    def regression(self) -> Regression:
+        """The regression; with "none" it is not read."""
+        return Regression(ENTROPY if self.signal in (MEASURED, NO_SIGNAL) else self.signal, self.memory)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a regression learns; the mean acceptance is counted."""
+        return self.signal != NO_SIGNAL
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The signals, of the raw law."""
+        return frozenset(self.regression.names) if self.learns else frozenset()
 
     def start(self) -> State:
         """(chance that all of the run is accepted, copied tokens of the run, mean overlap, tokens, their cost, the
-        regression's fit...).
+        regression's fit... or, with "none", the number of verdicts).
 
-        The tokens begin with one of plain decoding.
+        The tokens begin with one of plain decoding. With "none" the length of the run is in place of the chance.
         """
         numbers = (1.0, 0.0, 0.7, 1.0, 1.0)
-        return (*(torch.tensor(one, dtype=torch.float64) for one in numbers), *self.regression.start())
+        fit = self.regression.start() if self.learns else (torch.tensor(0),)
+        return (*(torch.tensor(one, dtype=torch.float64) for one in numbers), *fit)
 
     def possible(self, state: State) -> bool:
         """Whether chance and overlap are in [0, 1], tokens and cost positive, and the fit possible."""
         chance, copied, overlap, tokens, cost = (float(part) for part in state[:5])
-        known = 0 <= chance <= 1 and copied >= 0 and 0 <= overlap <= 1 and tokens > 0 and cost > 0
-        return known and self.regression.possible(state[5:])
+        known = (
+            0 <= chance <= (1 if self.learns else _LONGEST) and 0 <= overlap <= 1 and tokens > 0 and cost > 0
+        )
+        fits = self.regression.possible(state[5:]) if self.learns else bool(state[5] >= 0)
+        return known and copied >= 0 and fits
 
     def begin_round(self, state: State) -> State:
         """Nothing is drafted yet."""
-        return (torch.ones_like(state[0]), torch.zeros_like(state[1]), *state[2:])
+        begun = torch.ones_like(state[0])
+        if not self.learns:
+            begun = torch.full_like(begun, self._best_run(float(state[2])))
+        return (begun, torch.zeros_like(state[1]), *state[2:])
+
+    def ahead(self, state: State) -> int | None:
+        """With "none", the length of the run."""
+        return None if self.learns else int(state[0])
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide (expected tokens of one more draft token) x (cost a token) < its cost; copies end no run."""
         if bool(signals.get("copied", False)):
             return torch.tensor(False), (state[0], state[1] + 1, *state[2:])
+        if not self.learns:
+            return signals["drafted"] - state[1] >= state[0], state
         chance = state[0] * self.own_chance(signals, state)
         overlap, tokens, cost = map(float, state[2:5])
-        return chance * (overlap * cost / tokens) < sum(self._costs), (chance, *state[1:])
+        return chance * (overlap * cost / tokens) < self._costs[0], (chance, *state[1:])
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """Update the mean overlap and the regression."""
-        weight = min(_VERDICTS, _FIRST + float(state[-1]))
-        kept = weight / (weight + len(overlaps))
         # Sums in float32 exceed 1 by a rounding error.
-        late = sum(min(1.0, one) for one in overlaps.tolist()) / len(overlaps)
-        mean = torch.tensor(kept * float(state[2]) + (1 - kept) * late, dtype=torch.float64)
+        late = sum(min(1.0, one) for one in overlaps.tolist())
+        mean = _mean(state, late, len(overlaps))
         return ChanceRule.learn(self, signals, overlaps, (*state[:2], mean, *state[3:]))
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
@@ -98,7 +139,31 @@ class Optimal(ChanceRule):
         """
         if state[1] > 0:
             return state
+        if not self.learns and (verdicts := min(accepted + 1, checked)):
+            mean = _mean(state, accepted, verdicts)
+            state = (*state[:2], mean, *state[3:5], state[5] + verdicts)
         kept = 1 - 1 / _ROUNDS
         tokens = kept * float(state[3]) + drafted - checked + accepted + 1
-        cost = kept * float(state[4]) + 1 + drafted * sum(self._costs)
+        more, first = self._costs
+        cost = kept * float(state[4]) + 1 + drafted * more + (first if drafted else 0.0)
         return (*state[:3], *torch.tensor([tokens, cost], dtype=torch.float64).unbind(), *state[5:])
+
+    def _best_run(self, kept: float) -> int:
+        """The number of draft tokens at which a token costs least, if each is kept with this chance."""
+        more, first = self._costs
+        best, length, tokens, chance = math.inf, 1, 1.0, 1.0
+        for drafted in range(1, _LONGEST + 1):
+            chance *= kept
+            tokens += chance
+            price = (1 + first + drafted * more) / tokens
+            if price >= best:
+                break  # the gain falls with every token, and the cost does not
+            best, length = price, drafted
+        return length
+
+
+def _mean(state: State, sum: float, count: int) -> Tensor:
+    """The mean overlap after so many verdicts more."""
+    weight = min(_VERDICTS, _FIRST + float(state[-1]))
+    kept = weight / (weight + count)
+    return torch.tensor(kept * float(state[2]) + (1 - kept) * sum / count, dtype=torch.float64)
