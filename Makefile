@@ -30,7 +30,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help ready install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-doors test-clients test-docs docs gallery test-install users lint format types floors unit package constraints clean
+.PHONY: help ready install demo test test-all test-gpu test-gguf test-real test-page test-newest test-lowest test-doors test-clients test-docs docs publish-docs gallery test-install users lint format types floors unit package constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -119,7 +119,7 @@ $(USERS)/.ready:
 	@touch $@
 
 # Each has an environment of its own in $(ENVS); torch stays at its pin.
-test-newest: ## the demo, and tests of kernels and of equal texts, with the newest release of every dependency
+test-newest: ## the wheel: the demo, and tests of kernels and of equal texts, with the newest release of every dependency
 	@$(PYTHON) scripts/environments.py newest
 
 test-lowest: ## the same with the lowest versions that pyproject.toml states
@@ -140,6 +140,9 @@ test-docs: ready ## build the docs site; a broken link or anchor is an error
 
 docs: test-docs ## the same, then serve it on port 8001
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory .work/site 8001
+
+publish-docs: ready ## the release's: commit the site to the branch gh-pages, in a folder of its version, and push it
+	@$(BIN)/python scripts/environments.py publish-docs
 
 gallery: ready ## draw the pictures of docs/gallery again; two of them in the environments of test-doors, if they are there
 	@for one in $(filter-out %/draw.py,$(wildcard examples/gallery/*.py)); do \

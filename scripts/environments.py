@@ -2,10 +2,11 @@
 
     python scripts/environments.py installs        the `pip install` lines of README, docs, examples and the Dockerfile
     python scripts/environments.py package         sdist and wheel: their files, and the wheel in an empty environment
-    python scripts/environments.py newest|lowest   the demo and some tests with those versions of the dependencies
+    python scripts/environments.py newest|lowest   wheel, demo and some tests with those versions of the dependencies
     python scripts/environments.py doors           the tests of the doors, each beside the tool that it opens
     python scripts/environments.py clients         the tests of clients of the server, each in an environment of its own
     python scripts/environments.py docs            the docs site in .work/site, strictly: a broken link is an error
+    python scripts/environments.py publish-docs    the same, then push it to the branch gh-pages, in a folder of its version
     python scripts/environments.py constraints     resolve the development environment anew into constraints.txt
 
 torch stays as pinned. What takes long to install is kept, and made again when what it is made from has changed.
@@ -171,6 +172,13 @@ def look_inside(sdist: Path, wheel: Path) -> None:
         sys.exit(f"{', '.join(large)}: more than {MAX_BYTES} bytes")
 
 
+def from_wheel(python: Path | str, folder: Path) -> None:
+    """Fail where an environment imports the package from elsewhere, as from the source tree."""
+    place = run(python, "-c", "import sprinter; print(sprinter.__file__)", cwd=folder).strip()
+    if not Path(place).resolve().is_relative_to(folder.resolve()):
+        sys.exit(f"sprinter was imported from {place}, not from the wheel in {folder}")
+
+
 def package() -> None:
     """Build (the wheel from the sdist, so that an sdist without a needed file fails), look inside, try the wheel."""
     dist = ROOT / "dist"
@@ -187,9 +195,7 @@ def package() -> None:
         run(*pip, pins()["torch"], cwd=away)
         run(*pip, wheel, cwd=away)
         python = env / "bin" / "python"
-        place = run(python, "-c", "import sprinter; print(sprinter.__file__)", cwd=away).strip()
-        if not Path(place).resolve().is_relative_to(Path(folder).resolve()):
-            sys.exit(f"sprinter was imported from {place}, not from the wheel")
+        from_wheel(python, env)
         listed = run(env / "bin" / "sprinter", "methods", "--json", cwd=away)
         json.loads(listed)
         if listed.count("\n") != 1:
@@ -247,12 +253,13 @@ def with_versions(kind: str) -> None:
         print(f"== set-up: the {kind} versions, in {folder} (a few minutes)", flush=True)
         new_environment(folder)
         run(*pip, known["torch"])
-        run(*pip, known["hatchling"], "editables")
+        run(*pip, known["hatchling"])
     # torch is named again, so that pip neither replaces it nor looks for a newer one
     newest = ["--upgrade", "--upgrade-strategy", "eager"] if kind == "newest" else []
     if kind == "newest" or not whole:
         run(*pip, *newest, known["torch"], *wanted, *tools)
-    run(*pip, "--no-build-isolation", "--no-deps", "-e", ROOT)
+    run(*pip, "--no-build-isolation", "--no-deps", ROOT)  # as a wheel
+    from_wheel(python, folder)
     run(python, ROOT / "scripts" / "build_kernels.py", show=True)
     run(python, "-m", "pip", "--disable-pip-version-check", "check", show=True)
     stamp.write_text(made_from)
@@ -387,7 +394,7 @@ def clients() -> None:
 
 
 # --- docs -------------------------------------------------------------------------------------------------------------
-DOCS = ["mkdocs==1.6.1", "mkdocs-material==9.8.2", "mkdocstrings[python]==1.0.8"]
+DOCS = ["mkdocs==1.6.1", "mkdocs-material==9.8.2", "mkdocstrings[python]==1.0.8", "mike==2.2.0"]
 
 
 def docs() -> None:
@@ -399,9 +406,23 @@ def docs() -> None:
         new_environment(folder)
         run(*pip, *DOCS)
         stamp.write_text("\n".join(DOCS))
-    env = CLEAN | {"SPRINTER_PYTHON": sys.executable, "NO_MKDOCS_2_WARNING": "1"}
-    run(folder / "bin" / "mkdocs", "build", "--strict", "--quiet", env=env, show=True)
+    run(folder / "bin" / "mkdocs", "build", "--strict", "--quiet", env=docs_env(folder), show=True)
     print(f"docs: {len(list((ROOT / '.work' / 'site').rglob('*.html')))} pages in .work/site")
+
+
+def docs_env(folder: Path) -> dict[str, str]:
+    """For mkdocs, which asks the development environment for what is generated, and for mike, which calls mkdocs."""
+    path = f"{folder / 'bin'}{os.pathsep}{CLEAN['PATH']}"
+    return CLEAN | {"SPRINTER_PYTHON": sys.executable, "NO_MKDOCS_2_WARNING": "1", "PATH": path}
+
+
+def publish_docs() -> None:
+    """Commit the site to the branch gh-pages, in a folder of its major and minor version, and push that branch."""
+    docs()
+    folder, asked = ENVS / "docs", "import sprinter; print(sprinter.__version__)"
+    version = ".".join(run(sys.executable, "-c", asked).split(".")[:2])
+    for words in (("deploy", "--update-aliases", version, "latest"), ("set-default", "latest")):
+        run(folder / "bin" / "mike", words[0], "--push", *words[1:], env=docs_env(folder), show=True)
 
 
 # --- constraints ------------------------------------------------------------------------------------------------------
@@ -428,7 +449,7 @@ def constraints() -> None:
 
 if __name__ == "__main__":
     WORK = {"installs": installs, "package": package, "constraints": constraints, "doors": doors, "clients": clients,
-            "docs": docs, "newest": lambda: with_versions("newest"),
+            "docs": docs, "publish-docs": publish_docs, "newest": lambda: with_versions("newest"),
             "lowest": lambda: with_versions("lowest")}  # fmt: skip
     if sys.argv[1:] not in [[name] for name in WORK]:
         raise SystemExit(f"usage: environments.py {'|'.join(WORK)}")

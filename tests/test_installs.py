@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import sprinter
 from sprinter.errors import install_line
 
 ROOT = Path(__file__).parent.parent
@@ -104,3 +105,14 @@ def test_a_release_tries_the_pinned_torch_and_a_newer_one_on_every_python() -> N
         int(part) for part in pin.group(1).split(".")
     ]
     assert tried["python"] == ["3.11", "3.12", "3.13", "3.14"] and "try" in jobs["publish"]["needs"]
+
+
+def test_the_recipe_for_conda_needs_what_the_package_needs() -> None:
+    recipe = yaml.safe_load((ROOT / "recipe/recipe.yaml").read_text(encoding="utf-8"))
+    names = {"torch": "pytorch", "huggingface-hub": "huggingface_hub"}
+    wanted = [
+        re.sub(r"^[\w-]+", lambda m: names.get(m[0], m[0]) + " ", line)
+        for line in environments.PROJECT["dependencies"]
+    ]
+    assert recipe["requirements"]["run"] == ["python " + environments.PROJECT["requires-python"], *wanted]
+    assert recipe["context"]["version"] == sprinter.__version__

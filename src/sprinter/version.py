@@ -4,4 +4,4 @@ from __future__ import annotations
 
 __all__: list[str] = []
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
