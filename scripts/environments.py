@@ -6,7 +6,7 @@
     python scripts/environments.py doors           the tests of the doors, each beside the tool that it opens
     python scripts/environments.py clients         the tests of clients of the server, each in an environment of its own
     python scripts/environments.py docs            the docs site in .work/site, strictly: a broken link is an error
-    python scripts/environments.py publish-docs    the same, then push it to the branch gh-pages, in a folder of its version
+    python scripts/environments.py publish-docs    the same, then push it to the branch gh-pages, a folder a version
     python scripts/environments.py constraints     resolve the development environment anew into constraints.txt
 
 torch stays as pinned. What takes long to install is kept, and made again when what it is made from has changed.
