@@ -75,6 +75,7 @@ IMPORTS = {
     "plots": "matplotlib", "lm-eval": "lm_eval",
 }  # fmt: skip
 """Extra -> what it brings."""
+_NOT_RUN = re.compile(r"<!-- not run: [^>]*-->\s*```.*?```", re.DOTALL)
 _LINE = re.compile(r"(?:[\w/.]*/)?pip install (?:-\S+ )*(?:'[^']+'|[^\s`#)';]+)")
 
 
@@ -85,8 +86,8 @@ def pages() -> list[Path]:
 
 
 def lines(page: Path) -> list[str]:
-    """A page's install commands, in order, once each."""
-    return list(dict.fromkeys(_LINE.findall(page.read_text(encoding="utf-8"))))
+    """A page's install commands, in order, once each, but for blocks that are not run."""
+    return list(dict.fromkeys(_LINE.findall(_NOT_RUN.sub("", page.read_text(encoding="utf-8")))))
 
 
 def docker_steps(text: str) -> Iterator[tuple[int, str]]:
