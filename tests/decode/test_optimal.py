@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,11 +11,12 @@ import torch
 
 from sprinter.decode import Method, Optimal, parse_method
 from sprinter.decode.conformance import check_same_law
-from sprinter.decode.draft import Stats
+from sprinter.decode.draft import AskDraft, Record, Stats
 from sprinter.decode.drafter import Model
-from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
+from sprinter.decode.enumerate import ChainDriver, MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.lookup import Lookup
-from sprinter.decode.loop import Limits
+from sprinter.decode.loop import Limits, decode
+from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.stop import Fixed, StopRule
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
@@ -47,6 +50,66 @@ def test_a_round_is_priced_by_what_it_added_and_cost() -> None:
     assert float(state[3]) == pytest.approx(10.0 * 0.95 + 2 + 3 + 1)
     assert float(state[4]) == pytest.approx(5.0 * 0.95 + 1 + 6 * 0.25)
     assert float(state[0]) == 0.3 and float(state[2]) == 0.5
+
+
+def test_a_round_that_verifies_costs_more_in_addition() -> None:
+    rule = Optimal(step=0.2, token=0.05, verify=0.5)
+    state = at(0.3, 0.5, 10.0, 5.0, rule)
+    assert float(rule.end_round(state, 6, 4, 3)[4]) == pytest.approx(5.0 * 0.95 + 1 + 6 * 0.25 + 0.5)
+    assert float(rule.end_round(state, 0, 0, 0)[4]) == pytest.approx(5.0 * 0.95 + 1)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.6, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("costs", [(0.3, 0.05, 0.0), (0.05, 0.0, 0.5), (0.6, 0.1, 0.1), (0.0, 0.0, 0.0)])
+def test_without_a_signal_a_run_is_as_long_as_is_best_at_the_mean_acceptance(
+    kept: float, costs: tuple[float, float, float]
+) -> None:
+    step, token, verify = costs
+    rule = Optimal(step, token, "mean", verify=verify)
+    state = rule.start()
+    state = rule.begin_round((*state[:2], torch.tensor(kept, dtype=torch.float64), *state[3:]))
+
+    def price(length: int) -> float:
+        tokens = 1 + sum(kept**i for i in range(1, length + 1))
+        return (1 + verify + length * (step + token)) / tokens
+
+    best = min(range(1, 41), key=price)
+    assert rule.ahead(state) == best and not rule.learns and rule.needs == frozenset()
+    ends = [bool(rule.stop({"drafted": torch.tensor(n)}, state)[0]) for n in range(1, best + 1)]
+    assert ends == [False] * (best - 1) + [True]
+
+
+def test_without_a_signal_acceptance_is_counted() -> None:
+    """A round has a verdict for each token that is kept, and for the first that is not; copies have none."""
+    rule = Optimal(signal="mean")
+    some = rule.end_round(rule.start(), drafted=4, checked=4, accepted=2)
+    assert float(some[2]) == pytest.approx((8 * 0.7 + 2) / 11) and int(some[-1]) == 3
+    every = rule.end_round(some, drafted=3, checked=3, accepted=3)
+    assert float(every[2]) == pytest.approx((11 * float(some[2]) + 3) / 14) and int(every[-1]) == 6
+    _, copied = rule.stop({"drafted": torch.tensor(1), "copied": torch.tensor(True)}, every)
+    assert rule.end_round(copied, 1, 1, 0) == copied
+
+
+def test_without_a_signal_the_draft_writes_a_run_at_once() -> None:
+    asked: list[int | None] = []
+    pair = MarkovPair(6, 3, sharp=2.0, distance=0.2)
+
+    class Watched(ChainDriver):
+        def answer(self, ask: Any) -> Any:
+            asked.extend([ask.ahead] if isinstance(ask, AskDraft) else [])
+            return super().answer(ask)
+
+    method = Method(stop=Optimal(0.1, 0.0, "mean"), cap=20)
+    driver = Watched(
+        pair, AddressedDraws(4), 4, method.accept.needs_raw, method.drafter, None, method.needs, None
+    )
+    record = Record(stats=Stats())
+    loop = decode(TokenSequence.begin((0,)), method, Limits(60), AddressedDraws(4), record)
+    ask = next(loop)
+    with suppress(StopIteration):
+        while True:
+            ask = loop.send(driver.answer(ask))
+    assert asked and all(one is not None and one >= 1 for one in asked) and max(map(int, asked)) > 1
 
 
 def test_copied_tokens_end_no_run_and_have_no_part_in_the_price() -> None:
@@ -115,12 +178,13 @@ def written(stop: StopRule, pair: MarkovPair, length: int = 400) -> Stats:
         pytest.param(1.0, 0.25, 0.03, marks=pytest.mark.slow),
     ],
 )
-def test_no_fixed_length_is_much_cheaper(distance: float, step: float, token: float) -> None:
+@pytest.mark.parametrize("signal", ["entropy", "mean"])
+def test_no_fixed_length_is_much_cheaper(distance: float, step: float, token: float, signal: str) -> None:
     """Under its own costs, against the best length of each pair chosen in hindsight: over six pairs, and of each."""
     ratios = []
     for seed in range(3, 9):
         pair = MarkovPair(6, seed, sharp=2.0, distance=distance)
-        own = cost(written(Optimal(step, token), pair), step, token)
+        own = cost(written(Optimal(step, token, signal), pair), step, token)
         ratios.append(own / min(cost(written(Fixed(gamma), pair), step, token) for gamma in (1, 2, 4, 7)))
     assert sum(ratios) / len(ratios) < 1.03 and max(ratios) < 1.15
 
@@ -136,8 +200,8 @@ def test_dearer_drafts_are_shorter() -> None:
 
 def test_the_law_is_kept_while_it_learns_with_either_exact_rule() -> None:
     pair = MarkovPair(3, 5)
-    for accept in ("exact", "block"):
-        spec = f"stop=optimal(step=0.1,token=0.01),accept={accept},cap=3"
+    for accept, signal in product(("exact", "block"), ("entropy", "mean")):
+        spec = f"stop=optimal(step=0.1,token=0.01,signal={signal}),accept={accept},cap=3"
         check_same_law(joint_law(parse_method(spec), pair, 3), target_joint_law(pair, 3), spec)
 
 

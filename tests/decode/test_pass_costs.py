@@ -38,6 +38,30 @@ def test_costs_between_and_beyond_the_points() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("points", "verify", "token"),
+    [
+        (((1, 1.0), (2, 1.5), (9, 1.5)), 0.5, 0.0),  # other kernels for more than one token
+        (((1, 1.0), (2, 1.62), (9, 1.76)), 0.6, 0.02),
+        (((1, 2.0), (3, 2.4), (9, 3.6)), 0.0, 0.1),
+        (((1, 1.0), (2, 1.0), (4, 1.0), (9, 2.6)), 0.0, 0.2),  # cheap at first: the mean
+        (((1, 1.0), (2, 1.4), (9, 1.2)), 0.3, 0.0),  # what no machine does
+    ],
+)
+def test_costs_of_passes_over_several_tokens_are_a_line(points: Any, verify: float, token: float) -> None:
+    costs = PassCosts(points)
+    assert (costs.verify, costs.token) == (pytest.approx(verify, abs=1e-9), pytest.approx(token, abs=1e-9))
+
+
+def test_learning_is_left_out_where_it_costs_more_than_it_gains() -> None:
+    slow = PassCosts(((1, 0.1), (2, 0.1)), ((1, 0.02), (2, 0.02)), host=(0.001, 0.001, 0.002))
+    fast = replace(slow, target=((1, 0.01), (2, 0.01)))
+    assert slow.of_rules(True, 1).signal == "entropy" and slow.of_rules(True, 1).host[1] == 0.003
+    assert fast.of_rules(True, 1).signal == "mean" and fast.of_rules(True, 1).host[1] == 0.001
+    assert slow.of_rules(True, 8).signal == "mean"  # the host learns for one row after the other
+    assert fast.of_rules(True).signal == "entropy" and fast.of_rules(True, 1).for_rows(2).signal == "mean"
+
+
 def test_costs_of_rows_that_share_passes() -> None:
     one = PassCosts(((1, 1.0), (3, 2.0), (5, 2.0)), ((1, 0.5), (2, 0.7)))
     assert one.for_rows(1) == one and one.for_rows(8).target_s(1) == one.target_s(8)

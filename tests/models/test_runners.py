@@ -12,6 +12,7 @@ from sprinter.models.choose import make_runner
 from sprinter.models.interface import Runner
 from sprinter.models.runners import forward
 from sprinter.models.runners.crop import CropRunner
+from sprinter.models.runners.forward import ModelRunner
 
 ROW = [
     "gpt2",
@@ -121,15 +122,15 @@ def test_an_interrupted_pass_leaves_the_rows_as_they_were(kind: str) -> None:
 
 
 def test_an_interrupt_beside_a_pass_does_not_touch_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = fresh("llama")
-    head = model.get_output_embeddings()
+    runner, tokens = make_runner(fresh("llama"), max_len=8), torch.tensor([[3, 1, 4]])
+    assert isinstance(runner, ModelRunner)
+    head: Any = runner.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     register = head.register_forward_pre_hook
 
     def interrupted(hook: Callable[..., Any]) -> None:
         register(hook)
         raise KeyboardInterrupt
 
-    runner, tokens = make_runner(model, max_len=8), torch.tensor([[3, 1, 4]])
     with monkeypatch.context() as patch:
         patch.setattr(head, "register_forward_pre_hook", interrupted)
         with pytest.raises(KeyboardInterrupt):

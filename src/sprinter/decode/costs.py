@@ -11,11 +11,11 @@ from typing import Any
 
 from sprinter.errors import UserError
 
-__all__ = ["ENTROPY", "MEASURED", "NO_SIGNAL", "READS", "STEP", "PassCosts"]
+__all__ = ["ENTROPY", "MEAN", "MEASURED", "READS", "STEP", "PassCosts"]
 
 MEASURED = "measured"
 """Value of a parameter: a cost that is measured on this machine."""
-ENTROPY, NO_SIGNAL = "entropy", "none"
+ENTROPY, MEAN = "entropy", "mean"
 """Values of ``PassCosts.signal``."""
 READS = (2, 4, 8, 16)
 """Tokens of the target passes whose costs ``PassCosts.reads`` names."""
@@ -39,7 +39,7 @@ class PassCosts:
             from 2; (): as for so many tokens of one row.
         host: seconds outside of forward passes (rules, draws): of a round, of each step of the draft in addition, and
             of each step once more where a rule learns from verdicts.
-        signal: what a rule should learn from: "entropy", or "none" where learning costs more than it gains.
+        signal: what a rule should learn from: "entropy", or "mean" where learning costs more than it gains.
     """
 
     target: _Points
@@ -79,7 +79,7 @@ class PassCosts:
         round, step, learned = self.host
         signal = ENTROPY
         if rows is not None and learned * rows > _LEARNS * self.for_rows(rows).target_s(1):
-            learns, signal = False, NO_SIGNAL
+            learns, signal = False, MEAN
         return replace(self, host=(round, step + learned * learns, 0.0), signal=signal)
 
     def for_rows(self, rows: int) -> PassCosts:

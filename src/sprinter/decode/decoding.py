@@ -32,7 +32,7 @@ from sprinter.decode.review import review
 from sprinter.decode.sequence import NO_DRAFT, TokenSequence, Tree
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
-from sprinter.decode.stop import Never
+from sprinter.decode.stop import Never, StopRule
 from sprinter.decode.successors import Successors
 from sprinter.decode.switch import DraftSwitch, RoundCount
 from sprinter.decode.text_rules import TextRules
@@ -153,6 +153,7 @@ class Decoding:
         blind: whether no token can be trusted. length: of each draft run, if it is fixed. longest: at most.
         by_model: whether the draft model or heads draft: proposals in their place are copies.
         provisional: whether trusted tokens are final only when the target has scored them.
+        paced: whether the stop rule may know the length of a run when it begins.
         like: an empty tensor of the form of the target's laws; None: not known before the first pass.
         drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
         forced: further tokens, which the grammar forces: rules are not asked about them.
@@ -180,6 +181,7 @@ class Decoding:
     longest: int | None
     by_model: bool
     provisional: bool
+    paced: bool
     like: Tensor | None = None
     drafted: int = 0
     proposed: int = 0
@@ -217,7 +219,8 @@ class Decoding:
             Guard.of(method, limits, sequence.prompt), Pace(method.drafter.begin(draws), switch), Meter(rule), account,
             method.trust.never, method.length, min(bounds, default=None),
             method.drafter.uses_model or method.drafter.by_heads,
-            method.tail_ratio is not None or account is not None, limits.like,
+            method.tail_ratio is not None or account is not None,
+            method.trust.never and type(method.stop).ahead is not StopRule.ahead, limits.like,
         )  # fmt: skip
 
     def score(self, start: int, scores: Scores) -> None:
@@ -316,8 +319,7 @@ class Decoding:
     @property
     def room(self) -> int:
         """Number of tokens that may still be drafted in this round."""
-        left = self.left
-        longest = self.longest
+        left, longest = self.left, self.longest
         if longest is None and (self.guarded or self.account is not None):  # made for runs of trusted tokens
             longest = GUARDED_RUN if self.guarded else BUDGET_RUN
         return left if longest is None else min(left, longest - self.drafted)
@@ -325,8 +327,8 @@ class Decoding:
     @property
     def ahead(self) -> int | None:
         """Number of tokens that the draft model will still write in this run in any case; None: not known."""
-        known = self.method.stop.ahead(self.rules.stop) if self.blind else None
-        return None if known is None else max(1, known - (self.drafted - self.proposed))
+        known = self.method.stop.ahead(self.rules.stop) if self.paced else None
+        return known and max(1, known - (self.drafted - self.proposed))
 
     def force(self) -> Draft | None:
         """The tokens that must follow the text, as a draft; None: there are none."""
@@ -334,10 +336,9 @@ class Decoding:
         if grammar is None or like is None or not self.pace.proposes:
             return None
         tokens = tuple(grammar.forced(text[self.sequence.prompt :]))[: min(self.left, FORCED - self.forced)]
-        if not tokens:
-            return None
         laws = one_hot_rows(tokens, like.shape[-1], like)
-        return Draft(tokens, laws, {}, laws if self.method.accept.needs_raw else None, proposed=True)
+        raw = laws if self.method.accept.needs_raw else None
+        return Draft(tokens, laws, {}, raw, proposed=True) if tokens else None
 
 
 def draft_run(decoding: Decoding) -> Asking:

@@ -10,6 +10,7 @@ from typing import Any
 from sprinter.decode import accept, growers, stop, trust
 from sprinter.decode.checks import at_least
 from sprinter.decode.copies import LONGEST_COPY
+from sprinter.decode.costs import ENTROPY
 from sprinter.decode.draft_heads import Heads
 from sprinter.decode.drafter import Allocated, Model, Nothing
 from sprinter.decode.lookup import Lookup
@@ -135,7 +136,7 @@ def _auto(
     reads: str = MEASURED,
 ) -> Method:
     """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
-    run = stop.Optimal(step, token, signal, verify=verify)
+    run = stop.Optimal(step, token, signal if budget == 0 else ENTROPY, verify=verify)
     copies = Suffix(8, factor=64.0, min_prob=0.0, otherwise=Model(), reads=reads, step=step)
     if budget == 0:
         return Method(stop=run, drafter=copies, cap=40)

@@ -24,9 +24,9 @@ from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.checks import check_config, distance, rounding_bound
 from sprinter.models.fused_trial import forget_trial, fused
 from sprinter.models.interface import Runner, ServedModel
-from sprinter.models.runners import onednn
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner
+from sprinter.models.runners.onednn import copied_weights, forget_copies
 from sprinter.models.runners.rope import find_switch
 from sprinter.models.runners.row import BOOLEAN, RowRunner, Windows
 
@@ -203,7 +203,7 @@ def renew(model: PreTrainedModel | ServedModel) -> None:
         return
     _choices.pop(model, None)
     forget_trial(model)
-    onednn.forget(model)
+    forget_copies(model)
     kernels.renew(model)
     _choose(model)
 
@@ -256,7 +256,10 @@ def _rows(
         made = RowRunner(model, batch, max_len, windows, flat=True)
         made.straight = kernels.passes_of(model)
         return made
-    return RowRunner(onednn.with_onednn(model), batch, max_len, windows)
+    copies = copied_weights(model.train(False))
+    made = RowRunner(model if copies is None else copies.model, batch, max_len, windows)
+    made.copies = copies
+    return made
 
 
 def _is_special(weights: Tensor) -> bool:

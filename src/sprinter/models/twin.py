@@ -13,16 +13,19 @@ __all__ = ["twin"]
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def twin(module: _Module) -> _Module:
+def twin(module: _Module, *, same_hooks: bool = False) -> _Module:
     """A module of the same parts, all new, over the same tensors; other threads may run the first meanwhile.
+
+    Args:
+        same_hooks: both call the same hooks, also those that are registered later.
 
     Raises:
         UserError: a part has a forward of its own, put there by another library.
     """
-    return _twin(module, {})
+    return _twin(module, {}, same_hooks)
 
 
-def _twin(module: _Module, made: dict[nn.Module, nn.Module]) -> _Module:
+def _twin(module: _Module, made: dict[nn.Module, nn.Module], same_hooks: bool) -> _Module:
     """A module of the same parts, all new, over the same tensors; other threads may run the first meanwhile.
 
     Args:
@@ -40,13 +43,15 @@ def _twin(module: _Module, made: dict[nn.Module, nn.Module]) -> _Module:
         )
     for name, value in own.items():
         if isinstance(value, nn.Module):
-            value = _twin(value, made)
-        elif isinstance(value, dict):
+            value = _twin(value, made, same_hooks)
+        elif isinstance(value, dict) and not (same_hooks and "hooks" in name):
             value = value.copy()
             if name in ("_forward_hooks", "_forward_pre_hooks"):  # those of a pass that runs now
                 value = type(value)((id, one) for id, one in value.items() if not _notes(one))
             elif name == "_modules":
-                value = {part: None if one is None else _twin(one, made) for part, one in value.items()}
+                value = {
+                    part: None if one is None else _twin(one, made, same_hooks) for part, one in value.items()
+                }
         twin.__dict__[name] = value
     return twin
 

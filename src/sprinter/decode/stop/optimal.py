@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import Parameters, number
-from sprinter.decode.costs import ENTROPY, MEASURED, NO_SIGNAL, STEP
+from sprinter.decode.costs import ENTROPY, MEAN, MEASURED, STEP
 from sprinter.decode.registry import STOP
 from sprinter.decode.regression import Regression
 from sprinter.decode.stop.chance import ChanceRule
@@ -36,7 +36,7 @@ class Optimal(ChanceRule):
     and a the mean overlap of late: it is worth that many tokens at this text's own cost a token of late, and costs
     ``step`` + ``token``. As the gain falls with every token and the cost does not, looking one token ahead is enough.
 
-    The chances come from a logistic regression on the draft's certainty, as in ``calibrated``. With ``signal="none"``
+    The chances come from a logistic regression on the draft's certainty, as in ``calibrated``. With ``signal="mean"``
     each is the mean acceptance of late, a: then the length of a run is known when it begins, the one at which a token
     costs least, and the draft writes it without being asked in between.
 
@@ -44,7 +44,7 @@ class Optimal(ChanceRule):
         step: cost of a draft step. token: further cost of each token that the target reads in a pass. verify: further
             cost of a pass over more than one token. "measured": on this machine, once for a pair; without models 0.25,
             0.03 and 0.
-        signal: one or more of margin, entropy, max_prob and gate, joined by "+"; "none"; "measured": none where the
+        signal: one or more of margin, entropy, max_prob and gate, joined by "+"; "mean"; "measured": mean where the
             regression would cost more than a few hundredths of a pass, else entropy.
         memory: number of verdicts after which one has lost most of its weight in the regression.
     """
@@ -65,20 +65,20 @@ class Optimal(ChanceRule):
         return more, 0.0 if isinstance(verify, str) else verify
 
     def __post_init__(self) -> None:
-        if self.signal == NO_SIGNAL:
+        if self.signal == MEAN:
             Parameters.__post_init__(self)
         else:
             ChanceRule.__post_init__(self)
 
     @property
     def regression(self) -> Regression:
-        """The regression; with "none" it is not read."""
-        return Regression(ENTROPY if self.signal in (MEASURED, NO_SIGNAL) else self.signal, self.memory)
+        """The regression; with "mean" it is not read."""
+        return Regression(ENTROPY if self.signal in (MEASURED, MEAN) else self.signal, self.memory)
 
     @property
     def learns(self) -> bool:
         """Whether a regression learns; the mean acceptance is counted."""
-        return self.signal != NO_SIGNAL
+        return self.signal != MEAN
 
     @property
     def needs(self) -> frozenset[str]:
@@ -87,9 +87,9 @@ class Optimal(ChanceRule):
 
     def start(self) -> State:
         """(chance that all of the run is accepted, copied tokens of the run, mean overlap, tokens, their cost, the
-        regression's fit... or, with "none", the number of verdicts).
+        regression's fit... or, with "mean", the number of verdicts).
 
-        The tokens begin with one of plain decoding. With "none" the length of the run is in place of the chance.
+        The tokens begin with one of plain decoding. With "mean" the length of the run is in place of the chance.
         """
         numbers = (1.0, 0.0, 0.7, 1.0, 1.0)
         fit = self.regression.start() if self.learns else (torch.tensor(0),)
@@ -112,7 +112,7 @@ class Optimal(ChanceRule):
         return (begun, torch.zeros_like(state[1]), *state[2:])
 
     def ahead(self, state: State) -> int | None:
-        """With "none", the length of the run."""
+        """With "mean", the length of the run."""
         return None if self.learns else int(state[0])
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:

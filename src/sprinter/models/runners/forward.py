@@ -23,6 +23,7 @@ from sprinter.errors import UserError
 from sprinter.models.cache_name import model_cache_name
 from sprinter.models.devices import place_of, refuse_moved
 from sprinter.models.interface import ModelOutput, Runner
+from sprinter.models.runners.onednn import CopiedWeights
 from sprinter.models.runners.tree import RowTree
 
 __all__ = [
@@ -345,7 +346,7 @@ class ModelRunner(BaseRunner):
     """A runner over a transformers causal language model; subclasses hold the cache. See ``Runner`` for its methods.
 
     The model is put into evaluation mode. Results are inference tensors: clone them to train on them. ``straight``: a
-    quicker way for some passes (``models.kernels``), or None.
+    quicker way for some passes (``models.kernels``), or None. ``copies``: of weights that the model reads, or None.
     """
 
     def __init__(self, model: PreTrainedModel, batch: int, max_len: int) -> None:
@@ -357,6 +358,7 @@ class ModelRunner(BaseRunner):
         self.device, self._place = torch.device(model.device), place_of(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.straight: StraightPass | None = None
+        self.copies: CopiedWeights | None = None
 
     def _call(self, asked: Pass, **kwargs: Any) -> ModelOutput:
         """The model's output for a pass; ``kwargs``: what else it is given."""
@@ -366,6 +368,10 @@ class ModelRunner(BaseRunner):
                     return ModelOutput(
                         *self.straight(asked.tokens, asked.logits, layers=asked.layers, **kwargs)
                     )
+            copied = () if self.copies is None else self.copies.copied
+            if any(weight.data_ptr() != at or weight._version != version for weight, at, version in copied):
+                assert self.copies is not None
+                self.copies = self.copies.again()
             keep = None if asked.logits else _last
             said, hidden, *states = call_model(
                 self.model, self._head, asked.tokens, keep, asked.layers, **kwargs
