@@ -167,6 +167,20 @@ def test_copies_that_cannot_pay_are_not_tried(rows: int, some: bool) -> None:
     assert bool(tried) is some
 
 
+def test_chains_are_not_tried_among_too_many_rows() -> None:
+    """Four rows wait longer for the best of drafts than it saves; where fewer are left they draft again."""
+    costs = PassCosts(((1, 1.0), (2, 1.0), (5, 4.0)), ((1, 0.2), (9, 0.9)))
+    assert costs.for_rows(1).speed_up(0.9) > 1 > costs.for_rows(4).speed_up(0.9)
+    left = 4
+    row = AdaptiveSwitch(Tracker(costs, lambda: left, chains=True))
+    for number in range(1, 300):
+        assert not row.drafts(number)
+        row.count(RoundCount(0, 1, 1, 1))
+    left = 1
+    assert row.drafts(300) and row.changes == [1, 300]
+    assert AdaptiveSwitch(Tracker(costs, lambda: 4)).drafts(1)  # lossy methods and trees may gain more
+
+
 def test_a_draft_that_pays_only_if_all_rows_share_its_steps() -> None:
     """Rows with drafts of different lengths leave the last steps to one of them."""
     costs = PassCosts(((1, 1.0), (100, 1.0)), ((1, 0.25), (100, 0.25)))

@@ -24,6 +24,8 @@ from sprinter.models.pair import LoadedPair
 
 CHEAP = PassCosts(((1, 1.0), (9, 1.05)), ((1, 0.02), (9, 0.02)))
 DEAR = PassCosts(((1, 1.0), (9, 9.0)), ((1, 0.9), (9, 4.0)))
+LOSES = PassCosts(((1, 1.0), (64, 1.0)), ((1, 0.8), (64, 0.8)))
+"""Costs at which a draft pays if nearly all of it is kept."""
 PROMPT = [3, 5, 7, 9]
 PAYS = runtime._PAYS  # before the settings for all tests replace it
 
@@ -46,7 +48,7 @@ def ids(generation: sprinter.Generation) -> list[int]:
 
 def test_drafting_stops_where_it_costs_more(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
     options: dict[str, Any] = {"method": "speculative(gamma=5)", "max_new_tokens": 60, "seed": 1}
-    dear, cheap = with_costs(DEAR), with_costs(CHEAP)
+    dear, cheap = with_costs(LOSES), with_costs(CHEAP)
     stopped = dear.generate(PROMPT, never_slower=True, **options)
     assert 1 < stopped.stats.switches[0] < 6
     later = [token.origin for token in stopped.tokens[30:50]]
@@ -55,6 +57,8 @@ def test_drafting_stops_where_it_costs_more(with_costs: Callable[[PassCosts], sp
     assert cheap.generate(PROMPT, never_slower=True, **options).stats.switches == []
     without = dear.generate(PROMPT, **options)
     assert without.stats.switches == [] and without.stats.drafted > stopped.stats.drafted
+    hopeless = with_costs(DEAR).generate(PROMPT, never_slower=True, **options)
+    assert hopeless.stats.switches == [1] and hopeless.stats.drafted == 0
 
 
 def test_a_record_writes_the_text_again_where_costs_differ(
@@ -111,11 +115,10 @@ def test_the_rows_of_a_batch_decide_together_and_replay_alone(
 def test_auto_takes_the_costs_that_were_measured(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
     pair = with_costs(DEAR)
     one = pair.generate(PROMPT, method="auto", max_new_tokens=4)
-    assert one.method == "auto(budget=0.0, step=0.9, token=1.0, reads=2x4x8x16)" and one.stats.budget is None
+    costs = "step=0.9, token=1.0, verify=0.0, signal=entropy, reads=2x4x8x16"
+    assert one.method == f"auto(budget=0.0, {costs})" and one.stats.budget is None
     lossy = pair.generate(PROMPT, method="auto", budget=0.2, max_new_tokens=4)
-    assert (
-        lossy.method == "auto(budget=0.2, step=0.9, token=1.0, reads=2x4x8x16)" and lossy.stats.budget == 0.2
-    )
+    assert lossy.method == f"auto(budget=0.2, {costs})" and lossy.stats.budget == 0.2
     assert not lossy.stats.lossless and lossy.request is not None and lossy.request.never_slower
     named = pair.generate(PROMPT, method="stop=optimal(step=measured,token=0.1)", max_new_tokens=4)
     assert "step=0.9" in named.method and "token=0.1" in named.method
@@ -143,7 +146,9 @@ def test_a_method_that_never_calls_the_target_is_left_alone(
 
 def spelled(costs: PassCosts) -> str:
     """`auto` with these costs, as records name it."""
-    return f"auto(budget=0.0, step={costs.step:.2g}, token={costs.token:.2g}, reads={costs.reads})"
+    named = {name: float(f"{getattr(costs, name):.2g}") for name in ("step", "token", "verify")}
+    words = ", ".join(f"{name}={value}" for name, value in named.items())
+    return f"auto(budget=0.0, {words}, signal={costs.signal}, reads={costs.reads})"
 
 
 def test_auto_weighs_the_passes_that_its_rows_share(
@@ -221,11 +226,17 @@ def test_without_never_slower_auto_depends_on_no_other_row(
 
 
 def test_the_host_counts_more_where_a_rule_learns(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    """``auto`` learns where that costs little."""
     parts = with_costs(replace(CHEAP, host=(0.1, 0.2, 0.3)))._runtime
-    found = {name: parts.costs_of(parse_method(name)).host for name in ("speculative", "auto", "certain")}
-    assert found["speculative"] == found["certain"] == (0.1, 0.2, 0.0)
-    assert found["auto"] == pytest.approx((0.1, 0.5, 0.0))
-    assert parts.costs_of(parse_method("certain(budget=0.05)")).host == found["auto"]
+    names = ("speculative", "auto", "certain", "calibrated")
+    found = {name: parts.costs_of(parse_method(name)).host for name in names}
+    assert found["speculative"] == found["certain"] == found["auto"] == (0.1, 0.2, 0.0)
+    assert found["calibrated"] == pytest.approx((0.1, 0.5, 0.0))
+    assert parts.costs_of(parse_method("certain(budget=0.05)")).host == found["calibrated"]
+    parts.pass_costs = parts.shared_costs = replace(CHEAP, host=(0.1, 0.2, 0.02))
+    assert parts.costs_of(parse_method("auto")).host == pytest.approx((0.1, 0.22, 0.0))
+    assert parts.costs_of(parse_method("auto"), 4).host == (0.1, 0.2, 0.0)  # for each row
+    assert parts.settle(parse_method("auto"), 4).name.count("signal=mean") == 1
 
 
 def test_lossless_auto_has_no_budget(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
@@ -279,7 +290,10 @@ def test_rounds_that_rest_are_charged_for_nothing(
     with_costs: Callable[[PassCosts], sprinter.Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What passes cost is not worked out where all rows decode plainly."""
-    pair, calls = with_costs(PassCosts(((1, 1.0), (4, 2.0)), ((1, 1.0), (4, 1.2)))), []
+    costs = PassCosts(
+        ((1, 1.0), (4, 1.3), (64, 7.3)), ((1, 0.5), (64, 0.5))
+    )  # copies cannot pay among four rows
+    pair, calls = with_costs(costs), []
     shares = stream.pass_shares
     monkeypatch.setattr(stream, "pass_shares", lambda *given: calls.append(1) or shares(*given))
     options: dict[str, Any] = {"max_new_tokens": 60, "never_slower": True, "seed": [3, 4, 5, 6]}

@@ -34,6 +34,7 @@ _REST, _LONGEST_REST = 64, 1024
 _FADES = 256  # tokens after which the time of a token at rest counts no longer, but plain decoding's
 _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
+_BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
 
 
@@ -148,6 +149,8 @@ class Tracker:
         pads: a pass reads as many tokens of each row as of the longest.
         longest: tokens that a round without draft steps adds at most; where even so many would lose time it is never
             tried. 0: not known.
+        chains: a draft model drafts exact chains: it is never tried among so many rows that the best of drafts would
+            lose time.
     """
 
     costs: PassCosts
@@ -156,6 +159,7 @@ class Tracker:
     apart: bool = False
     pads: bool = True
     longest: int = 0
+    chains: bool = False
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST
@@ -267,16 +271,19 @@ class Tracker:
         self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
 
     def _never(self, rows: int) -> bool:
-        """Whether even the longest round would lose time, so that it is not tried."""
-        return self.longest > 0 and self._best(rows) > 0
-
-    def _best(self, rows: int) -> float:
-        """What a row loses at the least that does it alone, where its round is as long as can be and all is kept."""
+        """Whether even the best round would lose time, so that it is not tried."""
+        if not self.chains and not self.longest:
+            return False
         if rows not in self._least:
-            costs, more = self._costs_of(rows), self.longest - 1
-            tokens = self.longest if self.pads else 1 + more / rows
-            self._least[rows] = rows * (costs.target_s(tokens) / costs.target_s(1) - 1) - more
-        return self._least[rows]
+            costs = self._costs_of(rows)
+            self._least[rows] = 1 - costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
+        return self._least[rows] > 0
+
+    def _best(self, costs: PassCosts, rows: int) -> float:
+        """What a row loses at the least that does it alone, where its round is as long as can be and all is kept."""
+        more = self.longest - 1
+        tokens = self.longest if self.pads else 1 + more / rows
+        return rows * (costs.target_s(tokens) / costs.target_s(1) - 1) - more
 
     def _time(self, done: RoundCount, rows: int) -> float:
         """Time of a round in plain tokens, if its passes are shared by so many rows that all do the same."""

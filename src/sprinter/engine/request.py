@@ -230,7 +230,9 @@ class Request:
         if drafter.uses_model or drafter.by_heads:
             pads = pads_rows(self._runtime.models.target.model)
             copying = Tracker(costs, rows, apart=True, pads=pads, longest=COPIES.length + 1)
-        return Tracker(costs, rows, copying)
+        method = self.method
+        chains = method.lossless() and drafter.uses_model and not method.grows and drafter.drafts == 1
+        return Tracker(costs, rows, copying, chains=chains)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
         """Decide together with the other rows of an engine that decode by the same method."""
