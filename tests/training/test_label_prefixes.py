@@ -134,6 +134,8 @@ def test_each_model_reads_each_token_once(monkeypatch: pytest.MonkeyPatch) -> No
             return forward(*args, **kwargs)  # type: ignore[operator]
 
         monkeypatch.setattr(model, "forward", count)
+    pair.reload()  # earlier tests may have run the models; they are tried
+    read.update(draft=0, target=0)
     rows = make_rows([9] * 8, [0, 1, 2, 3] * 2)
     monkeypatch.setattr(prefixes, "_AT_ONCE", 3)
     PrefixWriter(pair.models, 0, 1.0)(rows)
