@@ -36,7 +36,7 @@ help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
 
 # --- set-up ----------------------------------------------------------------------------------------------------------
-$(STAMP): pyproject.toml constraints.txt scripts/check_python.py
+$(STAMP): pyproject.toml src/sprinter/version.py constraints.txt scripts/check_python.py
 	@$(PYTHON) scripts/check_python.py
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "== set-up (once; a few minutes, most of it downloads)"
