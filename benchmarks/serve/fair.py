@@ -4,9 +4,10 @@
 
 Starts ``sprinter serve`` with the built-in pair and three keys on loopback. Two of them do one attack after the other,
 each over and over in several connections of a process of its own at the lowest priority, as it would run on another
-machine; the third asks for one short streamed text at a time. The last line of standard output is one JSON object: by
-attack, the milliseconds to the first text (median, 95th percentile), the ratio of the latter to that of the polite key
-alone before and after, and the number of answers of the hostile keys by status.
+machine; the third asks for one short streamed text at a time, in two rounds over all attacks and, before each attack,
+alone. The last line of standard output is one JSON object: by attack, the milliseconds to the first text (median, 95th
+percentile), the ratio of the latter to that of the polite key alone, and the number of answers of the hostile keys by
+status.
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ from benchmarks.smoke import sized
 KEYS = {"first": "first-hostile-key-1", "second": "second-hostile-key-2", "polite": "polite-secret-key-3"}
 TEXT = "/v1/completions"
 ATTACK = "--attack"  # the command of an attacking process
-ASKED, LEAST, SECONDS = sized((60, 20, 15.0), (3, 2, 1.0))
-"""Requests of the polite key under each attack: fewer, and at least so many, when so many seconds are over."""
+ROUNDS = sized(2, 1)
+ASKED, LEAST, SECONDS = sized((30, 15, 5.0), (3, 2, 1.0))
+"""Requests of the polite key in a round under each attack: fewer, at least LEAST, after SECONDS."""
+ALONE = sized(10, 2)
+"""Requests without an attack before each of them."""
+SETTLED = sized(1.0, 0.1)
+"""Seconds from the end of an attack to these, so that nothing of it is left."""
 CONNECTIONS = 12
 POLITE = {"prompt": "The river rises in", "max_tokens": 12}
 _OPEN = {"type": "object", "additionalProperties": False}
@@ -115,8 +121,9 @@ async def _attack(url: str, key: str, name: str) -> None:
         os._exit(0)  # at the lowest priority closing all connections takes long
 
 
-async def _ask(server: ServerProcess, name: str) -> tuple[list[float], Counter[str]]:
-    """Seconds to the first text of the polite key, request by request; infinite if it gets none."""
+async def _ask(server: ServerProcess, name: str = "") -> tuple[list[float], Counter[str]]:
+    """Seconds to the first text of the polite key, request by request, beside an attack, if one is named; infinite if
+    it gets none."""
     words = [sys.executable, str(Path(__file__).resolve()), ATTACK, server.url, name]
     hostile = [
         subprocess.Popen([*words, KEYS[who]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=_yielding)
@@ -127,9 +134,11 @@ async def _ask(server: ServerProcess, name: str) -> tuple[list[float], Counter[s
         for one in hostile:
             assert one.stdout is not None
             await asyncio.to_thread(one.stdout.readline)
+        if not name:
+            await asyncio.sleep(SETTLED)
         async with server.client(KEYS["polite"]) as client:
             began = time.monotonic()
-            for i in range(ASKED):
+            for i in range(ASKED if name else ALONE):
                 if i >= LEAST and time.monotonic() - began > SECONDS:
                     break
                 found = await stream(client, {**POLITE, "seed": i})
@@ -152,27 +161,36 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=attacks(), help="names of attacks")
     names = parser.parse_args().only or sized([*attacks()], ["many streams", "hard expression"])
     began = time.time()
-    results: dict[str, Any] = {}
+    firsts: dict[str, list[float]] = {name: [] for name in ("alone", *names)}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in firsts}
     with TemporaryDirectory() as folder:
         keys, port = Path(folder) / "keys", free_port()
         keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
         keys.chmod(0o600)
         words = sprinter_server(port, "--max-len", "1024", "--api-keys", str(keys), "--request-timeout", "60")
         with started("sprinter", words, port, Path(folder) / "log", seconds=600) as server:
-            asyncio.run(_ask(server, ""))  # warm
-            for name in ["alone, before", *names, "alone, after"]:
-                firsts, counts = asyncio.run(_ask(server, "" if name.startswith("alone") else name))
-                middle, high = (round(1e3 * float(one), 1) for one in np.percentile(firsts, [50, 95]))
-                results[name] = {
-                    "asked": len(firsts),
-                    "first_p50_ms": middle,
-                    "first_p95_ms": high,
-                    "statuses": counts,
-                }
-                print(f"{name}: {results[name]}", file=sys.stderr)
-    alone = max(results[name]["first_p95_ms"] for name in ("alone, before", "alone, after"))
-    for one in results.values():
-        one["times_alone"] = round(one["first_p95_ms"] / alone, 2)
+            asyncio.run(_ask(server))  # warm
+            for turn in range(ROUNDS):
+                for name in names:
+                    firsts["alone"] += asyncio.run(_ask(server))[0]
+                    found, statuses = asyncio.run(_ask(server, name))
+                    firsts[name] += found
+                    counts[name] += statuses
+                    print(
+                        f"{turn} {name}: {np.percentile(found, [50, 95])} s, {dict(statuses)}",
+                        file=sys.stderr,
+                    )
+    results: dict[str, Any] = {}
+    alone = np.percentile(firsts["alone"], 95)
+    for name, found in firsts.items():
+        middle, high = np.percentile(found, [50, 95])
+        results[name] = {
+            "asked": len(found),
+            "first_p50_ms": round(1e3 * float(middle), 1),
+            "first_p95_ms": round(1e3 * float(high), 1),
+            "times_alone": round(float(high / alone), 2),
+            "statuses": counts[name],
+        }
     rows = [
         f"{name} | {one['first_p50_ms']} | {one['first_p95_ms']} | {one['times_alone']}"
         for name, one in results.items()

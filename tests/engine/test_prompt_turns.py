@@ -100,14 +100,14 @@ def test_a_step_reads_no_more_than_its_tokens(pair: sprinter.Pair, reads: list[l
 
 
 def test_a_short_prompt_of_another_owner_does_not_wait(pair: sprinter.Pair, reads: list[list[int]]) -> None:
-    """Three rows read long prompts of two owners; before, each step read a chunk of each."""
+    """Three rows read long prompts of two owners."""
     with Engine(pair, rows=4, policy=FAIR) as engine:
         for i in range(3):
             put(engine, [i, *range(1, 24)] * 2, "ab"[i % 2])
         engine.step()
         reads.clear()
         assert first_step(engine, put(engine, [5, 7, 9], "c")) == 1
-    assert reads == [[3, 2]]
+    assert reads == [[2]]
 
 
 def test_one_owner_has_no_more_turns_for_more_rows(pair: sprinter.Pair) -> None:
@@ -138,6 +138,55 @@ def test_a_text_begins_in_its_first_step(pair: sprinter.Pair) -> None:
         engine.step()
         speculative = put(engine, [5, 7, 9], "b", method="speculative(gamma=2)", max_new_tokens=9)
         assert first_step(engine, speculative) == 1
+
+
+def test_first_tokens_of_new_owners_wait_for_no_other_row(pair: sprinter.Pair) -> None:
+    """Two new owners in two steps have the models for themselves; then all have a step, whoever comes."""
+    with Engine(pair, rows=6, policy=FAIR) as engine:
+        old = {put(engine, [i, 2], "a", max_new_tokens=40) for i in range(2)}
+        engine.step()
+        wrote = list[set[int]]()
+        for owner in "bcd":
+            new = put(engine, [5, 7, 9], owner, max_new_tokens=1)
+            events = {event.id for event in engine.step() if event.tokens}
+            assert new in events
+            wrote.append(events - {new})
+        assert wrote == [set(), set(), old]
+
+
+def test_a_long_new_prompt_and_the_others_take_turns(pair: sprinter.Pair, reads: list[list[int]]) -> None:
+    with Engine(pair, rows=4, policy=FAIR) as engine:
+        old = {put(engine, [i, 2], "a", max_new_tokens=40) for i in range(2)}
+        engine.step()
+        reads.clear()
+        put(engine, [*range(1, 20)], "b")
+        wrote = [{event.id for event in engine.step() if event.tokens} for _ in range(4)]
+    assert wrote == [set(), old, set(), old]
+    assert reads == [[3]] * 4  # in each of the steps
+
+
+def test_a_row_of_an_owner_with_several_is_not_preferred(pair: sprinter.Pair) -> None:
+    with Engine(pair, rows=4, policy=FAIR) as engine:
+        old = put(engine, [1, 2], "a", max_new_tokens=40)
+        engine.step()
+        put(engine, [5, 7, 9], "a")
+        assert old in {event.id for event in engine.step() if event.tokens}
+
+
+def test_a_step_ends_for_a_request_that_arrives_but_not_the_next_one(pair: sprinter.Pair) -> None:
+    """The target's pass is left out once, and the same tokens follow."""
+    texts = list[list[int]]()
+    for arrives in (False, True):
+        with Engine(pair, rows=2, policy=FAIR) as engine:
+            id = put(engine, [1, 2], "a", max_new_tokens=8, method="speculative(gamma=2)")
+            engine.arrived = lambda arrives=arrives: arrives  # type: ignore[misc]
+            steps, out = 0, None
+            while out is None:
+                steps += 1
+                out = next((event.generation for event in engine.step() if event.id == id), None)
+            texts.append([steps, *(token.id for token in out.tokens)])
+    assert texts[0][1:] == texts[1][1:]
+    assert texts[0][0] < texts[1][0] <= 2 * texts[0][0] + 1
 
 
 def test_texts_do_not_depend_on_it(pair: sprinter.Pair) -> None:

@@ -33,7 +33,7 @@ __all__ = ["fleet"]
 _PANELS = {
     "Load": "streams rate lengths prompt_tokens answer_tokens spread texts seed first_ms between_ms",
     "Methods": "gamma accept trust tail keep cap round_trip_ms",
-    "Server": "replicas rows prompt_piece slowdown step_ms event_ms text_ms",
+    "Server": "replicas rows step_tokens slowdown step_ms event_ms text_ms",
     "GPUs": "parameters draft_parameters weight_bits kv_kib gpus bandwidth tflops memory_gb efficiency pass_ms",
 }
 

@@ -84,7 +84,8 @@ class AsyncEngine:
         at_least("max_waiting", max_waiting, 0)
         self._engine = Engine(pair, rows, policy, max_len, memory_bytes)
         self._shared_prefixes = shared_prefixes
-        self._scorer = Scorer(pair.models, self._engine.max_len, policy.prompt_piece)
+        # of a given text each token has logits, which cost about half of what the other layers do in small models
+        self._scorer = Scorer(pair.models, self._engine.max_len, max(1, 2 * policy.prompt_piece // 3))
         self._worker = EngineWorker(self._engine, rows, max_waiting, on_death, shared_queue, shared_rows)
         self._finalizer = weakref.finalize(self, self._worker.close)
 

@@ -9,7 +9,8 @@ seed; the text of a row does not depend on other rows, but with ``never_slower``
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,7 @@ class Scheduler:
 
     Attributes:
         events: events that ``step`` has not returned yet. max_len: as given.
+        arrived: whether a request is about to be put; asked between passes, whose step it may end.
     """
 
     def __init__(
@@ -126,6 +128,9 @@ class Scheduler:
         self._ended: dict[int, Event] = {}  # that `results` has not returned yet
         self._next_id = self._steps = 0
         self._streams, self._closed, self._spare = streams, False, spare
+        self.arrived: Callable[[], bool] = lambda: False
+        self._cut_short, self._alone = False, 0  # of the step before; steps of new requests alone
+        self._preferred: set[int] = set()
         self._trackers: dict[Any, Tracker] = {}
         target, draft = runtime.models.target, runtime.models.draft
         self._pads = pads_rows(target.model), draft is not None and pads_rows(draft.model)
@@ -200,29 +205,52 @@ class Scheduler:
         self._steps += 1
         try:
             self._admit()
-            asking = self._asking()
-            # The target reads last, as most methods ask it after a draft: a short text begins in its first step.
-            for kind in (None, "draft", DraftRow, TreeRow, "target"):
-                if kind in asking:
-                    self._do(self._reading(asking[kind]) if isinstance(kind, str) else asking[kind])
-                    asking = self._asking()  # their next inputs
-            waiting = asking.get(TargetRow, [])
-            longest = max((one.passed_over for one in waiting), default=0)
-            # A row that reads its prompt does not come to the target for many steps: nobody waits for it.
-            under_way = sum(len(group) for kind, group in asking.items() if kind not in ("target", "draft"))
-            silent = any(not one.request.record.tokens for one in waiting)
-            # Requests that need the target since this step take part.
-            if waiting and self._policy.calls(len(waiting), under_way, longest, silent):
-                self._do(waiting)
-            else:
-                for one in waiting:
-                    one.passed_over += 1
+            self._run_passes(self._due())
         finally:
             now = time.perf_counter()
             for one in self._live.values():
                 one.request.record.stats.wall_s += now - max(one.began, began)
         for one in list(self._live.values()):
             self._note(one)
+
+    def _due(self) -> Collection[_Live]:
+        """The requests of a step: all, or those alone that have no text yet and whose owners have no other request, so
+        that a first token waits for no pass of many rows. Between two steps of all there are at most two of the latter,
+        of different requests."""
+        every = self._live.values()
+        owned = Counter(one.request.owner for one in every)
+        new = [
+            one for one in every
+            if owned[one.request.owner] == 1 and not one.request.record.tokens and one.id not in self._preferred
+        ]  # fmt: skip
+        alone = self._policy.first and 0 < len(new) < len(every) and self._alone < 2
+        self._alone = self._alone + 1 if alone else 0
+        self._preferred = {one.id for one in new} if self._alone else set()
+        return new if self._alone else every
+
+    def _run_passes(self, due: Collection[_Live]) -> None:
+        """Run one pass of each kind that requests ask for; if a request arrives, not all, but not twice in a row."""
+        asking, whole = self._asking(due), self._cut_short
+        self._cut_short = False
+        # The target reads last, as most methods ask it after a draft: a short text begins in its first step.
+        for kind in (None, "draft", DraftRow, TreeRow, "target"):
+            if kind in asking:
+                self._do(self._reading(asking[kind]) if isinstance(kind, str) else asking[kind])
+                asking = self._asking(due)  # their next inputs
+                if asking and not whole and not self._alone and self.arrived():
+                    self._cut_short = True
+                    return
+        waiting = asking.get(TargetRow, [])
+        longest = max((one.passed_over for one in waiting), default=0)
+        # A row that reads its prompt does not come to the target for many steps: nobody waits for it.
+        under_way = sum(len(group) for kind, group in asking.items() if kind not in ("target", "draft"))
+        silent = any(not one.request.record.tokens for one in waiting)
+        # Requests that need the target since this step take part.
+        if waiting and self._policy.calls(len(waiting), under_way, longest, silent):
+            self._do(waiting)
+        else:
+            for one in waiting:
+                one.passed_over += 1
 
     def results(self, what: str) -> dict[int, Generation]:
         """Step until no request is left; see ``Engine.finish``. ``what``: name of a request in error messages."""
@@ -283,10 +311,10 @@ class Scheduler:
         models = self._models.models
         return models[0].best_row(oldest_first, request.prefix, request.salt) if models else oldest_first[0]
 
-    def _asking(self) -> dict[type[PassInput] | str | None, list[_Live]]:
+    def _asking(self, due: Collection[_Live]) -> dict[type[PassInput] | str | None, list[_Live]]:
         """Requests by the kind of input that they ask for, in the order of their rows; None: they have not begun."""
         asking: dict[type[PassInput] | str | None, list[_Live]] = {}
-        for one in sorted(self._live.values(), key=lambda one: one.run.row):
+        for one in sorted(due, key=lambda one: one.run.row):
             if not one.run.over:
                 asking.setdefault(one.asks, []).append(one)
         return asking

@@ -127,6 +127,8 @@ class EngineWorker:
         self.error: BaseException | None = None
         self._on_death = on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        calls = self._calls  # the engine holds no worker
+        engine.arrived = lambda: not calls.empty()
         self._line: FairQueue[AsyncRequest] = FairQueue()
         self._live: dict[int, AsyncRequest] = {}  # the order of admission
         self._scorings: FairQueue[Scoring[Any]] = FairQueue()
@@ -140,7 +142,7 @@ class EngineWorker:
         self._left_free = min(shared_rows, rows // 2)
         self._text_s = 0.0  # how long a text has its rows, a running mean
         self._closing: str | None = None
-        self._stopped = self._over = False
+        self._stopped = self._over = self._put_off = False
         self._drained: Future[None] | None = None
         self._thread = Thread(target=self._run, name="sprinter-engine", daemon=True)
         self._thread.start()
@@ -280,7 +282,11 @@ class EngineWorker:
         if self._live:
             self._step()
         if self._scorings or self._scored:
-            self._score()
+            self._put_off = (
+                not self._put_off and self.engine.arrived()
+            )  # a request goes first, but not every time
+            if not self._put_off:
+                self._score()
 
     def _full(self) -> list[str]:
         """The owners who have rows, if what is free is for those who have none."""

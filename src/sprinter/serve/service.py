@@ -95,7 +95,8 @@ class Service:
                 costs = pair._runtime.shared_costs if own.rows > 1 else pair.pass_costs
                 _log.info("costs of forward passes", extra={"fields": asdict(costs)})
             self._pair = pair
-            most = own.step_tokens or (64 if pair.models.target.model.device.type == "cpu" else 2048)
+            few = 24 if own.has_owners else 64
+            most = own.step_tokens or (few if pair.models.target.model.device.type == "cpu" else 2048)
             policy = Policy(first=True, prompt_piece=min(128, most), prompt_tokens=most)
             self._engine = AsyncEngine(
                 pair, own.rows, policy, own.max_len, own.memory_bytes, max_waiting=own.max_waiting,

@@ -54,7 +54,8 @@ class ServeSettings:
         "With several models: memory of the weights and KV caches of those that are loaded. None: no limit.",
     )
     step_tokens: Positive | None = stated(
-        None, "Tokens of prompts that a step reads, of all texts together. None: 64 on a CPU, else 2048."
+        None,
+        "Tokens of prompts that a step reads, of all texts together. None: on a CPU 64, with keys 24; else 2048.",
     )
     max_waiting: Natural = stated(
         64, "Texts that wait for a row. Of one key at most as many as there are places left."

@@ -1,7 +1,8 @@
 """What replicas of a server do under load: a simulation of the scheduler's steps, with costs of passes.
 
-Rows, steps and waits are those of ``engine.scheduler``: a step reads a piece of each prompt, drafts in all rows that
-draft, and runs the target for all rows that wait for it, if enough do. Which tokens stay is drawn with constant
+Rows, steps and waits are those of ``engine.scheduler`` under a server's policy: a step reads so many tokens of prompts,
+of rows in turn, drafts in all rows that draft, and runs the target for all rows that wait for it, if enough do or one
+has no text yet. All texts are one owner's. Which tokens stay is drawn with constant
 chances, independently. Texts are spread over replicas at random, so that one replica stands for each of them.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sprinter.engine.policy import Policy
+from sprinter.engine.prompts import NEW, ChunkTurn, choose_prompts
 from sprinter.errors import UserError
 from sprinter.theory.machines import Costs
 from sprinter.theory.settings import MOST, FleetSettings
@@ -137,7 +139,9 @@ class _Replica:
             np.zeros(texts, int),
         )
         self._calls = self._events = 0  # of single rows
-        self._policy = Policy()
+        most = settings.step_tokens or (2048 if costs.mixed else 64)
+        self._policy = Policy(first=not costs.mixed, prompt_piece=min(128, most), prompt_tokens=most)
+        self._steps, self._turns = 0, np.zeros(rows, int)  # in which step a row read its prompt last
 
     def run(self) -> Forecast:
         """All texts."""
@@ -172,26 +176,30 @@ class _Replica:
                 (prompt - 1) * (self._drafts > 0),
             )
             self._unread[row], self._judged[row], self._run[row], self._age[row] = 1, 0, 0, 0
-            self._asks[row], self._behind[row] = not self._drafts, 1
+            self._asks[row], self._behind[row], self._turns[row] = not self._drafts, 1, self._steps - NEW
         return self._next - before, len(free)
 
     def _step(self) -> tuple[float, float, np.ndarray]:
         """One step of the scheduler: its seconds here, those of round trips, and the tokens that each row wrote."""
         live, wrote, seconds, away = self._text >= 0, np.zeros(len(self._text), int), 0.0, 0.0
-        read = self._read("target", live & self._asks)
-        prompts = int(read.sum()) if self._costs.mixed else 0
-        if read.any() and not prompts:
-            seconds += self._costs.prompts("target", read)
-            away += self._set.round_trip_ms / 1e3
+        self._steps += 1
+        mixed = self._costs.mixed
+        prompts = int(self._read("target", live & self._asks).sum()) if mixed else 0
         if (read := self._read("draft", live & ~self._asks)).any():
             seconds += self._costs.prompts("draft", read)
         drafting = live & ~self._asks & (self._prompts["draft"] == 0)
         if drafting.any():
             seconds += self._draft(drafting, wrote)
+        if not mixed and (read := self._read("target", live & self._asks)).any():
+            seconds += self._costs.prompts("target", read)
+            away += self._set.round_trip_ms / 1e3
         waiting = live & self._asks & (self._prompts["target"] == 0) & (self._left > wrote)
+        reading = np.where(self._asks, self._prompts["target"], self._prompts["draft"]) > 0
+        under_way = live & (self._left > wrote) & (mixed | ~reading)
         called = waiting.any() and self._policy.calls(
-            int(waiting.sum()), int((live & (self._left > wrote)).sum()), int(self._age[waiting].max())
-        )
+            int(waiting.sum()), int(under_way.sum()), int(self._age[waiting].max()),
+            bool((self._counts[self._text[waiting]] == 0).any()),
+        )  # fmt: skip
         self._age[waiting] += 1
         if called or prompts:
             rows = waiting & bool(called)
@@ -203,14 +211,18 @@ class _Replica:
         return seconds, away, wrote
 
     def _read(self, model: str, asking: np.ndarray) -> np.ndarray:
-        """Read a piece of the prompts of rows that ask; returns the tokens of each."""
-        left, piece = self._prompts[model], self._set.prompt_piece
+        """Read what a step reads of the prompts of rows that ask; returns the tokens of each."""
+        left, most = self._prompts[model], self._policy.prompt_tokens or 0
         taken = np.where(asking, left, 0)
         if self._costs.mixed:
             before = np.cumsum(taken) - taken
-            taken = np.clip((piece or 2048) - before, 0, taken)
-        else:
-            taken = np.minimum(taken, piece or self._policy.prompt_piece)
+            taken = np.clip(most - before, 0, taken)
+        elif taken.any():
+            taken = np.minimum(taken, self._policy.prompt_piece)
+            rows = [ChunkTurn(i, "", self._turns[i], taken[i], i) for i in np.flatnonzero(taken).tolist()]
+            chosen = choose_prompts(rows, {"": 0}, most)
+            taken[np.setdiff1d(np.arange(len(taken)), chosen)] = 0
+            self._turns[chosen] = self._steps
         left -= taken
         return taken
 

@@ -49,7 +49,7 @@ class FleetSettings:
     text_ms: RealNumber = stated(0.0, "Milliseconds of the server for a request.", ge=0)
     first_ms: RealNumber = stated(1000.0, "With a rate: longest time to the first token, of 95 %.", gt=0)
     between_ms: RealNumber = stated(200.0, "With a rate: longest time between events, of 95 %.", gt=0)
-    prompt_piece: Natural = stated(0, "Tokens of prompts in a step. 0: 128 of each row; on GPUs 2048 in all.")
+    step_tokens: Natural = stated(0, "Tokens of prompts in a step, of all rows. 0: 64; on GPUs 2048.")
     parameters: RealNumber | None = stated(
         None, "Billions of weights of a target on GPUs. None: costs are measured here.", gt=0
     )
