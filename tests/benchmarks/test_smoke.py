@@ -62,6 +62,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/when_it_pays": {"rows"},
     "real/when_it_pays_harm_builtin": {"suites"},
     "real/when_it_pays_map": {"papers"},
+    "serve/adapters": {"rows", "layers"},
     "serve/attacks": {"attacks"},
     "serve/fair": {"attacks"},
     "serve/crowd": {"crowd"},
@@ -71,6 +72,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "serve/load": {"load"},
     "serve/remote": {"rows"},
     "serve/schema": {"answers", "cases"},
+    "serve/step_tokens": {"rows"},
     "serve/vllm_builtin": {"greedy", "laws", "timed", "drift"},
 }
 
