@@ -2,10 +2,10 @@
 
     python benchmarks/serve/step_tokens.py
 
-The built-in pair in one thread, 8 rows of an engine under a server's policy. One owner's text is written, plainly, and six prompts of
-another owner are read, each with one new token; a third owner's short prompt comes every few steps. By limit: tokens of
-long prompts a second, milliseconds between the tokens of the text, and to the first token of short prompts (median,
-95th percentile). 24 and 64 are the server's with and without keys; none: each row reads 128.
+The built-in pair in one thread, 8 rows of an engine under a server's policy. One owner's text is written, plainly, and
+six prompts of another owner are read, each with one new token; a third owner's short prompt comes every few steps. By
+limit: tokens of long prompts a second, milliseconds between the tokens of the text, and to the first token of short
+prompts (median, 95th percentile). 24 and 64 are the server's with and without keys; none: each row reads 128.
 """
 
 from __future__ import annotations

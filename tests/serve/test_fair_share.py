@@ -125,7 +125,7 @@ def test_refusals_of_an_owner_are_sent_one_by_one_where_others_ask_too(
             await go.wait()
 
         async def refuse(owner: str) -> None:
-            await turns.pause(owner)
+            await turns.pause(f"{owner} refusals", owner)
             told.append(owner)
 
         with monkeypatch.context() as patch:

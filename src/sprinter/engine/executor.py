@@ -52,6 +52,7 @@ from sprinter.random import Draws
 
 __all__ = ["Executor", "RequestRun"]
 
+_STEPS = 8  # in one pass at most, of a draft of known length: others do not wait for a long one
 _UNADJUSTED, _FREE, _GREEDY = Adjustments(), ForwardCosts(), Sampling(temperature=0.0)
 
 
@@ -295,7 +296,7 @@ class RequestRun:
         self._leave_tree(view, self._models.draft)
         unread = view.unread(sequence.tokens, len(sequence))
         ahead = ask.ahead or self._ahead.fixed or self._ahead.next()
-        wanted = ask.at_most if self._whole else min(ahead, ask.at_most)
+        wanted = min(_STEPS if self._whole else ahead, ask.at_most)
         if self._round != sequence.round:
             self._round, self._place, self._run_start = sequence.round, 0, len(sequence)
         adjust = None

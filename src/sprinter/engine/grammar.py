@@ -11,6 +11,7 @@ bounded cost; the other is asked where what must follow is known to be short.
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from numpy.typing import NDArray
 
-__all__ = ["Grammars", "TextGrammar"]
+__all__ = ["Grammars", "TextGrammar", "is_confined"]
 
 _KEPT = 64  # masks of a text, and compiled grammars of a pair
 # As ``json.dumps`` writes: few places where a text may go on in several ways, and no endless white space.
@@ -46,13 +47,19 @@ _SPELLED = 128
 """Bytes that must follow, up to which they have their usual spelling; more are spelled in any way."""
 _FEW = 16
 """Tokens that begin one string of bytes, at most."""
-_FORCED = 32
-"""Tokens that are found at once to be forced."""
+_FORCED, _FORCED_S = 32, 0.003
+"""Tokens that are found at once to be forced, at most, and seconds after which no more are looked for."""
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, "sprinter-masks")
+
+
+def is_confined(options: GenerationOptions) -> bool:
+    """Whether options say what a text must be."""
+    form = options.response_format
+    return bool(options.grammar or options.regex or options.choices) or form not in (None, {"type": "text"})
 
 
 class Grammars:
@@ -80,9 +87,23 @@ class Grammars:
         """
         if (asked := _asked(options)) is None:
             return None
-        name, text = asked
         if not ends:
-            raise UserError(f"{name} needs an EOS token, and this pair has none: give stop_token_ids=[...]")
+            raise UserError(
+                f"{asked[0]} needs an EOS token, and this pair has none: give stop_token_ids=[...]"
+            )
+        known = self._known(*asked)
+        with self._lock:
+            assert self._own is not None
+            return TextGrammar(
+                known.free.deep_copy(), known.spelling.deep_copy(), self._own, self._vocab, ends
+            )
+
+    def prepare(self, options: GenerationOptions) -> None:
+        """Compile the grammar of texts to come; errors as for ``of``."""
+        if (asked := _asked(options)) is not None:
+            self._known(*asked)
+
+    def _known(self, name: str, text: str) -> _Compiled:
         with self._lock:
             known = self._compiled.get(text)
         if known is None:  # without the lock: another request need not wait for a slow one
@@ -92,10 +113,7 @@ class Grammars:
             self._compiled.move_to_end(text)  # the one that was used longest ago is first
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-            assert self._own is not None
-            return TextGrammar(
-                known.free.deep_copy(), known.spelling.deep_copy(), self._own, self._vocab, ends
-            )
+        return known
 
     def _compile(self, name: str, grammar: str) -> _Compiled:
         llguidance = _llguidance(name)
@@ -256,7 +274,7 @@ class TextGrammar:
     def forced(self, text: Sequence[int]) -> list[int]:
         """See ``Grammar``."""
         self._wait()
-        found: list[int] = []
+        found, began = list[int](), time.perf_counter()
         while len(found) < _FORCED and self._free.go(path := (*text, *found)):
             if self._free.matcher.is_stopped():
                 return found or self._ends[:1]
@@ -264,6 +282,8 @@ class TextGrammar:
             if len(ids) != 1:
                 break
             found += ids
+            if time.perf_counter() - began > _FORCED_S:  # of all rows, the others wait
+                break
         return found
 
     def _wait(self) -> None:

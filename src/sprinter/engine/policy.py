@@ -20,10 +20,13 @@ class Policy:
             read a prompt do not count.
         age: number of engine steps that a row has waited; 0: do not wait, None: no limit, so that a request may wait
             indefinitely while others only draft.
-        first: whether a request that has no text yet does not wait for other rows.
+        first: whether a request that has no text yet does not wait for other rows; nor for their passes, if its owner
+            has no other request and others have.
         prompt_piece: size of a prefill chunk in tokens, so that a long prompt does not block other requests.
         prompt_tokens: number of tokens of prompts that a step reads in each model, over all rows, or one chunk if that
             is more; None: no limit. Owners take turns, and of one owner the rows: new ones first.
+        target_tokens: number of tokens that a pass of the target reads over all rows, drafts included, or one row's if
+            that is more; None: no limit. Those that have waited longest go first.
     """
 
     share: float = 0.5
@@ -31,12 +34,14 @@ class Policy:
     first: bool = False
     prompt_piece: int = 128
     prompt_tokens: int | None = None
+    target_tokens: int | None = None
 
     def __post_init__(self) -> None:
         between("share", self.share, 0.0, 1.0)
         at_least("prompt_piece", self.prompt_piece, 1)
-        if self.prompt_tokens is not None:
-            at_least("prompt_tokens", self.prompt_tokens, 1)
+        for name in ("prompt_tokens", "target_tokens"):
+            if (most := getattr(self, name)) is not None:
+                at_least(name, most, 1)
         if self.age is not None:
             at_least("age", self.age, 0)
 

@@ -247,10 +247,24 @@ class Scheduler:
         silent = any(not one.request.record.tokens for one in waiting)
         # Requests that need the target since this step take part.
         if waiting and self._policy.calls(len(waiting), under_way, longest, silent):
-            self._do(waiting)
-        else:
-            for one in waiting:
-                one.passed_over += 1
+            self._do(called := self._fitting(waiting))
+            waiting = [one for one in waiting if one not in called]
+        for one in waiting:
+            one.passed_over += 1
+
+    def _fitting(self, waiting: list[_Live]) -> list[_Live]:
+        """Those that read together as many tokens as a pass of the target may."""
+        left = self._policy.target_tokens
+        if left is None:
+            return waiting
+        chosen = list[_Live]()
+        for one in sorted(waiting, key=lambda one: -one.passed_over):
+            given = one.run.input
+            assert isinstance(given, TargetRow)
+            if (size := len(given.feed.tokens)) <= left or not chosen:
+                chosen.append(one)
+                left -= size
+        return sorted(chosen, key=lambda one: one.run.row)
 
     def results(self, what: str) -> dict[int, Generation]:
         """Step until no request is left; see ``Engine.finish``. ``what``: name of a request in error messages."""

@@ -13,9 +13,9 @@ from starlette.types import Receive
 from sprinter.decode.draft import Token
 from sprinter.engine.async_engine import EngineStream
 from sprinter.engine.generation import Generation
+from sprinter.engine.grammar import is_confined
 from sprinter.engine.prompt import EncodedPrompt
 from sprinter.engine.scoring import ScoredToken
-from sprinter.errors import QueueFullError
 from sprinter.serve.api_errors import Refusal
 from sprinter.serve.message_parsing import TextParts
 from sprinter.serve.request_parsing import TextRequest
@@ -97,11 +97,9 @@ async def open_choices(service: Service, asked: TextRequest, owner: str) -> Asyn
     Raises:
         UserError, EngineError, Refusal: why they are not taken.
     """
-    try:
-        prompts, streams, parts = await service.turns.run(owner, lambda: service.submit(asked, owner))
-    except QueueFullError:
-        await service.turns.pause(owner)
-        raise
+    if is_confined(asked.options):
+        await service.turns.run(owner, lambda: service.prepare(asked, owner), slow=True)
+    prompts, streams, parts = await service.turns.run(owner, lambda: service.submit(asked, owner))
     n = asked.n
     choices = [
         AnswerChoice(i, owner, prompts[i // n], streams[i] if streams else None, parts=parts[i])

@@ -113,6 +113,8 @@ class RequestGuard:
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if message["status"] >= 400 and note.open:
+                    await self._owners.turns.pause(f"{note.owner} refusals", note.owner)
                 note.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = note.id
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
@@ -131,6 +133,8 @@ class RequestGuard:
             await self._app(scope, _again(body, receive), noted)
         except ClientLeft:
             note.status = note.status or 499
+            if note.open:  # its owner's next requests wait
+                await self._owners.turns.pause(note.owner, note.owner)
         except Exception as error:
             if note.complete:
                 return  # the routes have answered and logged it

@@ -95,9 +95,12 @@ class Service:
                 costs = pair._runtime.shared_costs if own.rows > 1 else pair.pass_costs
                 _log.info("costs of forward passes", extra={"fields": asdict(costs)})
             self._pair = pair
-            few = 24 if own.has_owners else 64
-            most = own.step_tokens or (few if pair.models.target.model.device.type == "cpu" else 2048)
-            policy = Policy(first=True, prompt_piece=min(128, most), prompt_tokens=most)
+            few = pair.models.target.model.device.type == "cpu"
+            most = own.step_tokens or (2048 if not few else 24 if own.has_owners else 64)
+            policy = Policy(
+                first=True, prompt_piece=min(128, most), prompt_tokens=most,
+                target_tokens=4 * own.rows if few and own.has_owners else None,
+            )  # fmt: skip
             self._engine = AsyncEngine(
                 pair, own.rows, policy, own.max_len, own.memory_bytes, max_waiting=own.max_waiting,
                 shared_queue=own.has_owners, on_death=self._fail, shared_prefixes=own.share_prefixes,
@@ -314,6 +317,16 @@ class Service:
         """Number of tokens that a text after a prompt may have: as many as are asked for, or fit into the row."""
         new, room = asked.options.max_new_tokens, self.engine.max_len - len(prompt.ids)
         return room if new is None else min(new, room)
+
+    def prepare(self, asked: TextRequest, owner: str) -> None:
+        """Compile what confines the texts of a request, which may take seconds.
+
+        Raises:
+            UserError, EngineError, Refusal: it cannot be followed; there is no place for the texts.
+        """
+        if asked.generates:
+            self.engine.check_room(owner, asked.count)
+        self.pair._runtime.grammars.prepare(asked.options)
 
     def submit(
         self, asked: TextRequest, owner: str

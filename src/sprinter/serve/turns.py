@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +16,15 @@ __all__ = ["Turns"]
 
 _THREADS = 2  # more would make the event loop wait for the interpreter's lock
 _PAUSE_S = 0.05
+_NICE = 10  # of slow pieces
 _REST = 4  # times a piece that its owner waits after it, where there are other owners
 Worked = TypeVar("Worked")
+
+
+def _yielding() -> None:
+    """Let this thread run where the engine's does not, if the system knows priorities of threads."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 class Turns:
@@ -31,21 +41,26 @@ class Turns:
     def __init__(self, crowded: Callable[[str], bool] = lambda owner: False) -> None:
         self.crowded = crowded
         self._threads = ThreadPoolExecutor(_THREADS, "sprinter-serve")
+        self._slow = ThreadPoolExecutor(1, "sprinter-slow", _yielding)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, owner: str) -> asyncio.Lock:
         """What an owner holds for the time of its turn."""
         return self._turns.setdefault(owner, asyncio.Lock())
 
-    async def pause(self, owner: str) -> None:
-        """Wait before a refusal where other owners ask too: of an owner's refusals that many a second are sent, so that
-        asking again at once gains nothing and costs others little."""
+    async def pause(self, line: str, owner: str) -> None:
+        """Wait where other owners ask too, one in a line at a time: so many a second are refused, or leave, that asking
+        again at once gains nothing and costs others little."""
         if self.crowded(owner):
-            async with self.of(f"{owner} refusals"):
+            async with self.of(line):
                 await asyncio.sleep(_PAUSE_S)
 
-    async def run(self, owner: str, work: Callable[[], Worked]) -> Worked:
-        """The result of a piece of work; whoever is cancelled meanwhile leaves the line, or lets the piece end."""
+    async def run(self, owner: str, work: Callable[[], Worked], *, slow: bool = False) -> Worked:
+        """The result of a piece of work; whoever is cancelled meanwhile leaves the line, or lets the piece end.
+
+        Args:
+            slow: it may take seconds outside of Python: such pieces have a thread of their own.
+        """
         turn, loop, took_s = self.of(owner), asyncio.get_running_loop(), 0.0
         await turn.acquire()
 
@@ -60,6 +75,6 @@ class Turns:
         def leave(_: object) -> None:
             loop.call_later(_REST * took_s if self.crowded(owner) else 0, turn.release)
 
-        piece = loop.run_in_executor(self._threads, timed)
+        piece = loop.run_in_executor(self._slow if slow else self._threads, timed)
         piece.add_done_callback(leave)
         return await asyncio.shield(piece)
