@@ -9,7 +9,8 @@ import pytest
 from tests.engine.conftest import double_pair
 
 import sprinter
-from sprinter.engine.backends.base import PromptRow
+from sprinter.engine.backends.base import PromptRow, TargetRow
+from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.backends.texts import TextRows
 from sprinter.engine.engine import Engine
 from sprinter.engine.options import GenerationOptions
@@ -187,6 +188,27 @@ def test_a_step_ends_for_a_request_that_arrives_but_not_the_next_one(pair: sprin
             texts.append([steps, *(token.id for token in out.tokens)])
     assert texts[0][1:] == texts[1][1:]
     assert texts[0][0] < texts[1][0] <= 2 * texts[0][0] + 1
+
+
+def test_a_target_pass_reads_no_more_than_its_tokens(
+    pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rows have four tokens each: two of them read in a pass, each after at most one pass of others."""
+    real, seen, texts = EagerBackend.score, list[list[tuple[int, int]]](), list[list[list[int]]]()
+
+    def score(rows: EagerBackend, asked: Sequence[TargetRow]) -> Any:
+        seen.append([(one.feed.row, len(one.feed.tokens)) for one in asked])
+        return real(rows, asked)
+
+    monkeypatch.setattr(EagerBackend, "score", score)
+    for most in (None, 8, 1):
+        seen.clear()
+        with Engine(pair, rows=4, policy=Policy(share=1.0, target_tokens=most)) as engine:
+            for i in range(4):
+                engine.add([i, 3], method="speculative(gamma=3)", max_new_tokens=16, seed=i, ignore_eos=True)
+            texts.append([[token.id for token in out.tokens] for out in engine.finish().values()])
+        assert max(sum(size for _, size in one) for one in seen) == {None: 16, 8: 8, 1: 4}[most]
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_texts_do_not_depend_on_it(pair: sprinter.Pair) -> None:

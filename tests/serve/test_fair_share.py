@@ -144,6 +144,42 @@ def test_refusals_of_an_owner_are_sent_one_by_one_where_others_ask_too(
     asyncio.run(main())
 
 
+def test_refusals_and_leavings_wait_in_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a key; a request that leaves makes its owner's next ones wait."""
+    keys, lines = tmp_path / "keys", list[tuple[str, str]]()
+    keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
+    keys.chmod(0o600)
+
+    async def pause(self: Turns, line: str, owner: str) -> None:
+        lines.append((line, owner))
+
+    monkeypatch.setattr(Turns, "pause", pause)
+    asked = {"prompt": PROMPT, "max_tokens": 80, "ignore_eos": True, "stream": True}
+    with serving(double_pair(), rows=2, max_len=96, api_keys=keys) as server:
+        assert server.post(TEXT, {"prompt": PROMPT, "max_tokens": 2}, **as_("alice")).status_code == 200
+        assert server.post(TEXT, {"prompt": PROMPT}).status_code == 401
+        assert not lines
+        assert server.post(TEXT, {"prompt": PROMPT, "n": -1}, **as_("alice")).status_code == 400
+        assert lines == [("alice refusals", "alice")]
+        with held(server.service), server.http() as http, http.stream("POST", TEXT, json=asked, **as_("bob")):
+            pass  # the connection is closed
+        until(lambda: len(lines) == 2)
+    assert lines[1] == ("bob", "bob")
+
+
+def test_slow_work_has_a_thread_of_its_own() -> None:
+    """Of two owners, as many as there are threads: a third one's short piece waits for neither."""
+
+    async def main() -> None:
+        turns, go = Turns(lambda owner: True), threading.Event()
+        slow = [asyncio.create_task(turns.run(owner, go.wait, slow=True)) for owner in ("alice", "bob")]
+        assert await asyncio.wait_for(turns.run("carol", lambda: 5), 30) == 5
+        go.set()
+        assert await asyncio.gather(*slow) == [True, True]
+
+    asyncio.run(main())
+
+
 def test_a_large_answer_is_made_in_small_pieces_where_others_ask_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
