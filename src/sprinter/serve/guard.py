@@ -131,9 +131,11 @@ class RequestGuard:
             await self._let_in(scope, headers, note)
             body = b"" if keyless else await self._read(headers, receive, note)
             await self._app(scope, _again(body, receive), noted)
+            if note.open and not note.complete:
+                raise ClientLeft
         except ClientLeft:
             note.status = note.status or 499
-            if note.open:  # its owner's next requests wait
+            if note.open:  # its key's next requests wait
                 await self._owners.turns.pause(note.owner, note.owner)
         except Exception as error:
             if note.complete:
