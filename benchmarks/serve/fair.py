@@ -45,6 +45,8 @@ ALONE = sized(10, 2)
 SETTLED = sized(1.0, 0.1)
 """Seconds from the end of an attack to these, so that nothing of it is left."""
 CONNECTIONS = 12
+UNDER_WAY = 6
+"""Seconds after which an attack is under way if it has got no answer."""
 POLITE = {"prompt": "The river rises in", "max_tokens": 12}
 _OPEN = {"type": "object", "additionalProperties": False}
 
@@ -114,7 +116,10 @@ async def _attack(url: str, key: str, name: str) -> None:
                     counts[type(error).__name__] += 1
 
         _tasks = [asyncio.create_task(one()) for _ in range(CONNECTIONS)]
-        await asyncio.sleep(1.0)
+        for _ in range(UNDER_WAY):  # what the attack before has left may hold it up
+            await asyncio.sleep(1.0)
+            if counts:
+                break
         print("under way", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         print(json.dumps(counts), flush=True)

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from sprinter.engine.grammar import is_confined
 from sprinter.errors import SprinterError
 from sprinter.serve.api_errors import Refusal, of_error, of_fields
 from sprinter.serve.completion_streams import (
@@ -257,6 +258,9 @@ async def _serve(
     def log() -> None:
         note.fields.update(text_fields(texts, prompts=service.settings.log_prompts))
 
+    if is_confined(asked.options):
+        work = service.turns.run(owner, lambda: service.prepare(asked, owner), slow=True)
+        await while_connected(request.receive, in_time(service, work, note.deadline))
     async with AsyncExitStack() as leave:
         leave.callback(log)  # when the texts below are closed
         note.fields["stream"] = asked.stream
@@ -266,7 +270,7 @@ async def _serve(
         )  # errors have a status until here
         if asked.stream:
             return kind(service, answer, texts, leave.pop_all())
-        work = in_time(service, finish_texts(service, asked, texts), note.deadline)
-        await while_connected(request.receive, work)
+        ends = in_time(service, finish_texts(service, asked, texts), note.deadline)
+        await while_connected(request.receive, ends)
         return JsonParts(service, owner, lambda: answer.whole(texts))
     raise AssertionError  # the block above leaves in one of three ways

@@ -13,7 +13,6 @@ from starlette.types import Receive
 from sprinter.decode.draft import Token
 from sprinter.engine.async_engine import EngineStream
 from sprinter.engine.generation import Generation
-from sprinter.engine.grammar import is_confined
 from sprinter.engine.prompt import EncodedPrompt
 from sprinter.engine.scoring import ScoredToken
 from sprinter.serve.api_errors import Refusal
@@ -97,8 +96,6 @@ async def open_choices(service: Service, asked: TextRequest, owner: str) -> Asyn
     Raises:
         UserError, EngineError, Refusal: why they are not taken.
     """
-    if is_confined(asked.options):
-        await service.turns.run(owner, lambda: service.prepare(asked, owner), slow=True)
     prompts, streams, parts = await service.turns.run(owner, lambda: service.submit(asked, owner))
     n = asked.n
     choices = [
