@@ -77,7 +77,7 @@ def attacks() -> dict[str, tuple[str, Any]]:
         "large schemas, n=30": (TEXT, {**text, **_schema(_fields(300)), "n": 30}),
         "endless grammar": (TEXT, {**text, "structured_outputs": {"grammar": 'start: "' + "ab " * 9000 + '" start'}}),
         "hard expression": (TEXT, {**text, "structured_outputs": {"regex": r"(\p{L}{1,500}\p{N}?){100}"}}),
-        "long drafts": (TEXT, {**text, "temperature": 100, "sprinter": {"method": "speculative(gamma=32)"}}),
+        "long drafts": (TEXT, {**text, "temperature": 100, "sprinter": {"method": "speculative(gamma=40)"}}),
         "left": (TEXT, {**text, "stream": True, "left": True}),
         "unread": (TEXT, {**text, "stream": True, "max_tokens": 900, "unread": True}),
         "tokenize": ("/tokenize", {"prompt": "word " * 900}),

@@ -149,7 +149,7 @@ def test_methods_by_their_defaults_have_short_drafts() -> None:
     for name in METHODS.names():
         asked_of(CompletionRequest(prompt="a", sprinter=SprinterOptions(method=name)), ServeSettings())
     asked_of(
-        CompletionRequest(prompt="a", sprinter=SprinterOptions(method="block(gamma=64)")), ServeSettings()
+        CompletionRequest(prompt="a", sprinter=SprinterOptions(method="block(gamma=40)")), ServeSettings()
     )
 
 

@@ -68,7 +68,7 @@ class ServeSettings:
     )
     max_choices: Positive = stated(64, "Texts of a request: n for each of its prompts.")
     max_draft: Positive = stated(
-        32, "Largest γ, and other counts, of a method that a request names. A larger default counts instead."
+        40, "Largest γ, and other counts, of a method that a request names. A larger default counts instead."
     )
     max_logprobs: Positive = stated(
         2**18, "Log-probabilities in an answer, and tokens that it reports one by one."
