@@ -410,9 +410,8 @@ FIGURES: dict[str, pic.Drawing] = {
     "judge": pic.judged_chains({"a half of the refused spared": Spared(0.5), "exact": accept("exact"),
         "a fifth spared": Spared(0.8)}, 3),
     "fly": pic.judged_chains({name: accept(name) for name in ("fly(window=2)", "exact", "fly(window=4)")}, 8),
-    "batch": panels(several("batch"), accepted_tokens, **TWO_DRAFTS),
-    "spectr": panels(several("spectr"), accepted_tokens, **TWO_DRAFTS),
-    "specinfer": panels(several("specinfer"), accepted_tokens, **TWO_DRAFTS),
+    "asd": pic.judged_chains({name: accept(name) for name in ("asd(share=0.5)", "greedy", "asd(share=2.0)")}, 8),
+    **{name: panels(several(name), accepted_tokens, **TWO_DRAFTS) for name in ("batch", "spectr", "specinfer")},
     # trees and heads
     "static": two_trees(FIXED[2], ONEHOT, 3, "static(widths=3x2x1), judged by onehot"),
     "dynamic": two_trees(decode.Dynamic(4, 4, 12), ONEHOT, 4, "dynamic(expand=4, depth=4, nodes=12)"),

@@ -18,6 +18,7 @@ from sprinter.lazy import lazy_names
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
 if TYPE_CHECKING:
     from sprinter.decode.accept import AcceptRule as AcceptRule
+    from sprinter.decode.accept import Asd as Asd
     from sprinter.decode.accept import Batch as Batch
     from sprinter.decode.accept import Bild as Bild
     from sprinter.decode.accept import Block as Block

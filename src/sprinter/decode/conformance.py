@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, ChainRule, Judge
+from sprinter.decode.accept import AcceptRule, ChainRule, Judge, TargetCall, Verdict
 from sprinter.decode.accept.base import at_tokens, ends_of
 from sprinter.decode.draft import Control
 from sprinter.decode.drafter import Drafter, Model
@@ -27,7 +27,7 @@ from sprinter.decode.enumerate import (
 )
 from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
-from sprinter.decode.sequence import Siblings
+from sprinter.decode.sequence import Siblings, Tree
 from sprinter.decode.signals import GIVEN, SIGNALS, Given, Signal
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import AdaEdl, Calibrated, Fixed, StopRule, Svip, Untrusted
@@ -171,27 +171,34 @@ def _declared_law(
     rule: AcceptRule | ChainRule, pair: MarkovPair, gamma: int, length: int
 ) -> dict[tuple[int, ...], float]:
     """The law of texts that the outcomes imply for fixed drafts, round by round, without the loop."""
-    reached: dict[int, dict[tuple[int, ...], float]] = {n: {} for n in range(length + 1)}
-    reached[0] = {(): 1.0}
+    # By the text and what the rule has become: rounds depend on nothing else that was before.
+    reached = [dict[tuple[tuple[int, ...], Judge], float]() for _ in range(length + 1)]
+    reached[0][(), rule] = 1.0
 
-    def add(text: tuple[int, ...], chance: float) -> None:
+    def add(text: tuple[int, ...], now: Judge, chance: float) -> None:
         if chance > 0:
-            reached[len(text)][text] = reached[len(text)].get(text, 0.0) + chance
+            reached[len(text)][text, now] = reached[len(text)].get((text, now), 0.0) + chance
 
     for done in range(length):
         drafts = min(gamma, length - done - 1)
-        for text, chance in reached[done].items():  # rounds do not depend on how the text came about
+        for (text, now), chance in reached[done].items():
             if drafts == 0:  # a text that ends with a plain token of the target
                 for x, one in enumerate(pair.p((0, *text)).tolist()):
-                    add((*text, x), chance * one)
+                    add((*text, x), now, chance * one)
                 continue
+            assert isinstance(now, type(rule)), f"{rule}: after() gives a rule of another class"
             for tokens, p, q in _drafted(pair, drafts, (0, *text)):
                 drawn = math.prod(float(q[i, x]) for i, x in enumerate(tokens))
-                chances = _outcomes(rule, pair, (0, *text), tokens, p, q)
+                chances = _outcomes(now, pair, (0, *text), tokens, p, q)
+                call = TargetCall(Tree(tokens, [*q], [*q]), p, p, EnumeratedDraws(), done + 1, done + 1)
                 for kept, row in enumerate(chances.tolist()):
                     for x, one in enumerate(row):
-                        add((*text, *tokens[:kept], x), chance * drawn * one)
-    return reached[length]
+                        later = now.after(call, Verdict(range(kept), x, [None] * (kept + 1))) if one else now
+                        add((*text, *tokens[:kept], x), later, chance * drawn * one)
+    law: dict[tuple[int, ...], float] = {}
+    for (text, _), chance in reached[length].items():
+        law[text] = law.get(text, 0.0) + chance
+    return law
 
 
 def _check_positions(rule: AcceptRule, count: int, seed: int) -> None:

@@ -148,6 +148,7 @@ class Decoding:
     Attributes:
         sequence: the text; ``sequence.tree`` has the round's untrusted tokens. end: its largest length.
         rules, pace, meter: of this text, asked by the loop where they are due. guard: None: no part of it has one.
+        rule: judges drafts; what the method's has become by ``Judge.after``.
         asks: whether rules are asked: not where runs have a fixed length, and no token can be trusted.
         account: of the drift that the text spends, if the method has a budget and is lossy.
         blind: whether no token can be trusted. length: of each draft run, if it is fixed. longest: at most.
@@ -171,6 +172,7 @@ class Decoding:
     sequence: TokenSequence
     end: int
     rules: TextRules
+    rule: Judge
     asks: bool
     guard: Guard | None
     pace: Pace
@@ -215,9 +217,9 @@ class Decoding:
         bounds = [bound for bound in (method.cap, method.length) if bound is not None]
         asks = bool(account or method.learned_from or not method.trust.never or method.length is None)
         return cls(
-            method, limits, draws, record, complete, sequence, end, TextRules.begin(method, account, rules), asks,
-            Guard.of(method, limits, sequence.prompt), Pace(method.drafter.begin(draws), switch), Meter(rule), account,
-            method.trust.never, method.length, min(bounds, default=None),
+            method, limits, draws, record, complete, sequence, end, TextRules.begin(method, account, rules),
+            method.accept, asks, Guard.of(method, limits, sequence.prompt), Pace(method.drafter.begin(draws), switch),
+            Meter(rule), account, method.trust.never, method.length, min(bounds, default=None),
             method.drafter.uses_model or method.drafter.by_heads,
             method.tail_ratio is not None or account is not None,
             method.trust.never and type(method.stop).ahead is not StopRule.ahead, limits.like,
@@ -290,8 +292,12 @@ class Decoding:
         rule, method, trusted = self.accept, self.method, self.on_trial
         # Exact rules differ in what becomes of a token: if trust depends on tokens, two of them together are not exact.
         if not trusted or (method.tail_ratio == 1 and rule.lossless):
-            return rule.judge(call)
-        return review(method.tail_ratio or 0.0, trusted, rule, self.meter.rule, call, self.account)
+            verdict = rule.judge(call)
+        else:
+            verdict = review(method.tail_ratio or 0.0, trusted, rule, self.meter.rule, call, self.account)
+        if not (self.guarded or self.pace.exact):
+            self.rule = self.rule.after(call, verdict)
+        return verdict
 
     @property
     def guarded(self) -> bool:
@@ -307,7 +313,7 @@ class Decoding:
         """The rule that judges this round's draft."""
         if self.guarded or self.pace.exact:
             return Exact()
-        rule = self.method.accept
+        rule = self.rule
         return rule if self.account is None or rule.lossless else BudgetedRule(rule, self.account)
 
     @property

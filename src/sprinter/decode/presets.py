@@ -183,6 +183,9 @@ _composed("bild", "Big Little Decoder (Kim et al. 2023)",
 _composed("fly", "FLy, as in vLLM",
           "Keep a refused token where the target is unsure and the draft goes on well behind it.",
           "window entropy top base gamma=8", stop=stop.Fixed, accept=accept.Fly)
+_composed("asd", "ASD (arXiv 2608.03447)",
+          "Greedy acceptance that lets mismatches of small regret pass, within an account of the whole text.",
+          "total share most gamma=7", stop=stop.Fixed, accept=accept.Asd)
 _composed("relaxed", "TensorRT-LLM, relaxed_topk and relaxed_delta",
           "Keep tokens that are among the target's likeliest and near its first choice.",
           "top_k delta gamma", stop=stop.Fixed, accept=accept.Relaxed)

@@ -36,7 +36,8 @@ _KNOWN = {
     **dict.fromkeys(("batch", "specinfer", "spectr", "lookup", "hybrid"), "several"),
     **dict.fromkeys(("tree", "static-tree", "cape", "traversal"), "several"),
     **dict.fromkeys(("opt", "uno", "mentored", "lenient", "cactus"), "slack"),
-    **dict.fromkeys(("fuzzy", "typical", "bild", "cascade", "relaxed", "margin", "threshold", "fly"), "position"),
+    **dict.fromkeys(("fuzzy", "typical", "bild", "cascade", "relaxed"), "position"),
+    **dict.fromkeys(("margin", "threshold", "fly", "asd"), "position"),
     **dict.fromkeys(("draft-only", "allocation", "coin", "random"), "baseline"),
 }  # fmt: skip
 _LABEL_LENGTH = 26

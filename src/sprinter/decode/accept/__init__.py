@@ -3,6 +3,7 @@
 Every rule computes its own law π: tests check identities on it, and the meter reports TV(π, p).
 """
 
+from sprinter.decode.accept.asd import Asd
 from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge, TargetCall, Verdict
 from sprinter.decode.accept.block import Block
 from sprinter.decode.accept.cactus import Cactus
@@ -21,8 +22,8 @@ from sprinter.decode.accept.traversal import Traversal
 from sprinter.decode.accept.tree import OneHot, TreeRule, Without
 
 __all__ = [
-    "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Diversed", "Exact", "Fly", "Fuzzy",
-    "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Match", "Mentored", "OneHot", "Opt", "RandomAccept",
-    "Relaxed", "SeveralRule", "SpecInfer", "SpecTr", "TargetCall", "Threshold", "Traversal", "TreeRule", "Typical",
-    "Uno", "Verdict", "Without",
+    "AcceptRule", "Asd", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Diversed", "Exact", "Fly",
+    "Fuzzy", "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Match", "Mentored", "OneHot", "Opt",
+    "RandomAccept", "Relaxed", "SeveralRule", "SpecInfer", "SpecTr", "TargetCall", "Threshold", "Traversal",
+    "TreeRule", "Typical", "Uno", "Verdict", "Without",
 ]  # fmt: skip

@@ -142,6 +142,10 @@ class Judge(Parameters, ABC):
     def judge(self, call: TargetCall) -> Verdict:
         """Return which draft tokens stay, and the token that follows them."""
 
+    def after(self, call: TargetCall, verdict: Verdict) -> Judge:
+        """The rule that judges the text's next draft: itself, or one that knows what this one let pass."""
+        return self
+
 
 class AcceptRule(Judge):
     """Keeps x with probability b(x), else draws from r: π(x) = q(x)·b(x) + (1 − Σ q·b)·r(x).
