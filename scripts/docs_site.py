@@ -1,8 +1,9 @@
 """Hooks of the docs site (mkdocs.yml): pages that are generated, and links that leave docs/.
 
-The index is README; the pages of commands and of methods come from ``sprinter --help`` and ``sprinter methods --json``,
-run by the interpreter that SPRINTER_PYTHON names. A link to a file outside docs/ leads to the repository, where its
-address is known (``repo_url``), else only its name stays.
+The index is README; tables of results that are CSV files come from benchmarks/results; the pages of commands and of
+methods come from ``sprinter --help`` and ``sprinter methods --json``, run by the interpreter that SPRINTER_PYTHON
+names. A link to a file outside docs/ leads to the repository, where its address is known (``repo_url``), else only its
+name stays.
 """
 
 from __future__ import annotations
@@ -15,17 +16,24 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = os.environ.get("SPRINTER_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
+RESULTS, DATA = ROOT / "benchmarks" / "results", "results/data"
+"""Tables as CSV, and where the site has them."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+INTERVAL = re.compile(r"(?<=[\d%]) \[([-+\d.]+), ([-+\d.]+)\](?!\()")
+"""The interval of a value in a table: not broken into lines."""
 CODE = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1 *$|`[^`\n]*`", re.M | re.S)
+MATH = re.compile(r"^```math\n(.*?)^```$", re.M | re.S)
+MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
 COMMAND = re.compile(r"^  (\w[\w-]*)  ", re.M)
 METHODS = """# Methods, by kind
 
-Every preset at its defaults. Tick what you can use; words: [glossary](../glossary.md), rules and how to compose them:
-[methods](../methods/README.md).
+Every preset at its defaults. Tick a kind to see only its methods. Words: [glossary](../glossary.md); rules and how to
+compose them: [methods](../methods/README.md).
 
 <p id="kinds"></p>
 
@@ -36,7 +44,7 @@ Every preset at its defaults. Tick what you can use; words: [glossary](../glossa
 SCRIPT = """"use strict";
 // Boxes above the table: a row is shown if it is of every kind that is ticked.
 (() => {
-  const kinds = ["lossless", "lossy", "needs training", "no draft model"];
+  const kinds = ["lossless", "lossy", "no training", "needs training", "no draft model"];
   const rows = [...document.querySelectorAll("table tbody tr")];
   const boxes = kinds.map((kind) => {
     const label = document.createElement("label"), box = document.createElement("input");
@@ -49,7 +57,7 @@ SCRIPT = """"use strict";
       }
     });
     label.append(box, " " + kind);
-    label.style.marginRight = "1.5em";
+    label.style.cssText = "margin-right: 1.5em; white-space: nowrap";
     document.getElementById("kinds").append(label);
     return box;
   });
@@ -87,8 +95,8 @@ def methods() -> str:
         rules = [str(one[part] or "").partition("(")[0] for part in ("trust", "stop", "accept")]
         drafter = one["drafter"]
         kinds = ["lossless" if one["lossless"] else "lossy"]
-        if any(rule in TRAINED for rule in rules) or "heads" in drafter:
-            kinds.append("needs training")
+        trained = any(rule in TRAINED for rule in rules) or "heads" in drafter
+        kinds.append("needs training" if trained else "no training")
         alone = drafter.startswith(("nothing", "lookup", "suffix", "recycle")) and "model" not in drafter
         if "heads" in drafter or alone:
             kinds.append("no draft model")
@@ -96,10 +104,23 @@ def methods() -> str:
     return METHODS.format(table="\n".join(rows))
 
 
+def title(page: Path, folder: str) -> str | None:
+    """What the navigation calls a page of a folder of many; None: its heading."""
+    heading = page.read_text(encoding="utf-8").split("\n")[0].removeprefix("# ")
+    if folder == "methods/" and (rule := re.match("`([^`]+)`", heading)):
+        return rule[1]
+    if folder == "decisions/" and page.name != "README.md":
+        return f"{page.name[:4]} {heading.lstrip('0123456789.· ')}"
+    return (
+        heading.removeprefix("Results: ").removesuffix(", measured again") if folder != "methods/" else None
+    )
+
+
 def pages_of(folder: str) -> list[Any]:
     """A folder's pages for the navigation, its README first."""
     found = sorted((ROOT / "docs" / folder).rglob("*.md"), key=lambda path: (path.name != "README.md", path))
-    return [path.relative_to(ROOT / "docs").as_posix() for path in found]
+    names = [(title(path, folder), path.relative_to(ROOT / "docs").as_posix()) for path in found]
+    return [{own: name} if own and not name.endswith("README.md") else name for own, name in names]
 
 
 def filled(part: Any) -> Any:
@@ -124,11 +145,46 @@ def on_files(files: Files, config: Any) -> Files:
     made["index.md"] = re.sub(r"<!-- results:\w+ -->\n", "", readme)
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
+    for path in sorted(RESULTS.rglob("*.csv")):
+        name = f"{DATA}/{path.relative_to(RESULTS).as_posix()}"
+        files.append(File.generated(config, name, content=path.read_text(encoding="utf-8")))
     return files
 
 
+def formula(tex: str, display: str = "inline") -> str:
+    """MathML of a formula."""
+    return str(convert(" ".join(tex.split()).replace(r"\arg", r"\operatorname{arg}"), display=display))
+
+
+def drawn(markdown: str) -> str:
+    """Formulas as MathML and the diagram of floors as boxes, neither of which needs a script from elsewhere."""
+
+    def floors(found: re.Match[str]) -> str:
+        rows = re.findall(r'subgraph \w+\["(\d+)"\]\n(.*?)\n  end', found[1], re.S)
+        boxes = ("".join(f"<span>{one}</span>" for one in re.findall(r'\["(.*?)"\]', row)) for _, row in rows)
+        return "".join(["<div class='floors'>", *(f"<div>{one}</div>" for one in boxes), "</div>"])
+
+    def display(found: re.Match[str]) -> str:
+        return f"<div class='formula'>{formula(found[1], 'block')}</div>"
+
+    markdown = MATH.sub(display, MERMAID.sub(floors, markdown))
+    parts, at = list[str](), 0
+    markdown = re.sub(r"\$`([^`\n]+)`\$", r"$\1$", markdown)
+    for code in [*CODE.finditer(markdown), None]:
+        end = code.start() if code else len(markdown)
+        parts.append(
+            re.sub(r"\$([^$\s][^$\n]*)\$", lambda one: f"<span>{formula(one[1])}</span>", markdown[at:end])
+        )
+        parts.append(code[0] if code else "")
+        at = code.end() if code else end
+    return "".join(parts)
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Lead links out of docs/ to the repository."""
+    """Lead links out of docs/ to the repository; a page without pages beside it needs no list of them."""
+    if page.parent is None:
+        page.meta.setdefault("hide", ["navigation"])
+    markdown = INTERVAL.sub(r"&nbsp;[\1,&nbsp;\2]", drawn(markdown))
     source, code = page.file.src_uri, [one.span() for one in CODE.finditer(markdown)]
     folder = "" if source == "index.md" else posixpath.join("docs", posixpath.dirname(source))
 
@@ -142,6 +198,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         anchor = f"#{anchor}" if anchor else ""
         if whole == "README.md":
             inside = "index.md"
+        elif whole.startswith("benchmarks/results/") and whole.endswith(".csv"):
+            inside = whole.replace("benchmarks/results", DATA, 1)
         elif not whole.startswith("docs/") or files.get_file_from_path(inside) is None:
             if not (ROOT / whole).exists():
                 return found[0]  # mkdocs reports it

@@ -395,7 +395,13 @@ def clients() -> None:
 
 
 # --- docs -------------------------------------------------------------------------------------------------------------
-DOCS = ["mkdocs==1.6.1", "mkdocs-material==9.8.2", "mkdocstrings[python]==1.0.8", "mike==2.2.0"]
+DOCS = [
+    "mkdocs==1.6.1",
+    "mkdocs-material==9.8.2",
+    "mkdocstrings[python]==1.0.8",
+    "mike==2.2.0",
+    "latex2mathml==3.81.1",
+]
 
 
 def docs() -> None:

@@ -121,7 +121,7 @@ def gate_signals() -> Figure:
 
 def speed_and_drift() -> Figure:
     """Speed over plain decoding against drift: the arms of the newest runs of README's two configurations."""
-    fig, axes = plt.subplots(1, 2, figsize=(9.2, 3.4), layout="constrained")
+    fig, axes = plt.subplots(1, 2, figsize=(7.4, 3.3), layout="constrained")
     shown = {"real": "Qwen2.5-Coder 1.5B and 0.5B, greedy", "methods": "built-in pair, temperature 1"}
     colors = {"exact": BLUE, "sprinter": ORANGE, "coin": PURPLE}
     for ax, (topic, title) in zip(axes, shown.items(), strict=True):
@@ -132,7 +132,7 @@ def speed_and_drift() -> Figure:
             speed, drift, name = one["speed_over"].get("autoregressive"), one["mean_drift"], one["arm"]
             if one["suite"] == run.suites[0] and speed is not None:
                 tail = " with a tail" if "tail=" in name else ""
-                lossy = name.partition("(")[0].removeprefix("trust=") + tail
+                lossy = name.partition("(")[0].removeprefix("trust=").replace("coin", "coin (random)") + tail
                 x, kind = (0.0, "exact") if one["lossless"] or drift is None else (drift[0], lossy)
                 points.setdefault(kind, []).append((x, speed[0], name))
                 ax.plot([x, x], speed[1:], color=GREY, lw=0.8)
@@ -147,9 +147,9 @@ def speed_and_drift() -> Figure:
                     {"autoregressive": "plain"}.get(name, name.partition("(")[0]),
                     {"xytext": (-7, -2), "textcoords": "offset points"},
                 )
-                ax.annotate(told, (0, at), ha="right", fontsize=7, color=color, **place)
+                ax.annotate(told, (0, at), ha="right", fontsize=7.5, color=color, **place)
         y = "speed ÷ plain" if ax is axes[0] else ""
-        pic.said(ax, title, "mean drift", y, xlim=(-0.28 * ax.get_xlim()[1], None))
+        pic.said(ax, title, "mean drift", y, xlim=(-0.4 * ax.get_xlim()[1], None))
         ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= ax.get_xlim()[1]])
         ax.legend(loc="best")
     return fig

@@ -5,8 +5,8 @@
 
 A table shows one run. Runs of ``sprinter bench`` are published by ``records.py``; a script of ``benchmarks/`` leaves
 one JSON file a run with its table beside it, as Markdown, or as CSV if it is long. What may not be published
-(``records.refusal``) or mixes runs is an error. A page of docs/results/ holds the tables of one topic of
-``topics.toml`` between two marks; the text outside them is written by hand.
+(``records.refusal``) or mixes runs is an error. A page of docs/results/ holds, between two marks, the summary table of
+one topic of ``topics.toml`` and links to the data of all its runs; the text outside them is written by hand.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from sprinter.reproduce.pictures import PaperPicture
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 LONGEST_PAGE = 150
-SHOWN_ARMS = 16
-"""A table of more arms is CSV alone."""
 TOPICS: dict[str, dict[str, Any]] = tomllib.loads((RESULTS / "topics.toml").read_text(encoding="utf-8"))
 
 
@@ -72,45 +70,60 @@ def _made(value: Any, command: str) -> Iterator[dict[str, Any]]:
         yield from _made(one, command)
 
 
-def script_lines(name: str, title: str) -> list[str]:
-    """Heading, how it was made, and the table, or the verdicts on a paper's claims and a link if it is long."""
-    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+def script_where(results: dict[str, Any]) -> str:
+    """Command, machine, versions and commit of a script's run: one line."""
     made = single_run(results)
     command, env = made["command"], made["environment"]
     load = f", load {env['load']} to {env['load_at_end']}" if "load_at_end" in env else ""
     script = re.search(r"benchmarks/\S+\.py", command)
-    where = (
+    return (
         f"Run `{command.strip()}` on {records.machine(env)}{load}; torch {env['torch']}, transformers "
         f"{env['transformers']}, commit {env['commit']}"
         f"{', which has the script' if script and not (ROOT / script[0]).is_file() else ''}."
     )
+
+
+def cells(row: str) -> list[str]:
+    """The cells of a row of a Markdown table."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip())[1:-1]]
+
+
+def script_csv(name: str, results: dict[str, Any]) -> str:
+    """A short table as CSV; how it was made and what stands around it are comments (#)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    text.write(f"# {script_where(results)}\n")
+    for line in (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("|"):
+            text.write(f"# {line}\n" if line.strip() else "")
+        elif not line.startswith("| ---"):
+            writer.writerow(cells(line))
+    return text.getvalue()
+
+
+def script_table(name: str, only: dict[str, list[str]]) -> list[str]:
+    """The table of a script's result; of one that is CSV the rows that ``only`` names by column."""
     short = RESULTS / f"{name}.md"
     if short.is_file():
-        return ["", f"## {title}", "", where, "", short.read_text(encoding="utf-8").strip()]
-    link = f"[All numbers as CSV](../../benchmarks/results/{name}.csv)."
-    verdicts = [f"- {verdict}: {claim}" for claim, verdict in (results.get("verdicts") or {}).items()]
-    return ["", f"## {title}", "", *([where, "", *verdicts, "", link] if verdicts else [f"{where} {link}"])]
+        return [short.read_text(encoding="utf-8").strip()]
+    head, *rows = csv.reader((RESULTS / f"{name}.csv").read_text(encoding="utf-8").splitlines())
+    rows = [row for row in rows if all(row[head.index(key)] in kept for key, kept in only.items())]
+    used = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return [f"| {' | '.join(row[i] for i in used)} |" for row in (head, ["---"] * len(head), *rows)]
 
 
 # --- runs of the bench -----------------------------------------------------------------------------------------------
-def run_lines(name: str, run: Run) -> list[str]:
-    """Heading, how it was made, and a table a temperature: of all suites together, if there are several."""
-    lines = ["", f"## Run: {name}", "", records.where(run)]
-    if name == IN_README:
-        lines[-1] += " Its table stands in [README](../../README.md#results)."
-    elif len(run.header["arms"]) <= SHOWN_ARMS:
-        for temperature in run.temperatures:
-            told = f"**{run.suites[0]}, temperature {temperature:g}**"
-            lines += ["", told, "", *records.table(run, temperature, run.suites[0])]
-    return [*lines, "", f"All suites and temperatures: [CSV]({name}.csv)."]
+def run_table(run: Run) -> list[str]:
+    """A table a temperature: of all suites together, if there are several."""
+    lines = list[str]()
+    for temperature in run.temperatures:
+        told = f"**{run.suites[0]}, temperature {temperature:g}**"
+        lines += ["", told, "", *records.table(run, temperature, run.suites[0])]
+    return lines[1:]
 
 
 def run_csv(run: Run) -> str:
     """Every table of a run."""
-
-    def cells(row: str) -> list[str]:
-        return [cell.strip() for cell in row.strip().strip("|").split(" | ")]
-
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for temperature in run.temperatures:
@@ -124,9 +137,9 @@ def run_csv(run: Run) -> str:
 # --- pages -----------------------------------------------------------------------------------------------------------
 INDEX = """# Results
 
-A table shows one run: one command, one commit, one machine, named beside it. Speeds are ratios within the
-run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; the meter is complete.
-Long tables are CSV files. How to repeat a number:
+A page shows one summary table a topic, and the data of all its runs as CSV. A table shows one run: one command, one
+commit, one machine, named beside it or in the record beside its data. Speeds are ratios within the run, arms
+interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; the meter is complete. How to repeat a number:
 [CONTRIBUTING](../CONTRIBUTING.md#reproducing-a-number).
 
 The built-in pair was replaced on 2026-11-29. Tables of earlier runs are of the pair before: a table's commit and date
@@ -138,10 +151,15 @@ say which.
 
 Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand.
 """
+RECORDS = (
+    "A record has the command, the machine and every number of its run. Commands of records without a load were "
+    "written without their folders (`--data`, `--gate`, `--out`)."
+)
 IN_README = "readme-real"
+README_LEAVES_OUT = ("trusted", "text as plain")
 ABOUT_README = (
     "Qwen2.5-Coder-1.5B-Instruct with its 0.5B draft (Q4_K_M files) in chat, greedy, full answers of HumanEval and "
-    "GSM8K; times include the prompt:"
+    "GSM8K; times include the prompt. Brackets are 95 % intervals over prompts."
 )
 
 
@@ -170,26 +188,52 @@ def wrapped(lines: Iterable[str]) -> str:
     return "\n".join(found)
 
 
+def anchor(title: str) -> str:
+    """A target for links to a result, as its heading had."""
+    slug = re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-")
+    return f'<a id="{slug}"></a>'
+
+
 def tables(topic: str) -> str:
-    """The tables of a topic."""
+    """The summary table of a topic, and links to the data of all its runs."""
+    told = TOPICS[topic]
     lines = [
-        "Tables by `scripts/update_results.py` from `benchmarks/results/`; back to the [index](../results.md).",
-        "Commands of results without a load were recorded without their folders (`--data`, `--gate`, `--out`).",
+        "Back to the [index](../results.md); written by `scripts/update_results.py`.",
+        "",
+        "## Summary",
+        "",
     ]
+    rows = ["| result | data | commit |", "| --- | --- | --- |"]
     for name, run in records.published(topic).items():
-        lines += run_lines(name, run)
-    for result, title in TOPICS[topic]["titles"].items():
-        lines += script_lines(result, title)
-    return wrapped(lines)
+        if name == told["summary"]:
+            lines += [records.where(run), "", *run_table(run)]
+        rows.append(f"| {anchor(f'Run: {name}')}Run {name} | [CSV]({name}.csv) | {run.header['commit']} |")
+    for name, title in told["titles"].items():
+        results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        if name == told["summary"]:
+            lines += [f"{title}. {script_where(results)}", "", *script_table(name, told.get("only", {}))]
+        data = (
+            f"data/{name}.csv"
+            if (RESULTS / f"{name}.md").is_file()
+            else f"../../benchmarks/results/{name}.csv"
+        )
+        links = f"[CSV]({data}), [record](../../benchmarks/results/{name}.json)"
+        rows.append(f"| {anchor(title)}{title} | {links} | {single_run(results)['environment']['commit']} |")
+    return wrapped([*lines, "", "## All data", "", *rows, "", RECORDS])
 
 
 def readme_block() -> str:
     """README's table: the newest run of ``readme-real``."""
     run = records.published("real")[IN_README]
     (temperature,) = run.temperatures
-    shown = records.table(run, temperature, run.suites[0])
-    more = "All published runs: [results](docs/results.md)."
-    return wrapped([ABOUT_README, "", *shown, "", records.where(run), "", more])
+    rows = [cells(row) for row in records.table(run, temperature, run.suites[0])]
+    kept = [i for i, name in enumerate(rows[0]) if name not in README_LEAVES_OUT]
+    shown = [f"| {' | '.join(row[i] for i in kept)} |" for row in rows]
+    more = (
+        f"Run `{run.header['run']}`: its [command, machine and data](docs/results/real.md#summary). All others: "
+        "[results](docs/results.md)."
+    )
+    return wrapped([ABOUT_README, "", *shown, "", more])
 
 
 def between_marks(path: Path, text: str) -> str:
@@ -243,6 +287,10 @@ def documents() -> dict[Path, str]:
             raise ValueError(f"{topic}: {error}") from error
         for name, run in records.published(topic).items():
             wanted[page(topic).with_name(f"{name}.csv")] = run_csv(run)
+        for name in TOPICS[topic]["titles"]:
+            if (RESULTS / f"{name}.md").is_file():
+                results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+                wanted[ROOT / "docs" / "results" / "data" / f"{name}.csv"] = script_csv(name, results)
         if (count := len(wanted[page(topic)].splitlines())) > LONGEST_PAGE:
             raise ValueError(f"docs/results/{topic}.md has {count} lines: leave tables to their CSV files")
     return wanted | paper_pages()
@@ -266,6 +314,7 @@ def main() -> int:
                 f"{path.relative_to(ROOT)} differs from benchmarks/results: run python scripts/update_results.py"
             )
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     drawn = pictures()
     missing = [path for path in drawn if not path.is_file()]

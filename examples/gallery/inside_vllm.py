@@ -31,4 +31,4 @@ for method in ("speculative(gamma=4)", "svip", "sprinter(tau=0.7)", "sprinter(ta
     count = sum(one["new_tokens"] for one in reports)
     drift = sum((one["mean_drift"] or 0.0) * one["new_tokens"] for one in reports) / count
     points[method] = [(drift, sum(one["target_calls"] for one in reports) / count)]
-draw.chart("inside_vllm", points, "mean drift", "target calls a token", line=False)
+draw.chart("inside_vllm", points, "mean drift", "target calls a token", lines=())

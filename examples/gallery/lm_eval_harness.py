@@ -41,4 +41,4 @@ points: dict[str, list[tuple[float, float]]] = {}
 for method, run in zip(METHODS, json.loads((folder / "results.json").read_text())["runs"], strict=True):
     calls = run["config"]["target_calls_per_token"]
     points[method] = [(calls, run["results"]["own_words"]["exact_match,none"])]
-draw.chart("lm_eval_harness", points, "target calls a token", "answers that are the target's own", line=False)
+draw.chart("lm_eval_harness", points, "target calls a token", "answers that are the target's own", lines=())

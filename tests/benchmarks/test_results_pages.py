@@ -58,6 +58,29 @@ def test_every_result_stands_on_one_page(script: Any) -> None:
         assert (RESULTS / f"{name}.md").is_file() != (RESULTS / f"{name}.csv").is_file()
 
 
+def test_a_page_shows_one_result_and_links_the_data_of_each(script: Any) -> None:
+    for topic, about in script.TOPICS.items():
+        shown = script.tables(topic).partition("## All data")
+        runs = script.records.published(topic)
+        assert about["summary"] in {*about["titles"], *runs}
+        assert len(re.findall(r"^\| ---", shown[0], re.MULTILINE)) >= 1
+        links = re.findall(r"\[CSV\]\(([^)]+)\)", shown[2])
+        assert len(links) == len(set(links)) == len(about["titles"]) + len(runs)
+        assert all((ROOT / "docs" / "results" / link).is_file() for link in links)
+
+
+def test_a_short_table_as_csv_keeps_every_cell_and_how_it_was_made(script: Any) -> None:
+    name = "llamacpp/agreement"
+    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    lines = script.script_csv(name, results).splitlines()
+    assert (
+        lines[0].startswith("# Run `python benchmarks/llamacpp/agreement.py`")
+        and "commit 29ff045" in lines[0]
+    )
+    head, *rows = csv.reader(line for line in lines if not line.startswith("#"))
+    assert head[2] == "max |Δ log p|" and len(rows) == 5 and {len(row) for row in rows} == {len(head)}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_benchmarks_that_a_document_names_exist(document: Path) -> None:
     named = re.findall(r"\bbenchmarks/[\w/]+\.(?:py|md|json)\b", document.read_text(encoding="utf-8"))

@@ -59,14 +59,14 @@ RULES = (
         "many texts at once, no draft model",
         lambda drift, cost, where: where == "server" and cost == _NONE,
         "sprinter serve --target TARGET --rows 16",
-        "Copies help one stream and cost throughput with several; the default stops them while they lose.",
+        "Copies help one stream but cost throughput with several; the default stops them while they lose time.",
         "results/serve.md",
     ),
     Advice(
         "many texts at once",
         lambda drift, cost, where: where == "server",
         "sprinter serve --target TARGET --draft DRAFT --rows 16",
-        "Rows share forward passes, so drafts gain less; the default is exact and stops drafting while it loses.",
+        "Rows share forward passes, so drafts gain less; the default is exact and stops drafting if that loses time.",
         "decisions/0046-never-slower.md",
     ),
     Advice(
@@ -87,14 +87,14 @@ RULES = (
         "the target behind a network, more drift and a cheaper draft",
         lambda drift, cost, where: where == "remote",
         f"{_URL} --draft DRAFT {_LOSSY}",
-        "Slow calls and a cheap draft leave room for trust; hold what it gains against your own answers.",
+        "Slow calls and a cheap draft leave room for trust; compare its gain with your own answers.",
         "studies/when-it-pays.md#what-was-found",
     ),
     Advice(
         f"a draft step over {DEAR:g} of a target pass",
         lambda drift, cost, where: cost > DEAR,
         _ALONE,
-        "So dear a draft does not gain 10 % even if the target keeps 80 % of its tokens: leave it out.",
+        "So expensive a draft gains less than 10 %, even if the target keeps 80 % of its tokens: leave it out.",
         "decisions/0066-defaults.md",
     ),
     Advice(
@@ -115,7 +115,7 @@ RULES = (
         "more drift and a cheaper draft",
         lambda drift, cost, where: True,
         f"{_ALONE} --draft DRAFT {_LOSSY}",
-        "So cheap a draft leaves room for trust; hold what it gains against your own answers, or teach a gate harm.",
+        "So cheap a draft leaves room for trust; compare its gain with your own answers, or teach a gate harm.",
         "studies/when-it-pays.md#what-was-found",
     ),
 )
