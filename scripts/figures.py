@@ -131,8 +131,8 @@ def speed_and_drift() -> Figure:
         for one in records.summaries(run, temperature):
             speed, drift, name = one["speed_over"].get("autoregressive"), one["mean_drift"], one["arm"]
             if one["suite"] == run.suites[0] and speed is not None:
-                tail = " with a tail" if "tail=" in name else ""
-                lossy = name.partition("(")[0].removeprefix("trust=").replace("coin", "coin (random)") + tail
+                tail = f" (tail {name.partition('tail=')[2][0]})" if "tail=" in name else ""
+                lossy = name.partition("(")[0].removeprefix("trust=") + tail
                 x, kind = (0.0, "exact") if one["lossless"] or drift is None else (drift[0], lossy)
                 points.setdefault(kind, []).append((x, speed[0], name))
                 ax.plot([x, x], speed[1:], color=GREY, lw=0.8)
