@@ -1,4 +1,4 @@
-"""The kinds of trained heads: one row each, for the rules that read their scores and for the heads themselves."""
+"""The kinds of trained heads: for the rules and drafters that read them, and for the heads themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["HEAD_KINDS", "HeadKind"]
+__all__ = ["DRAFTING_KINDS", "HEAD_KINDS", "HeadKind"]
+
+DRAFTING_KINDS = ("medusa", "eagle", "eagle3", "glide", "mtp")
+"""Kinds of heads on the target that draft; "mtp": multi-token prediction, held by the target's own checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

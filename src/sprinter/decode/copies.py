@@ -93,6 +93,11 @@ class Copies(Drafter):
         return self.last.by_heads
 
     @property
+    def head_kind(self) -> str | None:
+        """The kind of these heads."""
+        return self.last.head_kind
+
+    @property
     def reads_earlier(self) -> bool:
         """Whether one of the chain reads earlier texts."""
         return self.otherwise.reads_earlier

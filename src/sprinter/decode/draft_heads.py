@@ -8,7 +8,7 @@ every stop rule, tree and accept rule that works on the draft model's laws works
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from typing import ClassVar, Protocol
 
@@ -19,10 +19,11 @@ from sprinter.decode.adjust import Adjuster
 from sprinter.decode.draft import AskDraft, AskTips, Draft, Tips
 from sprinter.decode.drafter import Allocated, Drafter, Model
 from sprinter.decode.grow import Root, TreeBuilder, ranked
-from sprinter.decode.registry import DRAFTER
+from sprinter.decode.registry import DRAFTER, did_you_mean
 from sprinter.decode.sequence import Siblings
 from sprinter.decode.signals import SIGNALS, read_signals
 from sprinter.errors import SprinterError, UserError
+from sprinter.kinds import DRAFTING_KINDS
 from sprinter.laws import Sampling, process, raw_law
 from sprinter.random import Draws, Purpose
 
@@ -64,7 +65,7 @@ class DraftHeads(Protocol):
     """Heads on the target that draft.
 
     Attributes:
-        kind: "medusa", "eagle3" or "glide", for messages.
+        kind: "medusa", "eagle", "eagle3", "glide" or "mtp".
         layers: decoder layers of the target whose hidden states they read, from 0; -1: after the final norm.
         accuracies: by number of tokens ahead, the share of held-out positions at which the target's token had rank
             0, 1, ... among those that the heads find most probable; (): not measured.
@@ -87,19 +88,23 @@ class DraftHeads(Protocol):
 @DRAFTER.rule("heads")
 @dataclass(frozen=True)
 class Heads(Drafter):
-    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's or GliDe's.
+    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's, GliDe's, or those of its own checkpoint.
 
     Args:
         grow: the drafter that reads their laws: ``model(greedy=true)``, or one that grows trees (static, dynamic,
             sparse, drawn, widened, ``model(drafts=2)``). None: a chain, each token drawn from its law.
+        kind: that the pair's heads must have, "mtp" for example; None: any.
     """
 
     grow: Drafter | None = None
+    kind: str | None = None
     by_heads: ClassVar[bool] = True
     uses_model: ClassVar[bool] = False  # no draft model runs
     needs_target: ClassVar[bool] = True  # the heads read its states, and may have no more to say
 
     def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in DRAFTING_KINDS:
+            raise did_you_mean("kind of heads that draft", str(self.kind), DRAFTING_KINDS)
         own = self._own
         fits = isinstance(own, Drafter) and own.uses_model and own.proposer is None
         if not fits or isinstance(own, Allocated | Heads):
@@ -112,6 +117,11 @@ class Heads(Drafter):
     @property
     def _own(self) -> Drafter:
         return Model() if self.grow is None else self.grow
+
+    @property
+    def head_kind(self) -> str | None:
+        """``kind``."""
+        return self.kind
 
     @property
     def siblings(self) -> Siblings:
@@ -134,7 +144,7 @@ class Heads(Drafter):
     def settle(self, accuracies: Sequence[Sequence[float]]) -> Heads:
         """With the tree that the accuracies of the heads choose, if it is to be chosen."""
         own = self._own.settle(accuracies)
-        return self if own == self._own else Heads(own)
+        return self if own == self._own else replace(self, grow=own)
 
 
 class HeadDrafts:

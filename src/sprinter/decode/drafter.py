@@ -131,6 +131,11 @@ class Drafter(Parameters):
         return False
 
     @property
+    def head_kind(self) -> str | None:
+        """The kind that these heads must have; None: any."""
+        return None
+
+    @property
     def reads_earlier(self) -> bool:
         """Whether the proposer reads earlier texts, or what was said after their tokens, if there are any."""
         return False

@@ -228,10 +228,13 @@ _composed("cape", "GliDe with a CaPE (Du et al. 2024)",
 _composed("traversal", "traversal verification (Weng et al. 2025)",
           "A tree of siblings drawn without replacement, judged from the leaves to the text.",
           "widths", stop=stop.Never(), accept=accept.Traversal(), drafter=growers.Drawn)
-_composed("heads", "Medusa (Cai et al. 2024), EAGLE-3 (Li et al. 2025): heads on the target",
-          "Exact speculative decoding of chains that heads on the target draft; no draft model.",
-          "gamma=4", stop=stop.Fixed, drafter=Heads())
 # fmt: on
+
+
+@preset("heads", "Medusa (Cai et al. 2024), EAGLE-3 (Li et al. 2025), MTP (DeepSeek-AI 2024): heads on the target")
+def _heads(*, gamma: int = 4, kind: str | None = None) -> Method:
+    """Exact speculative decoding of chains that heads on the target draft; no draft model."""
+    return Method(stop=stop.Fixed(gamma), drafter=Heads(kind=kind))
 
 
 @preset("medusa", "Medusa (Cai et al. 2024)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,18 +32,21 @@ from sprinter.fingerprint import words_fingerprint
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.heads.load import load_any_head, load_gate
+from sprinter.heads.mtp import load_mtp
 from sprinter.models.convert import for_runner
 from sprinter.models.devices import choose_threads
 from sprinter.models.interface import ServedModel
 from sprinter.models.kernels import is_quantised, quantise_linears
 from sprinter.models.lora import adapted
-from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
+from sprinter.models.pair import LoadedModel, LoadedPair, builtin_heads, builtin_paths, load_models
 from sprinter.models.progress import bars_on_terminals
 from sprinter.models.reduced_vocab import check_cut, keeping, kept_tokens, some_rows
 from sprinter.models.source import Source
 from sprinter.models.weights import Weights, write_weights
 
 __all__ = ["Pair", "Stream", "load_pair"]
+
+_log = logging.getLogger("sprinter")
 
 
 @bars_on_terminals()
@@ -70,6 +74,7 @@ def load_pair(
         gate: directory or hub id of a gate that was trained for this draft.
         heads: directories or hub ids of other heads for this draft, which "specdec++" and "disco" read, or for this
             target ("judge", "diversed"), or heads on the target that draft in place of a draft model (Medusa's).
+            Without any of these, the heads of multi-token prediction that the target's checkpoint holds.
         runner: "auto" (PyTorch; for a pair of GGUF files what ``sprinter doctor --probe`` found to be fastest here,
             else on a CPU our kernels where they know the files, else llama.cpp), "torch" (GGUF files too, their weights
             dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
@@ -125,12 +130,26 @@ def load_pair(
     )  # before the models, which may take minutes
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]
     models = load_models(target, draft, **options)
+    if not any(isinstance(head, TokenHeads) for head in others):
+        others += _native_heads(models.target)
     read_from = None if suffix_cache is None else models.tokenizer  # reading a large vocabulary takes a while
     vocabulary = "" if read_from is None else words_fingerprint(read_from.get_vocab())
     suffixes = SuffixCache(suffix_cache_tokens, suffix_cache, vocabulary, models.vocab_size)
     pair = Pair(models, loaded, others, cache, tuned, words, suffixes)
     pair.runner_reason = reason
     return pair
+
+
+def _native_heads(target: LoadedModel) -> list[Head | TokenHeads]:
+    """The heads that draft of a target's own checkpoint, if it holds some that run."""
+    if isinstance(target.model, ServedModel):
+        return []
+    try:
+        found = load_mtp(target.model, target.vocab_size)
+    except UserError as error:
+        _log.warning("%s", error)
+        return []
+    return [] if found is None else [found]
 
 
 class Pair:

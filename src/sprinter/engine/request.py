@@ -341,6 +341,11 @@ class Request:
                 f"method {method.name} drafts with heads on the target, and this pair has none: give heads=[...] "
                 "(--head) of 'sprinter draft train'"
             )
+        wanted, drafting = method.drafter.head_kind, runtime.drafting
+        if wanted is not None and drafting is not None and drafting.kind != wanted:
+            raise UserError(
+                f"method {method.name} drafts with {wanted} heads, and those of this pair are of kind {drafting.kind}"
+            )
         for kind in sorted(method.heads - runtime.heads.keys()):
             a_head, option = (
                 ("a gate", "gate=...") if kind == "gate" else (f"a {kind} head", "heads=[...] (--head)")

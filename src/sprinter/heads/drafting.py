@@ -53,7 +53,7 @@ class TokenHeads(nn.Module, ABC):
             token had rank 0, 1, ... in the heads' law; (): not measured.
 
     Attributes:
-        kind: "medusa", "eagle", "eagle3" or "glide".
+        kind: one of ``DRAFTING_KINDS``.
         layers: decoder layers of the target whose states they read, from 0; -1: after the final norm.
         file_name: of their weights.
         id, revision: directory or hub id that they were loaded from, and the commit.

@@ -20,7 +20,7 @@ from sprinter.heads.attention import AttendingText, HeadAttention, attend
 from sprinter.heads.drafting import TextOfHeads, TokenHeads, linear_weights
 from sprinter.heads.files import HeadFiles, fill
 
-__all__ = ["PICKLE", "EntryHeads", "EntryLayer", "check_layer"]
+__all__ = ["PICKLE", "EntryHeads", "EntryLayer", "EntryText", "StateHeads", "check_layer"]
 
 PICKLE = "pytorch_model.bin"
 
@@ -39,8 +39,29 @@ class EntryLayer(nn.Module):
         self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
 
 
-class EntryHeads(TokenHeads):
-    """One decoder layer over entries of embeddings and features.
+class StateHeads(TokenHeads):
+    """Heads over entries, of any decoder layer."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, **more: Any) -> None:
+        super().__init__(hidden_size, vocab_size, **more)
+        self._embeds: list[nn.Module] = []  # in a list, as it is no part of this module
+
+    @abstractmethod
+    def fused(self, states: Sequence[Tensor]) -> Tensor:
+        """Features ``[..., d]``, given the target's states ``[..., d]`` of each of ``layers``."""
+
+    @abstractmethod
+    def whole_logits(self, out: Tensor) -> Tensor:
+        """Logits ``[..., V]`` of outputs ``[..., d]``; −inf for tokens that it cannot draft."""
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """Embeddings ``[..., d]`` of token ids."""
+        rows: Tensor = self._embeds[0](ids)
+        return rows.to(self.dtype)
+
+
+class EntryHeads(StateHeads):
+    """One layer of Llama over entries of embeddings and features.
 
     Args:
         config: of the layer; ``hidden_size`` d and ``vocab_size`` are the target's.
@@ -62,11 +83,6 @@ class EntryHeads(TokenHeads):
         self.block = layer
         self.rotary = LlamaRotaryEmbedding(config)
         self.embed: nn.Embedding | None = None
-        self._embeds: list[nn.Module] = []
-
-    @abstractmethod
-    def fused(self, states: Sequence[Tensor]) -> Tensor:
-        """Features ``[..., d]``, given the target's states ``[..., d]`` of each of ``layers``."""
 
     @abstractmethod
     def inputs(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,10 +92,6 @@ class EntryHeads(TokenHeads):
     def draft_logits(self, out: Tensor) -> Tensor:
         """Logits ``[..., k]`` of the k tokens that it can draft, given outputs ``[..., d]``."""
 
-    @abstractmethod
-    def whole_logits(self, out: Tensor) -> Tensor:
-        """Logits ``[..., V]``; −inf for tokens that it cannot draft."""
-
     def join(self, target: nn.Module) -> None:
         """Take the target's embedding, and move beside it."""
         table = target.get_input_embeddings()  # type: ignore[operator]
@@ -87,11 +99,6 @@ class EntryHeads(TokenHeads):
         # Its frequencies stay in float32.
         self.rotary = LlamaRotaryEmbedding(self.layer_config).to(self.device)
         self._embeds = [table if self.embed is None else self.embed]
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        """Embeddings ``[..., d]`` of token ids."""
-        rows: Tensor = self._embeds[0](ids)
-        return rows.to(self.dtype)
 
     def entries(
         self, embeds: Tensor, features: Tensor, positions: Tensor
@@ -150,7 +157,7 @@ class EntryHeads(TokenHeads):
 
     def begin(self) -> TextOfHeads:
         """The head in a new text."""
-        return _EntryText(self)
+        return _LlamaText(self)
 
 
 def check_layer(
@@ -174,12 +181,18 @@ def check_layer(
             )
 
 
-class _EntryText(AttendingText):
+class EntryText(AttendingText):
     """A text of n tokens has n − 1 entries: entry i holds token i + 1."""
 
-    def __init__(self, heads: EntryHeads) -> None:
+    def __init__(self, heads: StateHeads) -> None:
         super().__init__(heads.device, fewer=1)
         self._heads = heads
+
+    @abstractmethod
+    def outputs(
+        self, embeds: Tensor, features: Tensor, positions: Tensor, start: int, sees: Tensor | None
+    ) -> Tensor:
+        """Outputs ``[n, d]`` of n entries, the first of which has the number ``start``; ``sees`` as in ``attend``."""
 
     def read_text(self, ids: list[int], known: int, states: Mapping[int, Tensor]) -> Tensor:
         first = min(
@@ -191,19 +204,25 @@ class _EntryText(AttendingText):
         features = heads.fused([states[layer][first:] for layer in heads.layers])
         positions = torch.arange(first, len(ids) - 1, device=device)
         sees = torch.arange(len(ids) - 1, device=device)[None] <= positions[:, None]
-        return self._outputs(embeds, features, positions, first, sees)[-1]
+        return self.outputs(embeds, features, positions, first, sees)[-1]
 
     def read_nodes(
         self, ids: Tensor, parents: Tensor, positions: Tensor, start: int, sees: Tensor | None
     ) -> Tensor:
-        return self._outputs(self._heads.embedded(ids), parents, positions, start, sees)
-
-    def _outputs(
-        self, embeds: Tensor, features: Tensor, positions: Tensor, start: int, sees: Tensor | None
-    ) -> Tensor:
-        residual, (query, key, value) = self._heads.entries(embeds, features, positions)
-        keys, values = self._kept.put(start, key, value)
-        return self._heads.finish(residual, attend(query, keys, values, sees))
+        return self.outputs(self._heads.embedded(ids), parents, positions, start, sees)
 
     def logits_of(self, outs: Tensor) -> Tensor:
         return self._heads.whole_logits(outs)
+
+
+class _LlamaText(EntryText):
+    def __init__(self, heads: EntryHeads) -> None:
+        super().__init__(heads)
+        self._layer = heads
+
+    def outputs(
+        self, embeds: Tensor, features: Tensor, positions: Tensor, start: int, sees: Tensor | None
+    ) -> Tensor:
+        residual, (query, key, value) = self._layer.entries(embeds, features, positions)
+        keys, values = self._kept.put(start, key, value)
+        return self._layer.finish(residual, attend(query, keys, values, sees))
