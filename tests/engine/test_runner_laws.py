@@ -17,12 +17,14 @@ from tests.heads.test_medusa import medusa
 from tests.models.tiny import uncached
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
 from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine.backends import cuda_graph
 from sprinter.engine.executor import Executor
 from sprinter.heads.head import Head
+from sprinter.heads.mtp import MtpHeads
 from sprinter.random import AddressedDraws, Purpose
 
 CLOSE = 1e-9
@@ -94,8 +96,21 @@ def with_heads(pair: Pair, method: Method) -> tuple[Method, dict[str, Any]]:
     heads: Any = medusa(vocab=pair.vocab, accuracies=((0.6, 0.3), (0.5, 0.3)))
     if method.name.startswith("eagle"):
         heads = eagle(vocab=pair.vocab, kept=None, target=pair.models[0])
+    if method.drafter.head_kind == "mtp":
+        heads = of_checkpoint(pair)
     heads.join(pair.models[0])
     return method.settle({}, None, heads.accuracies), {"drafting": heads}
+
+
+def of_checkpoint(pair: Pair) -> MtpHeads:
+    """A random module of multi-token prediction."""
+    config = pair.models[0].config
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        heads = MtpHeads(LlamaDecoderLayer(config, 0), config, pair.vocab, None, False)
+        for value in heads.parameters():
+            value.detach().copy_(torch.randn_like(value) * 0.4 + float(value.ndim == 1))
+    return heads.requires_grad_(False)
 
 
 KINDS = {"row": 1, "captured": 3, "crop": 2}  # kind -> tokens drafted ahead; a crop runner reads chains alone
@@ -123,6 +138,19 @@ def test_the_joint_law_of_every_method(
         assert distance(found, joint_law(method, pair, 3, prompt=PROMPT, ahead=ahead)) < CLOSE
     if method.lossless():
         assert distance(found, target_joint_law(pair, 3, prompt=PROMPT)) < CLOSE
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["heads(gamma=2, kind=mtp)", "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=mtp),cap=2",
+     "drafter=heads(grow=dynamic(expand=2,depth=2,nodes=3),kind=mtp),accept=onehot"],
+)  # fmt: skip
+def test_the_joint_law_with_heads_of_the_checkpoint(pairs: Any, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = pairs(2)
+    method, options = with_heads(pair, parse_method(spec))
+    found = law_through("row", pair, method, 3, 1, monkeypatch, **options)
+    assert options["drafting"].kind == "mtp" and sum(found.values()) == pytest.approx(1, abs=CLOSE)
+    assert distance(found, target_joint_law(pair, 3, prompt=PROMPT)) < CLOSE
 
 
 def test_captured_units_were_enumerated(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,9 +106,8 @@ class Method:
         Parameters of which a budget takes the place are left out.
         """
         if (made := self._remade()) is not None:
-            inside = ", ".join(
-                f"{key}={value}" for key, value in {**self._params, **self._beside(made)}.items()
-            )
+            params = {key: value for key, value in self._params.items() if value is not None}
+            inside = ", ".join(f"{key}={value}" for key, value in {**params, **self._beside(made)}.items())
             return f"{self.preset}({inside})" if inside else self.preset
         rules = {part: getattr(self, part) for part in _RULES}
         usual = defaults_of(rules)
