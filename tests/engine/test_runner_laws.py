@@ -145,7 +145,9 @@ def test_the_joint_law_of_every_method(
     ["heads(gamma=2, kind=mtp)", "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=mtp),cap=2",
      "drafter=heads(grow=dynamic(expand=2,depth=2,nodes=3),kind=mtp),accept=onehot"],
 )  # fmt: skip
-def test_the_joint_law_with_heads_of_the_checkpoint(pairs: Any, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_joint_law_with_heads_of_the_checkpoint(
+    pairs: Any, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = pairs(2)
     method, options = with_heads(pair, parse_method(spec))
     found = law_through("row", pair, method, 3, 1, monkeypatch, **options)

@@ -81,7 +81,9 @@ SERVED = ("deepseek", "glm", "mimo")
 """Those whose targets can be rewound."""
 
 
-def checkpoint(folder: Path, layout: str, change: Callable[[dict[str, Tensor]], None] | None = None) -> PreTrainedModel:
+def checkpoint(
+    folder: Path, layout: str, change: Callable[[dict[str, Tensor]], None] | None = None
+) -> PreTrainedModel:
     """Write a tiny random target with a module of multi-token prediction; returns it, as it was loaded."""
     make, prefix, names = LAYOUTS[layout]
     with torch.random.fork_rng():
@@ -93,7 +95,9 @@ def checkpoint(folder: Path, layout: str, change: Callable[[dict[str, Tensor]], 
         for name, value in weights.items():
             if name.startswith(last):
                 own = torch.randn_like(value) * 0.4
-                more[f"{prefix}{names['block']}{name.removeprefix(last)}"] = 1 + own if "norm" in name else own
+                more[f"{prefix}{names['block']}{name.removeprefix(last)}"] = (
+                    1 + own if "norm" in name else own
+                )
         for name in ("enorm", "hnorm", "norm"):
             more[f"{prefix}{names[name]}.weight"] = 1 + torch.randn(SIZE) * 0.3
         more[f"{prefix}{names['eh_proj']}.weight"] = torch.randn(SIZE, 2 * SIZE) * 0.4
@@ -142,7 +146,9 @@ def reference(
                                                    for part in ("gate", "up")]) for i in range(4)])  # fmt: skip
         if name.endswith("experts.down_proj"):
             filled[name] = torch.stack([filled[f"mlp.experts.{i}.down_proj.weight"] for i in range(4)])
-    assert not layer.load_state_dict({k: v for k, v in filled.items() if k not in experts}, strict=False).missing_keys
+    assert not layer.load_state_dict(
+        {k: v for k, v in filled.items() if k not in experts}, strict=False
+    ).missing_keys
     own = {name: weights[f"{prefix}{names[name]}.weight"] for name in ("enorm", "hnorm", "norm", "eh_proj")}
     features, tokens = [*states], [*ids[1:]]
     for token in (*path, None):
@@ -153,7 +159,9 @@ def reference(
         places = torch.arange(1, count + 1)[None]
         mask = torch.full((count, count), -torch.inf).triu(1)[None, None]
         x = (torch.cat(parts, -1) @ own["eh_proj"].T)[None]
-        out = layer(x, attention_mask=mask, position_ids=places, position_embeddings=decoder.rotary_emb(x, places))
+        out = layer(
+            x, attention_mask=mask, position_ids=places, position_embeddings=decoder.rotary_emb(x, places)
+        )
         out = out if isinstance(out, Tensor) else out[0]
         after = normed(out[0], own["norm"], offset, config.rms_norm_eps)
         if token is not None:
@@ -197,7 +205,9 @@ def test_mistakes_are_noticed(wrong: str, tmp_path: Path, monkeypatch: pytest.Mo
     if wrong == "norms":
         heads.token_norm, heads.state_norm = heads.state_norm, heads.token_norm
 
-    def estimate(self: MtpHeads, embeds: Tensor, states: Tensor, positions: Tensor, sees: Tensor, kept: Any) -> Tensor:
+    def estimate(
+        self: MtpHeads, embeds: Tensor, states: Tensor, positions: Tensor, sees: Tensor, kept: Any
+    ) -> Tensor:
         if wrong == "forgotten" and len(positions) == 1:
             kept.start = 0
             sees = sees[:, -1:]
@@ -213,7 +223,10 @@ def test_mistakes_are_noticed(wrong: str, tmp_path: Path, monkeypatch: pytest.Mo
             found = text.logits(paths)
             assert found is not None
             for path, own in zip(paths, found, strict=True):
-                worst = max(worst, float((own - reference(target, "deepseek", weights, ids, states, path)).abs().max()))
+                worst = max(
+                    worst,
+                    float((own - reference(target, "deepseek", weights, ids, states, path)).abs().max()),
+                )
     assert worst > 0.01
 
 
@@ -258,7 +271,9 @@ def test_greedy_texts_are_those_of_plain_decoding(layout: str, tmp_path: Path) -
         outs = pair.generate_batch(prompts, method=method, temperature=0, max_new_tokens=10)
         assert [ids_of(out) for out in outs] == [ids_of(out) for out in plain]
         assert sum(out.stats.drafted for out in outs) > 5
-        assert outs[0].models["heads"][0] == {"kind": "mtp", "id": str(tmp_path), "revision": None}
+    assert outs[0].models["heads"] == [{"kind": "mtp", "id": str(tmp_path), "revision": None}]
+    again = load(tmp_path, heads=[outs[0].models["heads"][0]["id"]])
+    assert again.drafting is not None and again.drafting.fingerprint == pair.drafting.fingerprint
 
 
 def test_a_text_is_the_same_alone_and_in_a_batch_and_8_bits_draft(tmp_path: Path) -> None:
@@ -273,7 +288,9 @@ def test_a_text_is_the_same_alone_and_in_a_batch_and_8_bits_draft(tmp_path: Path
         small.generate(prompts[0], method=method, temperature=0, max_new_tokens=12)
         for method in ("heads", "autoregressive")
     )
-    assert ids_of(out) == ids_of(plain) and out.stats.drafted > 0 and out.models["heads"][0]["dtype"] == "int8"
+    assert (
+        ids_of(out) == ids_of(plain) and out.stats.drafted > 0 and out.models["heads"][0]["dtype"] == "int8"
+    )
 
 
 def test_heads_that_are_given_come_first(tmp_path: Path) -> None:

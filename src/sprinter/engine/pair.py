@@ -74,7 +74,8 @@ def load_pair(
         gate: directory or hub id of a gate that was trained for this draft.
         heads: directories or hub ids of other heads for this draft, which "specdec++" and "disco" read, or for this
             target ("judge", "diversed"), or heads on the target that draft in place of a draft model (Medusa's).
-            Without any of these, the heads of multi-token prediction that the target's checkpoint holds.
+            Without any of these, those of multi-token prediction that the target's checkpoint holds; records name
+            them by the target.
         runner: "auto" (PyTorch; for a pair of GGUF files what ``sprinter doctor --probe`` found to be fastest here,
             else on a CPU our kernels where they know the files, else llama.cpp), "torch" (GGUF files too, their weights
             dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
@@ -128,7 +129,8 @@ def load_pair(
     loaded = (
         load_gate(gate) if isinstance(gate, str | Path) else gate
     )  # before the models, which may take minutes
-    others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]
+    given = [head for head in heads if head != target or not isinstance(head, str | Path)]
+    others = [load_any_head(head) if isinstance(head, str | Path) else head for head in given]
     models = load_models(target, draft, **options)
     if not any(isinstance(head, TokenHeads) for head in others):
         others += _native_heads(models.target)
@@ -149,7 +151,10 @@ def _native_heads(target: LoadedModel) -> list[Head | TokenHeads]:
     except UserError as error:
         _log.warning("%s", error)
         return []
-    return [] if found is None else [found]
+    if found is None:
+        return []
+    found.id, found.revision = target.id, target.revision
+    return [found]
 
 
 class Pair:

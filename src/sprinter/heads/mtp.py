@@ -94,7 +94,7 @@ class MtpHeads(StateHeads):
         self.move_beside(target)
         assert isinstance(target, PreTrainedModel)
         self._embeds = [target.get_input_embeddings()]
-        self._rotary = [target.get_decoder().rotary_emb]
+        self._rotary = [target.get_decoder().rotary_emb]  # type: ignore[no-untyped-call]
         self._output = [OutputLayer(target, self.vocab_size)]
 
     def fused(self, states: Sequence[Tensor]) -> Tensor:
@@ -105,7 +105,9 @@ class MtpHeads(StateHeads):
         """Logits ``[..., V]`` of estimated states ``[..., d]``."""
         return self._output[0](out)
 
-    def estimate(self, embeds: Tensor, states: Tensor, positions: Tensor, sees: Tensor, kept: object) -> Tensor:
+    def estimate(
+        self, embeds: Tensor, states: Tensor, positions: Tensor, sees: Tensor, kept: object
+    ) -> Tensor:
         """Estimated states ``[n, d]`` of entries.
 
         Args:
@@ -211,7 +213,9 @@ def load_mtp(target: PreTrainedModel, vocab_size: int) -> MtpHeads | None:
         found = re.compile(rf"(?:.*\.)?{start}(.*)")
         own = {match[1]: name for name in places if (match := found.fullmatch(name)) is not None}
         if f"{layout.fuse}.weight" in own:
-            weights = {name: _read(places[stored], stored) for name, stored in own.items() if name not in _COPIES}
+            weights = {
+                name: _read(places[stored], stored) for name, stored in own.items() if name not in _COPIES
+            }
             return _made(target, config, layout, weights, vocab_size, folder)
     if any(_OTHERS.search(name) for name in places):
         name = next(name for name in places if _OTHERS.search(name))
@@ -248,7 +252,6 @@ def _made(
         fill(heads, weights | {f"block.{name}": value for name, value in block.items()}, folder)
     except KeyError as error:
         _refuse(folder, f"they lack or misfit {error}")
-    heads.id = heads.target_id = str(folder)
     return heads
 
 
@@ -257,7 +260,8 @@ def _layer_like(
 ) -> tuple[nn.Module, str | None]:
     """A new decoder layer of the class, and with the settings, of a target's layer that has such weights; its type."""
     config._attn_implementation = "sdpa" if target._supports_sdpa else "eager"
-    layers, types = target.get_decoder().layers, getattr(config, "layer_types", None)
+    layers = target.get_decoder().layers  # type: ignore[no-untyped-call]
+    types = getattr(config, "layer_types", None)
     shapes = {name: value.shape for name, value in weights.items()}
     differs = ""
     for i in reversed(range(len(layers))):
