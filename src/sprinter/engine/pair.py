@@ -129,7 +129,7 @@ def load_pair(
     loaded = (
         load_gate(gate) if isinstance(gate, str | Path) else gate
     )  # before the models, which may take minutes
-    given = [head for head in heads if head != target or not isinstance(head, str | Path)]
+    given = [head for head in heads if not isinstance(head, str | Path) or str(head) != str(target)]
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in given]
     models = load_models(target, draft, **options)
     if not any(isinstance(head, TokenHeads) for head in others):
