@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.test_lora import write as write_adapter
 from tests.models.tiny import VOCAB, word_tokenizer
 from torch import Tensor
 from transformers import (
@@ -306,6 +307,18 @@ def test_heads_that_are_given_come_first(tmp_path: Path) -> None:
     assert parse_method("heads(kind=mtp)").name == "heads(gamma=4, kind=mtp)"
     with pytest.raises(UserError, match="a part of the target's checkpoint"):
         given.file_config()
+
+
+def test_an_adapter_leaves_them_behind(tmp_path: Path) -> None:
+    """They were trained with the target as it is; a pair that has none of its user's can take an adapter."""
+    checkpoint(tmp_path, "mimo")
+    pair = load(tmp_path)
+    write_adapter(tmp_path / "lora", pair.models.target.model, ("model.layers.0.self_attn.q_proj",))
+    adapted = pair.with_lora(tmp_path / "lora")
+    assert (
+        pair.drafting is not None and adapted.drafting is None and adapted.default_method == "autoregressive"
+    )
+    assert len(adapted.generate([3, 4], max_new_tokens=3).tokens) == 3
 
 
 # --- what cannot draft -----------------------------------------------------------------------------------------------

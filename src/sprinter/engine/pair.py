@@ -331,7 +331,10 @@ class Pair:
         Raises:
             UserError: the adapter is not supported or is for another model; a pair with heads on its target.
         """
-        if self.drafting is not None or any(head.config.model == "target" for head in self.heads.values()):
+        given = (
+            self.drafting is not None and self.drafting.kind != "mtp"
+        )  # those of the checkpoint stay with it
+        if given or any(head.config.model == "target" for head in self.heads.values()):
             raise UserError(
                 f"heads on the target were not trained with the adapter {folder}: load a pair without them"
             )
