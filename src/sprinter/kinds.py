@@ -8,8 +8,9 @@ from typing import Literal
 
 __all__ = ["DRAFTING_KINDS", "HEAD_KINDS", "HeadKind"]
 
-DRAFTING_KINDS = ("medusa", "eagle", "eagle3", "glide", "mtp")
-"""Kinds of heads on the target that draft; "mtp": multi-token prediction, held by the target's own checkpoint."""
+DRAFTING_KINDS = ("medusa", "eagle", "eagle3", "glide", "peagle", "mtp")
+"""Kinds of heads on the target that draft; "peagle" is EAGLE's with all tokens in one pass, "mtp" the multi-token
+prediction that the target's own checkpoint holds."""
 
 
 @dataclass(frozen=True, slots=True)

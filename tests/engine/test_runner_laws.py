@@ -23,6 +23,7 @@ from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_l
 from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine.backends import cuda_graph
 from sprinter.engine.executor import Executor
+from sprinter.heads.eagle import ParallelHeads
 from sprinter.heads.head import Head
 from sprinter.heads.mtp import MtpHeads
 from sprinter.random import AddressedDraws, Purpose
@@ -96,18 +97,19 @@ def with_heads(pair: Pair, method: Method) -> tuple[Method, dict[str, Any]]:
     heads: Any = medusa(vocab=pair.vocab, accuracies=((0.6, 0.3), (0.5, 0.3)))
     if method.name.startswith("eagle"):
         heads = eagle(vocab=pair.vocab, kept=None, target=pair.models[0])
-    if method.drafter.head_kind == "mtp":
-        heads = of_checkpoint(pair)
+    if method.drafter.head_kind is not None:
+        heads = random_head(pair, method.drafter.head_kind)
     heads.join(pair.models[0])
     return method.settle({}, None, heads.accuracies), {"drafting": heads}
 
 
-def of_checkpoint(pair: Pair) -> MtpHeads:
-    """A random module of multi-token prediction."""
+def random_head(pair: Pair, kind: str) -> MtpHeads | ParallelHeads:
+    """A random module of multi-token prediction, or head that drafts in one pass."""
     config = pair.models[0].config
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        heads = MtpHeads(LlamaDecoderLayer(config, 0), config, pair.vocab, None, False)
+        mtp = MtpHeads(LlamaDecoderLayer(config, 0), config, pair.vocab, None, False)
+        heads = mtp if kind == "mtp" else ParallelHeads(config, 2)
         for value in heads.parameters():
             value.detach().copy_(torch.randn_like(value) * 0.4 + float(value.ndim == 1))
     return heads.requires_grad_(False)
@@ -142,16 +144,16 @@ def test_the_joint_law_of_every_method(
 
 @pytest.mark.parametrize(
     "spec",
-    ["heads(gamma=2, kind=mtp)", "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=mtp),cap=2",
+    ["heads(gamma=2, kind=peagle)", "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=peagle),cap=2",
+     "drafter=heads(grow=drawn(widths=2x1),kind=peagle),accept=without", "heads(gamma=2, kind=mtp)",
+     "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=mtp),cap=2",
      "drafter=heads(grow=dynamic(expand=2,depth=2,nodes=3),kind=mtp),accept=onehot"],
 )  # fmt: skip
-def test_the_joint_law_with_heads_of_the_checkpoint(
-    pairs: Any, spec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_joint_law_with_heads_of_a_kind(pairs: Any, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pairs(2)
     method, options = with_heads(pair, parse_method(spec))
     found = law_through("row", pair, method, 3, 1, monkeypatch, **options)
-    assert options["drafting"].kind == "mtp" and sum(found.values()) == pytest.approx(1, abs=CLOSE)
+    assert options["drafting"].kind in spec and sum(found.values()) == pytest.approx(1, abs=CLOSE)
     assert distance(found, target_joint_law(pair, 3, prompt=PROMPT)) < CLOSE
 
 

@@ -12,12 +12,12 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from sprinter.heads.drafting import TextOfHeads
 
-__all__ = ["AttendingText", "HeadAttention", "KeptKeys", "attend"]
+__all__ = ["AttendingText", "HeadAttention", "KeptKeys", "attend", "known_prefix"]
 
 _ROOM = 128  # entries, at first
 
 
-def _known_prefix(ids: Sequence[int], before: Sequence[int]) -> int:
+def known_prefix(ids: Sequence[int], before: Sequence[int]) -> int:
     """Number of tokens that a text has in common with one that was read before."""
     pairs = enumerate(zip(ids, before, strict=False))
     return next((i for i, (one, other) in pairs if one != other), min(len(ids), len(before)))
@@ -157,7 +157,7 @@ class AttendingText(TextOfHeads):
         ids = list(text)
         if ids == self._text:
             return
-        known, self._text, self._nodes = _known_prefix(ids, self._text), ids, {}
+        known, self._text, self._nodes = known_prefix(ids, self._text), ids, {}
         self.steps += 1
         self._outs = {(): self.read_text(ids, known, states)}
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sprinter.heads.eagle import EagleHeads
+from sprinter.heads.eagle import EagleHeads, ParallelHeads
 from sprinter.heads.entries import EntryHeads
 from sprinter.training.drafts.batches import TextBatch
 from sprinter.training.drafts.data import TargetText
@@ -24,7 +24,7 @@ from sprinter.training.drafts.learner import HeadLearner, LearnerOutput, draw_ma
 from sprinter.training.drafts.settings import HeadSettings
 from sprinter.training.drafts.student import layer_config
 
-__all__ = ["AHEAD", "EagleLearner", "EntryLearner", "fresh_eagle"]
+__all__ = ["AHEAD", "EagleLearner", "EntryLearner", "ParallelLearner", "fresh_eagle"]
 
 AHEAD = 4
 """Tokens ahead whose accuracy is measured, however many steps the head is trained on."""
@@ -41,7 +41,10 @@ def fresh_eagle(target: PreTrainedModel, settings: HeadSettings, id: str, finger
     """
     config = layer_config(target)
     with torch.random.fork_rng(devices=[]):
-        heads = EagleHeads(config, target_id=id, target_fingerprint=fingerprint)
+        about = {"target_id": id, "target_fingerprint": fingerprint}
+        heads = EagleHeads(config, **about)
+        if settings.kind == "peagle":
+            heads = ParallelHeads(config, settings.steps, **about)
     with torch.no_grad():
         draw_matrices(heads, settings.seed)
         heads.fc.weight[:, config.hidden_size :] += torch.eye(config.hidden_size)
@@ -58,6 +61,10 @@ class EntryLearner(HeadLearner[EntriesT]):
     def read(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
         """What step 0 reads in place of the target's features ``[rows, n, d]`` of texts of some lengths."""
         return features
+
+    def given(self, step: int, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings and features ``[rows, n, d]`` that a step reads, given its tokens and the step's before."""
+        return self.heads.embedded(ids), features
 
     def penalty(self, out: Tensor, state: Tensor) -> Tensor | None:
         """A further loss ``[n]`` of outputs ``[n, d]`` beside the target's feature at the same tokens ``[n, d]``."""
@@ -77,7 +84,7 @@ class EntryLearner(HeadLearner[EntriesT]):
         for step in range(self.steps):
             ids = torch.nn.functional.pad(batch.ids[:, 1 + step :], (0, step))[:, :count]
             positions = torch.arange(count, device=features.device) + step
-            residual, (query, key, value) = heads.entries(heads.embedded(ids), features, positions)
+            residual, (query, key, value) = heads.entries(*self.given(step, ids, features), positions)
             keys.append(key)
             values.append(value)
             scores = (query @ keys[0].transpose(-1, -2)).masked_fill(~causal, -math.inf)
@@ -144,3 +151,14 @@ class EagleLearner(EntryLearner[EagleHeads]):
             return super().accuracies(texts, tokens)
         finally:
             self.steps = steps
+
+
+class ParallelLearner(EntryLearner[ParallelHeads]):
+    """EAGLE's head that drafts ``steps`` tokens in one pass: steps after the first read the mask."""
+
+    def given(self, step: int, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the text, or the mask's."""
+        if step == 0:
+            return super().given(step, ids, features)
+        embed, state = (one.expand_as(features) for one in self.heads.mask)
+        return embed, state

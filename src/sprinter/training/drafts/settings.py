@@ -76,12 +76,13 @@ class StudentSettings:
 class HeadSettings:
     """Shape of heads on the target that draft."""
 
-    kind: Literal["medusa", "eagle", "eagle3", "glide"] = stated(
-        "medusa", "What is trained; 'eagle' is the head of EAGLE and EAGLE-2."
+    kind: Literal["medusa", "eagle", "eagle3", "glide", "peagle"] = stated(
+        "medusa",
+        "What is trained; 'eagle' is the head of EAGLE and EAGLE-2, 'peagle' drafts all tokens in one pass.",
     )
     heads: Few | None = stated(
-        None, "Medusa's heads, tokens ahead that are drafted. The others: steps of training. None: 4; eagle: 1. These "
-        "are steps ahead of what the target has read.",
+        None, "Medusa's heads, peagle's tokens of a pass: tokens ahead that are drafted. The others: steps of "
+        "training. None: 4; eagle: 1. These are steps ahead of what the target has read.",
     )  # fmt: skip
     blocks: Few = stated(1, "Residual blocks of each of Medusa's heads.")
     share_output: bool = stated(
@@ -105,6 +106,10 @@ class HeadSettings:
             object.__setattr__(self, "heads", 1 if self.kind == "eagle" else 4)
         if self.kind != "medusa" and (self.blocks != 1 or self.share_output):
             raise UserError("blocks and share_output are of Medusa's heads: leave them out")
+        if self.kind == "peagle" and self.steps < 2:
+            raise UserError(
+                "heads=1 is out of range: kind=peagle drafts two tokens a pass or more, kind=eagle one"
+            )
         if self.kind == "eagle3" and self.steps < 3:
             raise UserError(
                 f"heads={self.heads} is out of range: EAGLE-3 is trained on three of its own steps or more"
