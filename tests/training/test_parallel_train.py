@@ -66,7 +66,7 @@ def test_a_draft_is_one_pass() -> None:
         assert text.logits([path]) is not None
     assert text.steps == 1 and text.tokens == 4 + 2
     text.read([3, 1, 4, 1, 5, 9], {-1: torch.randn(5, own.heads.hidden_size)})
-    assert text.steps == 2 and text.tokens == 6 + 2 + 2, "one entry more, the last one again, and two masks"
+    assert text.steps == 2 and text.tokens == 6 + 1 + 2, "one entry more, and two masks"
 
 
 def test_the_head_learns(tmp_path: Path) -> None:

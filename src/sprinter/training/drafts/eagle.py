@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ def fresh_eagle(target: PreTrainedModel, settings: HeadSettings, id: str, finger
     """
     config = layer_config(target)
     with torch.random.fork_rng(devices=[]):
-        about = {"target_id": id, "target_fingerprint": fingerprint}
+        about: dict[str, Any] = {"target_id": id, "target_fingerprint": fingerprint}
         heads = EagleHeads(config, **about)
         if settings.kind == "peagle":
             heads = ParallelHeads(config, settings.steps, **about)
