@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from sprinter.decode.registry import did_you_mean
 from sprinter.engine.astream import AsyncStream, LazyStream
 from sprinter.engine.batch import generate_all, listed, options_of_each
 from sprinter.engine.chat import ChatMessage, EncodedPrompt, render_chat
+from sprinter.engine.drafting import attach_heads, cut_heads, native_heads
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.policy import Policy
@@ -32,21 +32,17 @@ from sprinter.fingerprint import words_fingerprint
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.heads.load import load_any_head, load_gate
-from sprinter.heads.mtp import load_mtp
 from sprinter.models.convert import for_runner
 from sprinter.models.devices import choose_threads
-from sprinter.models.interface import ServedModel
-from sprinter.models.kernels import is_quantised, quantise_linears
+from sprinter.models.kernels import is_quantised
 from sprinter.models.lora import adapted
-from sprinter.models.pair import LoadedModel, LoadedPair, builtin_heads, builtin_paths, load_models
+from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 from sprinter.models.progress import bars_on_terminals
-from sprinter.models.reduced_vocab import check_cut, keeping, kept_tokens, some_rows
+from sprinter.models.reduced_vocab import check_cut
 from sprinter.models.source import Source
 from sprinter.models.weights import Weights, write_weights
 
 __all__ = ["Pair", "Stream", "load_pair"]
-
-_log = logging.getLogger("sprinter")
 
 
 @bars_on_terminals()
@@ -133,28 +129,13 @@ def load_pair(
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in given]
     models = load_models(target, draft, **options)
     if not any(isinstance(head, TokenHeads) for head in others):
-        others += _native_heads(models.target)
+        others += native_heads(models.target)
     read_from = None if suffix_cache is None else models.tokenizer  # reading a large vocabulary takes a while
     vocabulary = "" if read_from is None else words_fingerprint(read_from.get_vocab())
     suffixes = SuffixCache(suffix_cache_tokens, suffix_cache, vocabulary, models.vocab_size)
     pair = Pair(models, loaded, others, cache, tuned, words, suffixes)
     pair.runner_reason = reason
     return pair
-
-
-def _native_heads(target: LoadedModel) -> list[Head | TokenHeads]:
-    """The heads that draft of a target's own checkpoint, if it holds some that run."""
-    if isinstance(target.model, ServedModel):
-        return []
-    try:
-        found = load_mtp(target.model, target.vocab_size)
-    except UserError as error:
-        _log.warning("%s", error)
-        return []
-    if found is None:
-        return []
-    found.id, found.revision = target.id, target.revision
-    return [found]
 
 
 class Pair:
@@ -230,43 +211,14 @@ class Pair:
     def _add_drafting(self, heads: TokenHeads) -> None:
         if self.drafting is not None:
             raise UserError("two sets of heads that draft were given: a pair has one")
-        target = self.models.target
-        if isinstance(target.model, ServedModel):
-            raise UserError(
-                f"heads that draft read the target's hidden states, which its runner ({target.model.runner}) does not "
-                f"give: load '{target.id}' here, with runner='torch' (--runner torch)"
-            )
-        on_cpu = bool(target.quantised) and target.model.device.type == "cpu"  # with our kernels' layers
-        changed = is_quantised(heads) and not on_cpu
-        if changed or (heads.output is not None and heads.output.ids is not None):
-            how = "have 8 bits" if changed else "draft a part of the vocabulary"
-            raise UserError(
-                f"these {heads.kind} heads {how}, for another pair: reload them for '{target.id}'"
-            )
         self._heads_are_new = not heads.is_attached
-        heads.attach(target.model, target.id, target.hidden_size, target.vocab_size)
-        if on_cpu and not is_quantised(heads):
-            heads.keep_fingerprint()
-            quantise_linears(heads)
+        attach_heads(heads, self.models.target)
         self.drafting = heads
 
     def _cut_heads(self, given: int | str | Path | Sequence[int]) -> None:
-        heads, target = self.drafting, self.models.target
-        if heads is None:
+        if self.drafting is None:
             raise UserError("draft_vocabulary was given without a draft or heads that draft: leave it out")
-        if (output := heads.output) is None:
-            raise UserError(
-                f"draft_vocabulary is not for these {heads.kind} heads, which have an output layer of their own: leave "
-                "it out"
-            )
-        if not self._heads_are_new:
-            raise UserError(
-                f"these {heads.kind} heads draft for another pair, with the whole vocabulary: reload them"
-            )
-        words = None if self.tokenizer is None else self.tokenizer.get_vocab()
-        size, ends = target.vocab_size, target.eos_ids
-        ids = kept_tokens(given, size, ends) if words is None else keeping(given, words)(size, ends)
-        output.keep(*some_rows(output.layer, ids))
+        cut_heads(self.drafting, given, self.models, self._heads_are_new)
 
     @property
     def default_method(self) -> str:
