@@ -12,17 +12,7 @@ from torch import Tensor
 from sprinter.decode.accept import Exact, Judge, TargetCall, Verdict
 from sprinter.decode.budget import BUDGET_RUN, BudgetedRule, DriftAccount
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import (
-    AskDraft,
-    AskScore,
-    AskTips,
-    Draft,
-    Origin,
-    Record,
-    Scores,
-    Tips,
-    Token,
-)
+from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips, Token
 from sprinter.decode.drafter import one_hot_rows
 from sprinter.decode.grammar import Grammar
 from sprinter.decode.grow import Root
