@@ -97,7 +97,7 @@ def test_a_method_passes_through() -> None:
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_parameter_of_a_preset_is_in_its_name(name: str) -> None:
     others = {"signal": "margin", "divergence": "kl", "base": "greedy", "deferral": "chow", "widths": "2x2",
-              "counts": "3x2x2x1", "tree": "0x1", "reads": "1x1x1x1"}  # fmt: skip
+              "counts": "3x2x2x1", "tree": "0x1", "reads": "1x1x1x1", "kind": "mtp"}  # fmt: skip
     for key, parameter in inspect.signature(METHODS.get(name)).parameters.items():
         usual = parameter.default
         number = usual + 1 if type(usual) is int else 0.25 if usual != 0.25 else 0.5
