@@ -26,7 +26,7 @@ DOCKERFILE = environments.DOCKERFILE.read_text(encoding="utf-8")
 def test_install_lines_of_pages_name_the_clone_and_extras_that_there_are() -> None:
     """No index has the distribution, so that its name alone installs nothing."""
     found = {page.relative_to(ROOT).as_posix(): environments.lines(page) for page in environments.pages()}
-    extras = ("gguf", "bench", "serve")
+    extras = ("gguf",)
     assert sorted(found["README.md"]) == sorted(
         [
             "pip install .",
