@@ -231,9 +231,7 @@ _composed("traversal", "traversal verification (Weng et al. 2025)",
 # fmt: on
 
 
-@preset(
-    "heads", "Medusa (Cai et al. 2024), EAGLE-3 (Li et al. 2025), MTP (DeepSeek-AI 2024): heads on the target"
-)
+@preset("heads", "Medusa (Cai et al. 2024), EAGLE-3 (Li et al. 2025): heads on the target")
 def _heads(*, gamma: int = 4, kind: str | None = None) -> Method:
     """Exact speculative decoding of chains that heads on the target draft; no draft model."""
     return Method(stop=stop.Fixed(gamma), drafter=Heads(kind=kind))
