@@ -80,7 +80,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "Adapters as models": adapters,
     "Other kinds of models": kinds,
     "Pickled weights": pickles,
-    "A draft with another vocabulary": vocabularies,
+    "A draft with hardly any tokens in common": vocabularies,
     "A model over several GPUs at full speed": one_gpu,
     "Images and sound": images,
     "Beam search": beams,

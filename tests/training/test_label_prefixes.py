@@ -123,22 +123,21 @@ def test_a_step_gives_the_same_bits_whatever_ran_before() -> None:
 def test_each_model_reads_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of one length: as many tokens go through each model as the texts have."""
     pair = tiny_pair()
-    read = {"draft": 0, "target": 0}
+    read, hooks = {"draft": 0, "target": 0}, []
     for which in read:
-        model = getattr(pair.models, which).model
 
         def count(
-            *args: object, which: str = which, forward: object = model.forward, **kwargs: torch.Tensor
-        ) -> object:
+            _: object, args: object, kwargs: dict[str, torch.Tensor], output: object, which: str = which
+        ) -> None:
             read[which] += kwargs["input_ids"].numel()
-            return forward(*args, **kwargs)  # type: ignore[operator]
 
-        monkeypatch.setattr(model, "forward", count)
-    pair.reload()  # earlier tests may have run the models; they are tried
-    read.update(draft=0, target=0)
+        model = getattr(pair.models, which).model
+        hooks.append(model.register_forward_hook(count, with_kwargs=True))
     rows = make_rows([9] * 8, [0, 1, 2, 3] * 2)
     monkeypatch.setattr(prefixes, "_AT_ONCE", 3)
     PrefixWriter(pair.models, 0, 1.0)(rows)
+    for hook in hooks:
+        hook.remove()
     # The last token is fed to the draft alone, whose state after it is recorded.
     assert read == {"draft": 8 * (9 + 6), "target": 8 * (9 + 5)}
 
