@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from sprinter.models.choose import make_runner, renew
-from sprinter.models.runners import onednn
+from sprinter.models.runners import forward, onednn
 from sprinter.models.runners.forward import ModelRunner
 from sprinter.models.runners.onednn import copied_weights
 
@@ -51,8 +52,7 @@ def plain(model: PreTrainedModel) -> torch.Tensor:
 def test_laws_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch, bias: bool, most: int) -> None:
     monkeypatch.setattr(onednn, "_MOST", most)
     model = llama(bias)
-    copies = copied_weights(model)
-    assert copies is not None and bool(copies.copied) is (most > 0)
+    assert copied_weights(model) is not None
     torch.testing.assert_close(read(model), plain(model), rtol=1e-5, atol=1e-5)
 
 
@@ -68,7 +68,9 @@ def test_the_given_model_is_not_changed() -> None:
     assert all(own is other for own, other in pairs)
 
 
-def test_weights_changed_in_place_are_read_anew() -> None:
+@pytest.mark.parametrize("most", [onednn._MOST, 0], ids=["copied", "as they are"])
+def test_weights_changed_in_place_are_read_anew(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(onednn, "_MOST", most)
     model = llama()
     runner = make_runner(model, max_len=16)
     before = read(model, runner)
@@ -100,8 +102,54 @@ def test_other_dtypes_and_changed_layers_run_as_they_are() -> None:
     torch.testing.assert_close(read(wrapped), plain(wrapped), rtol=1e-5, atol=1e-5)
 
 
-def test_copies_keep_no_model() -> None:
+def test_a_new_runner_reads_a_model_as_it_is_now() -> None:
+    model, other = llama(), llama(bias=False)
+    kept = make_runner(model, max_len=16)
+    before = read(model, kept)
+    other.lm_head.weight.mul_(-2)
+    model.load_state_dict(other.state_dict(), assign=True)
+    torch.testing.assert_close(read(model), plain(other), rtol=1e-5, atol=1e-5)
+    model.model.layers[0].mlp.up_proj = nn.Linear(32, 64, bias=False).requires_grad_(False)
+    changed = read(model)
+    torch.testing.assert_close(changed, plain(model), rtol=1e-5, atol=1e-5)
+    assert (changed - before).abs().max() > 0.1
+    model.resize_token_embeddings(70)
+    assert read(model).shape[-1] == 70
+    model.double()
+    torch.testing.assert_close(read(model), plain(model))
+
+
+def test_weights_that_a_hook_makes_are_left_to_it() -> None:
     model = llama()
+    prune.random_unstructured(model.model.layers[0].mlp.up_proj, "weight", 0.5)
+    assert copied_weights(model) is None
+    model.model.layers[0].mlp.up_proj.weight_orig.data.mul_(-3)
+    renew(model)
+    torch.testing.assert_close(read(model), plain(model), rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_around_a_pass_changes_nothing() -> None:
+    model = llama()
+    expected = read(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(read(model), expected)
+
+
+def test_runners_before_and_after_a_reload_take_turns() -> None:
+    model = llama()
+    first = make_runner(model, max_len=16)
+    renew(model)
+    second = make_runner(model, max_len=16)
+    assert isinstance(first, ModelRunner) and isinstance(second, ModelRunner)
+    assert first.model is not second.model and forward._turn(first._head) is forward._turn(second._head)
+
+
+def test_copies_keep_no_model() -> None:
+    def noted(model: LlamaForCausalLM) -> LlamaForCausalLM:
+        model.model.norm.register_forward_hook(lambda *_: model.config and None)
+        return model
+
+    model = noted(llama())
     read(model)
     gone = weakref.ref(model)
     del model

@@ -295,7 +295,7 @@ class RequestRun:
         sequence, view = self.sequence, self.sequence.draft
         self._leave_tree(view, self._models.draft)
         unread = view.unread(sequence.tokens, len(sequence))
-        ahead = ask.ahead or self._ahead.fixed or self._ahead.next()
+        ahead = self._ahead.fixed or self._ahead.next() if ask.ahead is None else min(ask.ahead, _STEPS)
         wanted = min(_STEPS if self._whole else ahead, ask.at_most)
         if self._round != sequence.round:
             self._round, self._place, self._run_start = sequence.round, 0, len(sequence)

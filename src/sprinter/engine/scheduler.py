@@ -231,7 +231,7 @@ class Scheduler:
     def _run_passes(self, due: Collection[_Live]) -> None:
         """Run one pass of each kind that requests ask for; if a request arrives, not all, but not twice in a row."""
         asking, whole = self._asking(due), self._cut_short
-        self._cut_short = False
+        self._cut_short = bool(whole and self._alone)  # a step of new requests alone is not the whole one
         # The target reads last, as most methods ask it after a draft: a short text begins in its first step.
         for kind in (None, "draft", DraftRow, TreeRow, "target"):
             if kind in asking:
@@ -239,6 +239,8 @@ class Scheduler:
                 asking = self._asking(due)  # their next inputs
                 if asking and not whole and not self._alone and self.arrived():
                     self._cut_short = True
+                    for one in asking.get(TargetRow, []):
+                        one.passed_over += 1
                     return
         waiting = asking.get(TargetRow, [])
         longest = max((one.passed_over for one in waiting), default=0)

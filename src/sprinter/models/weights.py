@@ -31,6 +31,11 @@ def write_weights(loaded: LoadedModel, weights: Weights) -> None:
             that transformers does not run, a folder that cannot be read.
     """
     module = loaded.module("new weights")
+    if loaded.adapter is not None:
+        raise UserError(
+            f"{loaded.id} has an adapter, and shares weights with the pair it was made from: reload that one, then "
+            "make this one anew with with_lora"
+        )
     if loaded.quantised is not None or is_quantised(module):
         raise UserError(
             f"{loaded.id} has quantised weights, which new ones cannot replace: load it with dtype=float32 or bfloat16"

@@ -101,9 +101,20 @@ def _call_schema(body: ChatRequest, name: str) -> Any:
 
 def _arguments(schema: dict[str, Any] | None) -> dict[str, Any]:
     """The schema of a call's arguments: where it says nothing of others, those that it lists, as for a function."""
-    if schema and "properties" in schema and schema.keys() <= _PLAIN:
+    listed = (schema or {}).get("properties")
+    if (
+        schema
+        and isinstance(listed, dict)
+        and schema.keys() <= _PLAIN
+        and listed.keys() >= {*_required(schema)}
+    ):
         return schema | {"additionalProperties": False}
     return schema or {"type": "object"}
+
+
+def _required(schema: dict[str, Any]) -> list[str]:
+    required = schema.get("required")
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
 
 def _moved(schema: Any, place: str) -> Any:

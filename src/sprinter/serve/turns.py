@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -24,7 +25,8 @@ Worked = TypeVar("Worked")
 def _yielding() -> None:
     """Let this thread run where the engine's does not, if the system knows priorities of threads."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        with suppress(OSError):  # it runs behind others already, and may not come forward
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 class Turns:
@@ -75,6 +77,10 @@ class Turns:
         def leave(_: object) -> None:
             loop.call_later(_REST * took_s if self.crowded(owner) else 0, turn.release)
 
-        piece = loop.run_in_executor(self._slow if slow else self._threads, timed)
+        try:
+            piece = loop.run_in_executor(self._slow if slow else self._threads, timed)
+        except BaseException:
+            turn.release()
+            raise
         piece.add_done_callback(leave)
         return await asyncio.shield(piece)

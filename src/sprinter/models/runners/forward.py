@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from operator import add
 from threading import Lock
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
@@ -368,10 +368,12 @@ class ModelRunner(BaseRunner):
                     return ModelOutput(
                         *self.straight(asked.tokens, asked.logits, layers=asked.layers, **kwargs)
                     )
-            copied = () if self.copies is None else self.copies.copied
-            if any(weight.data_ptr() != at or weight._version != version for weight, at, version in copied):
-                assert self.copies is not None
-                self.copies = self.copies.again()
+            if self.copies is not None:
+                if torch.is_autocast_enabled("cpu"):
+                    with torch.autocast("cpu", enabled=False):  # oneDNN's layers read float32 alone
+                        return self._call(asked, **kwargs)
+                if any(one.data_ptr() != at or one._version != then for one, at, then in self.copies.read):
+                    self.copies = self.copies.again()
             keep = None if asked.logits else _last
             said, hidden, *states = call_model(
                 self.model, self._head, asked.tokens, keep, asked.layers, **kwargs
@@ -450,11 +452,15 @@ def call_model(
     return (output.logits, caught[0], *(states[layer] for layer in layers))
 
 
-_turns: WeakKeyDictionary[nn.Module, Lock] = WeakKeyDictionary()
+_turns: dict[int, Lock] = {}
 _turns_guard = Lock()
 
 
 def _turn(head: nn.Module) -> Lock:
-    """The lock of a model: its hook must not see another thread's forward pass."""
+    """The lock of a model, and of others that share its hooks: they must not see another thread's forward pass."""
+    hooks = head._forward_pre_hooks
     with _turns_guard:
-        return _turns.setdefault(head, Lock())
+        if id(hooks) not in _turns:
+            _turns[id(hooks)] = Lock()
+            finalize(hooks, _turns.pop, id(hooks), None)
+        return _turns[id(hooks)]

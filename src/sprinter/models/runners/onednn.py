@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from weakref import WeakKeyDictionary
+from threading import Lock
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -24,38 +25,46 @@ __all__ = ["CopiedWeights", "copied_weights", "forget_copies"]
 _MOST = 2 << 30
 """Bytes of a model's linear layers up to which they are copied; oneDNN reads those of larger models as they are."""
 _log = logging.getLogger("sprinter")
-_made: WeakKeyDictionary[PreTrainedModel, CopiedWeights | None] = WeakKeyDictionary()
+_made: WeakKeyDictionary[PreTrainedModel, ReferenceType[CopiedWeights]] = WeakKeyDictionary()
+"""Weak values: a hook of the model, which its copy shares, may name the model. Runners keep them."""
+_making = Lock()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class CopiedWeights:
     """A model by oneDNN.
 
     Attributes:
         model: over the same weights, with linear layers that read copies of them.
-        copied: the weights of which there are copies, and what they were then: place and version. Others make new
-            copies necessary.
+        read: the weights of these layers, and what they were then: place and version. Others make new copies necessary.
+        mark: what tells the given model from what it was then.
     """
 
     model: PreTrainedModel
-    copied: tuple[tuple[Tensor, int, int], ...]
+    read: tuple[tuple[Tensor, int, int], ...]
+    mark: object = None
 
     def again(self) -> CopiedWeights:
         """With copies of the weights as they are now."""
-        return _copy(self.model)
+        return _copy(self.model, None)
 
 
 def copied_weights(model: PreTrainedModel) -> CopiedWeights | None:
-    """The model by oneDNN; None for models on other devices or in other dtypes, and where PyTorch has no oneDNN."""
-    if model not in _made:
-        parts = [part for part in model.modules() if type(part) is nn.Linear]
-        _made[model] = None
-        if parts and all(map(_fits, parts)) and _available():
+    """The model by oneDNN, as it is now; None for other devices or dtypes, and where PyTorch has no oneDNN."""
+    parts = [part for part in model.modules() if type(part) is nn.Linear]
+    if not parts or not all(map(_fits, parts)) or not _available():
+        return None
+    with _making:
+        mark, kept = _mark(model), _made.get(model)
+        found = None if kept is None else kept()
+        if found is None or found.mark != mark:
             try:
-                _made[model] = _copy(twin(model, same_hooks=True))
+                found = _copy(twin(model, same_hooks=True), mark)
             except UserError as error:
                 _log.debug("%s runs without oneDNN: %s", type(model).__name__, error)
-    return _made[model]
+                return None
+            _made[model] = ref(found)
+    return found
 
 
 def forget_copies(model: PreTrainedModel) -> None:
@@ -63,25 +72,40 @@ def forget_copies(model: PreTrainedModel) -> None:
     _made.pop(model, None)
 
 
+def _mark(model: PreTrainedModel) -> object:
+    """Its modules and parameters, where these are, and how often they were changed."""
+    return [
+        (id(part), [(id(one), *_state(one)) for one in part._parameters.values() if one is not None])
+        for part in model.modules()
+    ]
+
+
+def _state(weight: Tensor) -> tuple[int, int]:
+    plain = type(weight.data) is Tensor and not weight.is_inference()
+    return (weight.data_ptr(), weight._version) if plain else (0, 0)
+
+
 @torch.inference_mode(False)
 @torch.no_grad()
-def _copy(model: PreTrainedModel) -> CopiedWeights:
+def _copy(model: PreTrainedModel, mark: object) -> CopiedWeights:
     """``model``: another one over the same weights, which is changed."""
     parts = [part for part in model.modules() if type(part) is nn.Linear]
     copies = sum(part.weight.nbytes for part in parts) <= _MOST
-    ops = torch.ops.mkldnn
+    ops, read = torch.ops.mkldnn, tuple((part.weight, *_state(part.weight)) for part in parts)
     for part in parts:
         weight = ops._reorder_linear_weight(part.weight.detach(), 4) if copies else part.weight.detach()
         product = partial(
             ops._linear_pointwise.default, W=weight, B=part.bias, attr="none", scalars=[], algorithm=""
         )
         part.__dict__["forward"] = product
-    weights = [part.weight for part in parts] if copies else []
-    return CopiedWeights(model, tuple((one, one.data_ptr(), one._version) for one in weights))
+    return CopiedWeights(model, read, mark)
 
 
 def _fits(part: nn.Linear) -> bool:
-    weight = part.weight
+    """Whether its weights are its own, not made by a hook, and plain numbers of float32 in memory."""
+    weight = part._parameters.get("weight")
+    if weight is None or "bias" not in part._parameters:
+        return False
     plain = type(weight.data) is Tensor and not weight.is_meta and not weight.is_inference()
     return plain and weight.device.type == "cpu" and weight.dtype == torch.float32
 
