@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import linear_regression, mean
@@ -11,7 +11,7 @@ from typing import Any
 
 from sprinter.errors import UserError
 
-__all__ = ["ENTROPY", "MEAN", "MEASURED", "READS", "STEP", "PassCosts"]
+__all__ = ["ENTROPY", "MEAN", "MEASURED", "READS", "STEP", "PassCosts", "best_length"]
 
 MEASURED = "measured"
 """Value of a parameter: a cost that is measured on this machine."""
@@ -147,12 +147,12 @@ class PassCosts:
     def best_run(self, chance: float) -> tuple[float, int]:
         """Speed over plain decoding with the best number of draft tokens, if each is kept with this chance; and that
         number."""
-        speeds, kept, tokens = [], chance, 1.0
-        for drafted in range(1, _LONGEST_RUN + 1):
-            tokens, kept = tokens + kept, kept * chance
-            seconds = drafted * self.draft_s(1) + self.target_s(1 + drafted)
-            speeds.append((tokens * self.target_s(1) / seconds, drafted))
-        return max(speeds)
+
+        def round_s(drafted: int) -> float:
+            return drafted * self.draft_s(1) + self.target_s(1 + drafted)
+
+        token_s, length = best_length(chance, round_s, _LONGEST_RUN)
+        return self.target_s(1) / token_s, length
 
     def speed_up(self, chance: float) -> float:
         """The speed of ``best_run``."""
@@ -161,6 +161,20 @@ class PassCosts:
     def draft_s(self, tokens: float) -> float:
         """Seconds of a draft step that reads a (mean) number of tokens >= 1."""
         return _along(self.draft, tokens) if self.draft else 0.0
+
+
+def best_length(chance: float, cost: Callable[[int], float], longest: int) -> tuple[float, int]:
+    """The least cost of a token, and the number of draft tokens of a round that has it, up to ``longest``.
+
+    Args:
+        chance: that the target keeps a draft token, after those before it. cost: of a round of so many.
+    """
+    tokens, kept, costs = 1.0, 1.0, []
+    for drafted in range(1, longest + 1):
+        kept *= chance
+        tokens += kept
+        costs.append((cost(drafted) / tokens, drafted))
+    return min(costs)
 
 
 def _along(points: _Points, tokens: float) -> float:

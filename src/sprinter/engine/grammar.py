@@ -11,7 +11,6 @@ bounded cost; the other is asked where what must follow is known to be short.
 from __future__ import annotations
 
 import json
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,8 +46,8 @@ _SPELLED = 128
 """Bytes that must follow, up to which they have their usual spelling; more are spelled in any way."""
 _FEW = 16
 """Tokens that begin one string of bytes, at most."""
-_FORCED, _FORCED_S = 32, 0.003
-"""Tokens that are found at once to be forced, at most, and seconds after which no more are looked for."""
+_FORCED = 8
+"""Tokens that are found at once to be forced, at most: the other rows wait. A clock would make texts depend on it."""
 
 
 @cache
@@ -274,7 +273,7 @@ class TextGrammar:
     def forced(self, text: Sequence[int]) -> list[int]:
         """See ``Grammar``."""
         self._wait()
-        found, began = list[int](), time.perf_counter()
+        found: list[int] = []
         while len(found) < _FORCED and self._free.go(path := (*text, *found)):
             if self._free.matcher.is_stopped():
                 return found or self._ends[:1]
@@ -282,8 +281,6 @@ class TextGrammar:
             if len(ids) != 1:
                 break
             found += ids
-            if time.perf_counter() - began > _FORCED_S:  # of all rows, the others wait
-                break
         return found
 
     def _wait(self) -> None:

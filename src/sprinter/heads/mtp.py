@@ -247,6 +247,8 @@ def _made(
                 weights[f"{ours}.weight"] = value
             elif name.startswith(layout.block):
                 block[name.removeprefix(layout.block)] = value
+            elif re.match(r"layers\.[1-9]", name) is None:  # not of a further module
+                _refuse(folder, f"'{name}' is a weight that is not known")
         layer, layer_type = _layer_like(target, config, block, folder)
         heads = MtpHeads(layer, config, vocab_size, layer_type, layout.state_first)
         fill(heads, weights | {f"block.{name}": value for name, value in block.items()}, folder)

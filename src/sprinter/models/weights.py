@@ -42,7 +42,7 @@ def write_weights(loaded: LoadedModel, weights: Weights) -> None:
         )
     own = module.state_dict()
     given = _read(Path(weights)) if isinstance(weights, str | Path) else weights
-    where = {name: tensor.data_ptr() for name, tensor in own.items()}
+    where = {name: (tensor.data_ptr(), tensor.shape) for name, tensor in own.items()}  # the same: tied
     known = {where[name]: value for name, value in given.items() if name in own}
     wrong = [f"has no {name}" for name in given if name not in own]
     wrong += [f"needs {name} too" for name in own if where[name] not in known]

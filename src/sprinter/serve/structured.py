@@ -11,17 +11,9 @@ from sprinter.serve.schema import ChatRequest, GenerateRequest, NamedTool
 
 __all__ = ["forced_tool", "structure_of"]
 
-_PLAIN = {
-    "type",
-    "properties",
-    "required",
-    "title",
-    "description",
-    "$schema",
-    "$defs",
-    "definitions",
-    "strict",
-}
+_PLAIN = frozenset(
+    ["type", "properties", "required", "title", "description", "$schema", "$defs", "definitions", "strict"]
+)
 """Keywords of a schema that say nothing of parameters beside those it lists."""
 
 
@@ -101,20 +93,13 @@ def _call_schema(body: ChatRequest, name: str) -> Any:
 
 def _arguments(schema: dict[str, Any] | None) -> dict[str, Any]:
     """The schema of a call's arguments: where it says nothing of others, those that it lists, as for a function."""
-    listed = (schema or {}).get("properties")
-    if (
-        schema
-        and isinstance(listed, dict)
-        and schema.keys() <= _PLAIN
-        and listed.keys() >= {*_required(schema)}
-    ):
-        return schema | {"additionalProperties": False}
-    return schema or {"type": "object"}
-
-
-def _required(schema: dict[str, Any]) -> list[str]:
-    required = schema.get("required")
-    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    if not schema:
+        return {"type": "object"}
+    listed, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(listed, dict) or not isinstance(required, list) or not schema.keys() <= _PLAIN:
+        return schema
+    names = [*listed]  # what is required may be no name
+    return schema | {"additionalProperties": False} if all(one in names for one in required) else schema
 
 
 def _moved(schema: Any, place: str) -> Any:

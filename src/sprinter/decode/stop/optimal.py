@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import Parameters, number
-from sprinter.decode.costs import ENTROPY, MEAN, MEASURED, STEP
+from sprinter.decode.costs import ENTROPY, MEAN, MEASURED, STEP, best_length
 from sprinter.decode.registry import STOP
 from sprinter.decode.regression import Regression
 from sprinter.decode.stop.chance import ChanceRule
@@ -108,7 +107,9 @@ class Optimal(ChanceRule):
         """Nothing is drafted yet."""
         begun = torch.ones_like(state[0])
         if not self.learns:
-            begun = torch.full_like(begun, self._best_run(float(state[2])))
+            more, first = self._costs
+            _, length = best_length(float(state[2]), lambda n: 1 + first + n * more, _LONGEST)
+            begun = torch.full_like(begun, length)
         return (begun, torch.zeros_like(state[1]), *state[2:])
 
     def ahead(self, state: State) -> int | None:
@@ -147,19 +148,6 @@ class Optimal(ChanceRule):
         more, first = self._costs
         cost = kept * float(state[4]) + 1 + drafted * more + (first if drafted else 0.0)
         return (*state[:3], *torch.tensor([tokens, cost], dtype=torch.float64).unbind(), *state[5:])
-
-    def _best_run(self, kept: float) -> int:
-        """The number of draft tokens at which a token costs least, if each is kept with this chance."""
-        more, first = self._costs
-        best, length, tokens, chance = math.inf, 1, 1.0, 1.0
-        for drafted in range(1, _LONGEST + 1):
-            chance *= kept
-            tokens += chance
-            price = (1 + first + drafted * more) / tokens
-            if price >= best:
-                break  # the gain falls with every token, and the cost does not
-            best, length = price, drafted
-        return length
 
 
 def _mean(state: State, sum: float, count: int) -> Tensor:
