@@ -11,9 +11,9 @@ from sprinter.serve.schema import ChatRequest, GenerateRequest, NamedTool
 
 __all__ = ["forced_tool", "structure_of"]
 
-_PLAIN = frozenset(
-    ["type", "properties", "required", "title", "description", "$schema", "$defs", "definitions", "strict"]
-)
+_PLAIN = {
+    "type", "properties", "required", "title", "description", "$schema", "$defs", "definitions", "strict",
+}  # fmt: skip
 """Keywords of a schema that say nothing of parameters beside those it lists."""
 
 
