@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.enumerate import MarkovPair
+
+Found = TypeVar("Found")
+
+
+def _done(found: Found) -> Future[Found]:
+    answer: Future[Found] = Future()
+    answer.set_result(found)
+    return answer
 
 
 class ToyGrammar:
@@ -31,18 +41,18 @@ class ToyGrammar:
     def follows(self, text: Sequence[int]) -> bool:
         return all(x in self.allowed(text[:i]) for i, x in enumerate(text))
 
-    def masks(self, texts: Sequence[Sequence[int]]) -> Callable[[], Tensor]:
+    def masks(self, texts: Sequence[Sequence[int]]) -> Future[Tensor]:
         found = torch.ones(len(texts), self.vocab, dtype=torch.bool)
         for row, text in zip(found, texts, strict=True):
             if self.follows(text):
                 row[[x for x in range(self.vocab) if x not in self.allowed(text)]] = False
-        return lambda: found
+        return _done(found)
 
     def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         fits = (i for i, x in enumerate(tokens) if x not in self.allowed([*text, *tokens[:i]]))
         return next(fits, len(tokens))
 
-    def forced(self, text: Sequence[int]) -> list[int]:
+    def forced(self, text: Sequence[int]) -> Future[Sequence[int]]:
         found: list[int] = []
         while not self.free and len(found) < 3:
             allowed = self.allowed([*text, *found])
@@ -50,7 +60,7 @@ class ToyGrammar:
                 break
             found.append(allowed[0])
         self.asked += bool(found)
-        return found
+        return _done(found)
 
     def law(self, text: Sequence[int], law: Tensor) -> Tensor:
         """A law after a text, followed; the second definition of what ``decode.adjust`` does."""

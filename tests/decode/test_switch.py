@@ -9,8 +9,7 @@ from random import Random
 import pytest
 import torch
 
-from sprinter.decode import Method, parse_method
-from sprinter.decode import decoding as decoding_module
+from sprinter.decode import Method, parse_method, resting
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin, Record
@@ -71,8 +70,8 @@ def copies_of_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(copied))
         return copied
 
-    monkeypatch.setattr(decoding_module, "COPIES", Lookup(1, 1, length=2))
-    monkeypatch.setattr(decoding_module, "look_up", counted)
+    monkeypatch.setattr(resting, "COPIES", Lookup(1, 1, length=2))
+    monkeypatch.setattr(resting, "look_up", counted)
     return found
 
 

@@ -14,12 +14,11 @@ from tests.models.tiny import CONTEXT, tiny, word_tokenizer
 from torch import Tensor
 
 import sprinter
-from sprinter.decode import decoding as decoding_module
-from sprinter.decode import parse_method
+from sprinter.decode import parse_method, resting
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.sequence import ReadState
-from sprinter.engine.executor import RequestRun
+from sprinter.engine.request_run import RequestRun
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.medusa import MedusaHeads
@@ -224,7 +223,7 @@ def test_never_slower_counts_the_heads_own_steps() -> None:
 @pytest.mark.parametrize("method", ["heads(gamma=4)", "medusa(nodes=6)"])
 def test_a_text_is_copied_while_heads_rest(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        decoding_module, "COPIES", Lookup(1, 1, length=4)
+        resting, "COPIES", Lookup(1, 1, length=4)
     )  # a text of random weights seldom repeats three tokens
     pair = sprinter.Pair(pair_of("llama").models, None, [half_trained("llama")])
     flat = tuple((n, 1.0) for n in (1, 8))

@@ -8,8 +8,10 @@ transformers: bias, repetition penalty, frequency and presence penalty, bad word
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +23,21 @@ from sprinter.errors import SprinterError, UserError
 
 __all__ = ["Adjust", "Adjuster", "Adjustments"]
 
-Adjust = Callable[[Tensor], Tensor]
+
+class Adjust(NamedTuple):
+    """Adjusts logits ``[n, V]`` when it is called.
+
+    Attributes:
+        masks: of a grammar, which it waits for; None: none.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    masks: Future[Tensor] | None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return self.apply(logits)
+
+
 """Adjusts logits ``[n, V]``, each row to its own text."""
 
 
@@ -128,7 +144,7 @@ class Adjuster:
         grammar, masks = self._settings.grammar, None
         if grammar is not None:
             masks = grammar.masks([(*self._text[self._prompt_len :], *path) for path in paths])
-        return partial(self._adjust, paths, [self.forbidden(path) for path in paths], masks)
+        return Adjust(partial(self._adjust, paths, [self.forbidden(path) for path in paths], masks), masks)
 
     def forbidden(self, path: Sequence[int] = ()) -> frozenset[int]:
         """Ids of the tokens that must not follow the text and the tokens in ``path``, whatever a grammar says.
@@ -178,7 +194,7 @@ class Adjuster:
         self,
         paths: Sequence[Sequence[int]],
         forbidden: Sequence[frozenset[int]],
-        masks: Callable[[], Tensor] | None,
+        masks: Future[Tensor] | None,
         logits: Tensor,
     ) -> Tensor:
         settings = self._settings
@@ -199,7 +215,7 @@ class Adjuster:
         if masks is None:
             return full
         try:
-            allowed = masks()
+            allowed = masks.result()
         except Exception as error:  # of this text alone: others share the pass
             self.error = error
             return full

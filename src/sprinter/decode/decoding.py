@@ -12,11 +12,21 @@ from torch import Tensor
 from sprinter.decode.accept import Exact, Judge, TargetCall, Verdict
 from sprinter.decode.budget import BUDGET_RUN, BudgetedRule, DriftAccount
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips, Token
+from sprinter.decode.draft import (
+    AskDraft,
+    AskForced,
+    AskScore,
+    AskTips,
+    Draft,
+    Origin,
+    Record,
+    Scores,
+    Tips,
+    Token,
+)  # fmt: skip
 from sprinter.decode.drafter import one_hot_rows
 from sprinter.decode.grammar import Grammar
 from sprinter.decode.grow import Root
-from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.meter import Meter
 from sprinter.decode.review import review
 from sprinter.decode.sequence import NO_DRAFT, TokenSequence, Tree
@@ -30,17 +40,15 @@ from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "COPIES", "METER_CHUNK", "Answer", "Asking", "Decoding", "Limits", "LoopRequest", "closing_pass", "copy_run",
+    "METER_CHUNK", "Answer", "Asking", "Decoding", "Limits", "LoopRequest", "closing_pass",
     "draft_run", "draft_tree",
 ]  # fmt: skip
 
 METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
 GUARDED_RUN = 8  # maximum number of tokens in a run that is judged exactly, if the method names none
-COPIES = Lookup(n=4, least=3, length=7)  # of rounds that rest
 FORCED = 32  # maximum number of tokens in a round that a grammar forces
-_SEARCHED = 1024  # tokens in which a round that rests looks for a copy: its time is not charged
-LoopRequest = AskDraft | AskTips | AskScore
-Answer = Draft | Tips | Scores
+LoopRequest = AskDraft | AskTips | AskForced | AskScore
+Answer = Draft | Tips | Scores | Sequence[int]
 Asking = Generator[LoopRequest, Answer, None]
 
 
@@ -326,12 +334,14 @@ class Decoding:
         known = self.method.stop.ahead(self.rules.stop) if self.paced else None
         return known and max(1, known - (self.drafted - self.proposed))
 
-    def force(self) -> Draft | None:
-        """The tokens that must follow the text, as a draft; None: there are none."""
+    def force(self) -> Generator[LoopRequest, Answer, Draft | None]:
+        """Ask for the tokens that must follow the text, as a draft; None: there are none."""
         grammar, like, text = self.limits.grammar, self.like, self.sequence.tokens
         if grammar is None or like is None or not self.pace.proposes:
             return None
-        tokens = tuple(grammar.forced(text[self.sequence.prompt :]))[: min(self.left, FORCED - self.forced)]
+        found = yield AskForced(self.sequence, grammar.forced(text[self.sequence.prompt :]))
+        assert not isinstance(found, Draft | Tips | Scores)
+        tokens = tuple(found)[: min(self.left, FORCED - self.forced)]
         laws = one_hot_rows(tokens, like.shape[-1], like)
         raw = laws if self.method.accept.needs_raw else None
         return Draft(tokens, laws, {}, raw, proposed=True) if tokens else None
@@ -347,7 +357,7 @@ def draft_run(decoding: Decoding) -> Asking:
     trusting, stopped = not decoding.guarded, False
     while not stopped and (room := decoding.room) >= 1:
         # Where trusted tokens wait for the target, an untrusted one would end them.
-        must = None if trusting and decoding.provisional else decoding.force()
+        must = None if trusting and decoding.provisional else (yield from decoding.force())
         if must is None:
             answer = yield AskDraft(sequence, room, decoding.ahead)
         else:
@@ -401,27 +411,6 @@ def draft_run(decoding: Decoding) -> Asking:
         sequence.cut(len(text))  # tokens that were drafted beyond the stop
         if decoding.complete and len(decoding.meter.waiting) >= METER_CHUNK:
             yield from closing_pass(decoding)
-
-
-def copy_run(decoding: Decoding, copies: bool) -> bool:
-    """A draft apart from the method's: what the grammar forces, else, with ``copies``, what followed the text's last
-    tokens earlier (prompt lookup). Returns whether there is one."""
-    at_most, text = min(decoding.room, COPIES.length), decoding.sequence.tokens
-    if decoding.like is None or at_most < 1:
-        return False
-    must, tokens = decoding.force(), list[int]()
-    found = [] if must is None else list(must.tokens)
-    if copies and not found:
-        found = look_up(text[-_SEARCHED:], COPIES.n, COPIES.least, at_most)
-    for x in found:
-        text.append(x)
-        tokens.append(x)
-        if decoding.limits.reason(text) is not None or decoding.leaves(text):
-            break
-    laws = [*one_hot_rows(tokens, decoding.like.shape[-1], decoding.like)]
-    decoding.sequence.tree = Tree(tokens, laws, laws if decoding.method.accept.needs_raw else [])
-    decoding.pace.exact = bool(tokens)
-    return bool(tokens)
 
 
 @lru_cache(maxsize=1024, typed=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -138,6 +139,18 @@ class Tips(NamedTuple):
     raws: Sequence[Tensor] = ()
     ended: bool = False
     reached: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskForced:
+    """Ask which tokens a grammar forces after the sequence; no model is needed.
+
+    Attributes:
+        found: the answer, once it is there: the driver waits for it.
+    """
+
+    sequence: TokenSequence
+    found: Future[Sequence[int]]
 
 
 class AskScore(NamedTuple):

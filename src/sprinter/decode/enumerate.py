@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.decoding import Answer, LoopRequest
-from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Record, Scores, Tips
+from sprinter.decode.draft import AskDraft, AskForced, AskScore, AskTips, Draft, Record, Scores, Tips
 from sprinter.decode.draft_heads import DraftHeads, HeadDrafts, HeadText
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
 from sprinter.decode.grammar import Grammar
@@ -136,6 +136,8 @@ class ChainDriver:
 
     def answer(self, request: LoopRequest) -> Answer:
         """Answer one request: a ``Draft``, ``Tips`` or ``Scores``."""
+        if isinstance(request, AskForced):
+            return request.found.result()
         if isinstance(request, AskScore):
             return self._score(request)
         if isinstance(request, AskTips):

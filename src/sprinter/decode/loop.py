@@ -23,11 +23,11 @@ from sprinter.decode.decoding import (
     Limits,
     LoopRequest,
     closing_pass,
-    copy_run,
     draft_run,
     draft_tree,
 )  # fmt: skip
 from sprinter.decode.draft import AskScore, Origin, Record, Scores, Token
+from sprinter.decode.resting import copy_run
 from sprinter.decode.sequence import Siblings, TokenSequence
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
@@ -63,7 +63,7 @@ def decode(
         decoding.begin_round()
         before = len(record.tokens)
         pace = decoding.pace
-        copied = (apart or not pace.drafts) and copy_run(decoding, pace.copies)
+        copied = (apart or not pace.drafts) and (yield from copy_run(decoding, pace.copies))
         if pace.drafts and not copied:
             yield from drafting(decoding)
         record.stats.drafted += len(record.tokens) - before + len(sequence.tree.tokens)

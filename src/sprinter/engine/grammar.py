@@ -1,7 +1,7 @@
 """Structured output: what a request's text must be, as masks of tokens, by llguidance.
 
 A mask needs the text alone, so it is computed in a thread while the model reads the text, and kept until both models
-have used it. A matcher follows whichever text it is asked about, forwards and back.
+have used it. A matcher follows whichever text it is asked about, forwards and back. Owners take turns in the threads.
 
 Where one string of bytes must follow, llguidance spells all of it before it answers: with a rule that repeats a string
 without end, for minutes and in any amount of memory. So each text has two matchers. One allows every spelling, at a
@@ -14,9 +14,9 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.decode.sequence import common_prefix
+from sprinter.engine.fair_queue import FairQueue
 from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError, install_line
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammars", "TextGrammar", "is_confined"]
 
+Found = TypeVar("Found")
 _KEPT = 64  # masks of a text, and compiled grammars of a pair
 # As ``json.dumps`` writes: few places where a text may go on in several ways, and no endless white space.
 _JSON: dict[str, Any] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -42,7 +44,8 @@ _FREE = '%llguidance {"no_forcing": true}\n'
 _ITEMS = 50_000
 """Of a parser's row, as many as a step may have: each alternative of a schema has some."""
 _NO_TEXT = "NoExtensionBias"
-_SPELLED = 128
+_CIRCLE = "a $ref or a rule must not need itself to begin"
+_SPELLED = 48
 """Bytes that must follow, up to which they have their usual spelling; more are spelled in any way."""
 _FEW = 16
 """Tokens that begin one string of bytes, at most."""
@@ -50,9 +53,35 @@ _FORCED = 8
 """Tokens that are found at once to be forced, at most: the other rows wait. A clock would make texts depend on it."""
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(2, "sprinter-masks")
+class _Threads:
+    """Threads in which owners take turns."""
+
+    def __init__(self) -> None:
+        self._line: FairQueue[Callable[[], None]] = FairQueue()
+        self._lock, self._pool = Lock(), ThreadPoolExecutor(2, "sprinter-masks")
+
+    def submit(self, owner: str, find: Callable[[], Found]) -> Future[Found]:
+        """Answer when it is the owner's turn."""
+        found: Future[Found] = Future()
+        with self._lock:
+            self._line.put(owner, partial(_answer, found, find))
+        self._pool.submit(self._next)
+        return found
+
+    def _next(self) -> None:
+        with self._lock:
+            work = self._line.pop()
+        work()
+
+
+def _answer(found: Future[Found], find: Callable[[], Found]) -> None:
+    try:
+        found.set_result(find())
+    except Exception as error:
+        found.set_exception(error)
+
+
+_threads = cache(_Threads)
 
 
 def is_confined(options: GenerationOptions) -> bool:
@@ -72,14 +101,15 @@ class Grammars:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._own: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._compiled: OrderedDict[str, TextGrammar] = OrderedDict()
         self._lock = Lock()
 
-    def of(self, options: GenerationOptions, ends: Sequence[int]) -> TextGrammar | None:
+    def of(self, options: GenerationOptions, ends: Sequence[int], owner: str = "") -> TextGrammar | None:
         """The grammar of a new text; None: its options name none.
 
         Args:
             ends: EOS and stop tokens, which may be written where the grammar may end, and nowhere else.
+            owner: whose text it is.
 
         Raises:
             UserError: it cannot be read or followed, or the pair has no tokenizer or no EOS token.
@@ -92,17 +122,14 @@ class Grammars:
             )
         known = self._known(*asked)
         with self._lock:
-            assert self._own is not None
-            return TextGrammar(
-                known.free.deep_copy(), known.spelling.deep_copy(), self._own, self._vocab, ends
-            )
+            return known.copy(ends, owner)
 
     def prepare(self, options: GenerationOptions) -> None:
         """Compile the grammar of texts to come; errors as for ``of``."""
         if (asked := _asked(options)) is not None:
             self._known(*asked)
 
-    def _known(self, name: str, text: str) -> _Compiled:
+    def _known(self, name: str, text: str) -> TextGrammar:
         with self._lock:
             known = self._compiled.get(text)
         if known is None:  # without the lock: another request need not wait for a slow one
@@ -114,7 +141,7 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return known
 
-    def _compile(self, name: str, grammar: str) -> _Compiled:
+    def _compile(self, name: str, grammar: str) -> TextGrammar:
         llguidance = _llguidance(name)
         with self._lock:
             if self._own is None:
@@ -127,22 +154,14 @@ class Grammars:
                 raise UserError(f"{name} cannot be followed: {_reason(matcher)}")
             made.append(matcher)
         spelling, free = made
-        first, stuck = _Follower(free.deep_copy(), self._vocab), False
+        first = TextGrammar(free, spelling, self._own, self._vocab)
         try:
-            stuck = not first.mask().any() and not first.matcher.is_accepting()
+            first.begin()
         except UserError as error:
-            if not (stuck := _NO_TEXT in str(error)):
-                raise UserError(f"{name} cannot be followed: {_reason(first.matcher)}") from None
-        if stuck:
-            raise UserError(f"{name} allows no text: a $ref or a rule must not need itself to begin")
-        return _Compiled(free, spelling)
-
-
-class _Compiled(NamedTuple):
-    """A compiled grammar twice: with all spellings of what must follow, and with the usual one alone."""
-
-    free: LLMatcher
-    spelling: LLMatcher
+            if _NO_TEXT not in str(error):
+                raise UserError(f"{name} cannot be followed: {_reason(free)}") from None
+            raise UserError(f"{name} allows no text: {_CIRCLE}") from None
+        return first
 
 
 def _unforced(grammar: str) -> str:
@@ -238,58 +257,82 @@ class TextGrammar:
     """See ``Grammar``.
 
     Args:
-        free, spelling: matchers of this text alone, at its beginning, as in ``_Compiled``.
+        free, spelling: matchers of this text alone, at its beginning: of all spellings of what must follow, and of the
+            usual one alone.
         tokens: the bytes of tokens.
         vocab: size of the masks.
         ends: EOS and stop tokens.
+        owner: whose text it is.
     """
 
     def __init__(
-        self, free: LLMatcher, spelling: LLMatcher, tokens: LLTokenizer, vocab: int, ends: Sequence[int]
+        self,
+        free: LLMatcher,
+        spelling: LLMatcher,
+        tokens: LLTokenizer,
+        vocab: int,
+        ends: Sequence[int] = (),
+        owner: str = "",
     ) -> None:
         self._free, self._spelling, self._tokens = _Follower(free, vocab), _Follower(spelling, vocab), tokens
         self._vocab, self._ends = vocab, list(dict.fromkeys(ends))
-        self._known: OrderedDict[tuple[int, ...], NDArray[np.uint8]] = OrderedDict()
-        self._pending: Future[Tensor] | None = None
+        self._known: OrderedDict[tuple[int, ...], tuple[NDArray[np.uint8], bool | None]] = OrderedDict()
+        self._owner, self._lock = owner, Lock()
         self._must: tuple[list[int], list[int], bool] = [], [], False
         """A text and longest tokens that must follow, their sizes in bytes, and whether nothing more must."""
 
-    def masks(self, texts: Sequence[Sequence[int]]) -> Callable[[], Tensor]:
+    def begin(self) -> None:
+        """Find what may follow the empty text: a large grammar takes long over it, but its copies do not.
+
+        Raises:
+            UserError: nothing, or it cannot be found.
+        """
+        if not self._free.mask().any() and not self._free.matcher.is_accepting():
+            raise UserError(_NO_TEXT)
+        self._forced(())
+        self._free.go(()), self._spelling.go(())
+
+    def copy(self, ends: Sequence[int], owner: str) -> TextGrammar:
+        """The grammar of another text, at its beginning, as this one is."""
+        free, spelling = self._free.matcher.deep_copy(), self._spelling.matcher.deep_copy()
+        made = TextGrammar(free, spelling, self._tokens, self._vocab, ends, owner)
+        path, sizes, over = self._must
+        made._known, made._must = self._known.copy(), (path.copy(), sizes.copy(), over)
+        return made
+
+    def masks(self, texts: Sequence[Sequence[int]]) -> Future[Tensor]:
         """See ``Grammar``."""
-        self._wait()
-        self._pending = _threads().submit(self._masks, [tuple(text) for text in texts])
-        return self._pending.result
+        return _threads().submit(self._owner, partial(self._masks, [tuple(text) for text in texts]))
 
     def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         """See ``Grammar``."""
-        self._wait()
         free = self._free
-        if not free.go(text):
-            return len(tokens)
-        count = free.matcher.validate_tokens(list(tokens))
-        ended = count < len(tokens) and tokens[count] in self._ends and free.go([*text, *tokens[:count]])
-        return count + bool(ended and free.matcher.is_accepting())
+        with self._lock:
+            if not free.go(text):
+                return len(tokens)
+            count = free.matcher.validate_tokens(list(tokens))
+            ended = count < len(tokens) and tokens[count] in self._ends and free.go([*text, *tokens[:count]])
+            return count + bool(ended and free.matcher.is_accepting())
 
-    def forced(self, text: Sequence[int]) -> list[int]:
+    def forced(self, text: Sequence[int]) -> Future[Sequence[int]]:
         """See ``Grammar``."""
-        self._wait()
+        return _threads().submit(self._owner, partial(self._forced, tuple(text)))
+
+    def _forced(self, text: tuple[int, ...]) -> list[int]:
         found: list[int] = []
-        while len(found) < _FORCED and self._free.go(path := (*text, *found)):
-            if self._free.matcher.is_stopped():
-                return found or self._ends[:1]
-            ids = _ids(self._mask(path), 2)
-            if len(ids) != 1:
-                break
-            found += ids
+        with self._lock:
+            while len(found) < _FORCED and self._free.go(path := (*text, *found)):
+                if self._free.matcher.is_stopped():
+                    return found or self._ends[:1]
+                ids = _ids(self._mask(path), 2)
+                if len(ids) != 1:
+                    break
+                found += ids
         return found
 
-    def _wait(self) -> None:
-        """The matchers are asked by one thread at a time."""
-        if self._pending is not None:
-            self._pending.exception()
-
     def _masks(self, texts: Sequence[tuple[int, ...]]) -> Tensor:
-        bits = np.stack([self._mask(text) for text in texts])
+        with self._lock:
+            bits = np.stack([self._mask(text) for text in texts])
         return torch.from_numpy(
             np.unpackbits(bits, axis=1, count=self._vocab, bitorder="little").view(np.bool_)
         )
@@ -300,20 +343,22 @@ class TextGrammar:
             known = self._known[text] = self._compute(text)
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
-        return known
+        bits, may_end = known
+        for id in self._ends if may_end is not None else ():
+            byte, bit = id >> 3, np.uint8(1 << (id & 7))
+            bits[byte] = bits[byte] | bit if may_end else bits[byte] & ~bit
+        return bits
 
-    def _compute(self, text: tuple[int, ...]) -> NDArray[np.uint8]:
+    def _compute(self, text: tuple[int, ...]) -> tuple[NDArray[np.uint8], bool | None]:
+        """The tokens that may follow a text, and whether it may end there; None: all may follow."""
         free = self._free
         if not free.go(text):
-            return np.full_like(free.bits, 255)
+            return np.full_like(free.bits, 255), None
         accepting, stopped = free.matcher.is_accepting(), free.matcher.is_stopped()
         bits = np.zeros_like(free.bits) if stopped else free.mask()
         if not accepting and self._is_short(text, bits) and self._spelling.go(text):
             bits = self._spelling.mask()
-        for id in self._ends:
-            byte, bit = id >> 3, np.uint8(1 << (id & 7))
-            bits[byte] = bits[byte] | bit if accepting else bits[byte] & ~bit
-        return bits
+        return bits, accepting
 
     def _is_short(self, text: tuple[int, ...], bits: NDArray[np.uint8]) -> bool:
         """Whether some bytes must follow a text, and not many; ``bits``: all spellings."""

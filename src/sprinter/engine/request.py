@@ -8,19 +8,20 @@ from typing import Any
 
 from sprinter.decode.adjust import Adjustments
 from sprinter.decode.costs import PassCosts
-from sprinter.decode.decoding import COPIES
 from sprinter.decode.draft import Record, Stats
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
+from sprinter.decode.resting import COPIES
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, Replayed, Tracker
-from sprinter.engine.executor import Executor, RequestRun
+from sprinter.engine.executor import Executor
 from sprinter.engine.generation import Generation
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
+from sprinter.engine.request_run import RequestRun
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.spans import SpanReader
 from sprinter.engine.stream import Ending, Spelling, TextWriter, prompt_end
@@ -116,7 +117,7 @@ class Request:
         self._spelling = _spelling(runtime, options.stop, ends, self._prompt)
         if method.only is not None and self._spelling is None and not method.lossless():
             raise UserError(f"only={method.only} needs a tokenizer, and this pair has none: leave it out")
-        self._adjustments = _adjustments(self.options, runtime, ends)
+        self._adjustments = _adjustments(self.options, runtime, ends, owner)
         self._costs: PassCosts | None = None  # measured here, in the thread of the caller
         if self.options.never_slower and self.options.switches is None and self._may_switch:
             self._costs = runtime.costs_of(method, most)
@@ -378,12 +379,14 @@ def _chains(method: Method) -> str:
     return "drafts=1" if method.drafter.drafts > 1 else "a method that drafts chains, such as speculative"
 
 
-def _adjustments(options: GenerationOptions, runtime: PairRuntime, ends: Sequence[int]) -> Adjustments:
+def _adjustments(
+    options: GenerationOptions, runtime: PairRuntime, ends: Sequence[int], owner: str
+) -> Adjustments:
     """The adjustments of a request; ``ends``: EOS and stop tokens."""
     words = [word for one in options.bad_words for word in _spelled(one, runtime)]
     return Adjustments(
         options.repetition_penalty, options.presence_penalty, options.frequency_penalty, options.logit_bias,
-        options.min_new_tokens, tuple(ends), tuple(dict.fromkeys(words)), runtime.grammars.of(options, ends),
+        options.min_new_tokens, tuple(ends), tuple(dict.fromkeys(words)), runtime.grammars.of(options, ends, owner),
     )  # fmt: skip
 
 

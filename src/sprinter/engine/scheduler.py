@@ -11,24 +11,28 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import Token
+from sprinter.decode.draft import AskForced, Token
 from sprinter.decode.switch import Tracker
 from sprinter.engine.backends.base import DraftRow, PassInput, PromptRow, TargetRow, TreeRow
-from sprinter.engine.executor import RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
 from sprinter.engine.prompts import NEW, ChunkTurn, choose_prompts
 from sprinter.engine.request import Request
+from sprinter.engine.request_run import RequestRun
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import TokenReader, advance
 from sprinter.errors import BatchError, ContextLengthError, RowsError, UserError
 from sprinter.models.choose import pads_rows, runner_kind
 
 __all__ = ["Event", "Scheduler"]
+
+_PATIENCE, _POLL = 0.005, 0.001
+"""Seconds for which all rows wait for their grammars, and after which they look whether a request has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +237,9 @@ class Scheduler:
         asking, whole = self._asking(due), self._cut_short
         self._cut_short = bool(whole and self._alone)  # a step of new requests alone is not the whole one
         # The target reads last, as most methods ask it after a draft: a short text begins in its first step.
-        for kind in (None, "draft", DraftRow, TreeRow, "target"):
+        for kind in (None, AskForced, "draft", DraftRow, TreeRow, "target"):
             if kind in asking:
-                self._do(self._reading(asking[kind]) if isinstance(kind, str) else asking[kind])
+                self._do(self._reading(asking[kind]) if isinstance(kind, str) else self._ready(asking[kind]))
                 asking = self._asking(due)  # their next inputs
                 if asking and not whole and not self._alone and self.arrived():
                     self._cut_short = True
@@ -245,14 +249,29 @@ class Scheduler:
         waiting = asking.get(TargetRow, [])
         longest = max((one.passed_over for one in waiting), default=0)
         # A row that reads its prompt does not come to the target for many steps: nobody waits for it.
-        under_way = sum(len(group) for kind, group in asking.items() if kind not in ("target", "draft"))
+        under_way = sum(
+            len(group) for kind, group in asking.items() if kind not in ("target", "draft", AskForced)
+        )
         silent = any(not one.request.record.tokens for one in waiting)
         # Requests that need the target since this step take part.
         if waiting and self._policy.calls(len(waiting), under_way, longest, silent):
-            self._do(called := self._fitting(waiting))
+            self._do(called := self._fitting(self._ready(waiting)))
             waiting = [one for one in waiting if one not in called]
         for one in waiting:
             one.passed_over += 1
+
+    def _ready(self, group: list[_Live]) -> list[_Live]:
+        """Those of a group that wait for no grammar. A short wait is shared, but for a request that arrives; a longer
+        one is of its own row alone. Masks of a row alone, or of a batch, are found while the model reads."""
+        found = [one.run.awaits for one in group]
+        if not isinstance(group[0].run.input, AskForced) and not (self._policy.first and len(self._live) > 1):
+            return group
+        until = time.perf_counter() + _PATIENCE
+        while (left := [one for one in found if one and not one.done()]) and not self.arrived():
+            if time.perf_counter() > until:
+                break
+            wait(left, _POLL)
+        return [one for one, answer in zip(group, found, strict=True) if answer is None or answer.done()]
 
     def _fitting(self, waiting: list[_Live]) -> list[_Live]:
         """Those that read together as many tokens as a pass of the target may."""
@@ -359,10 +378,11 @@ class Scheduler:
         return ChunkTurn(one, request.owner, one.turn, len(feed.tokens), chunk)
 
     def _do(self, group: Sequence[_Live]) -> None:
-        """Run one forward pass for a group."""
+        """Run one forward pass for a group, if there is anybody in it."""
         for one in group:
             one.passed_over = 0
-        advance(self._models, [one.run for one in group], self._pads)
+        if group:
+            advance(self._models, [one.run for one in group], self._pads)
 
     def _leave(self, one: _Live) -> None:
         """Free the rows of a request."""

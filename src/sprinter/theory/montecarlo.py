@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sprinter.decode.checks import at_least, between, number
 from sprinter.decode.decoding import Answer, Asking, LoopRequest
-from sprinter.decode.draft import AskScore, AskTips, Draft, Origin, Record, Scores, Tips
+from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.sequence import depths_of
@@ -127,6 +127,7 @@ class TableDriver:
             return self._score(request)
         if isinstance(request, AskTips):
             return self._tips(request)
+        assert isinstance(request, AskDraft)
         return self._propose(request.sequence.tokens, request.at_most)
 
     def _tips(self, request: AskTips) -> Tips:

@@ -254,6 +254,7 @@ class ReplayDriver:
             return self._score(request)
         if isinstance(request, AskTips):
             return self._tips(request)
+        assert isinstance(request, AskDraft)
         position, round = len(request.sequence), request.sequence.round
         if self._proposals is not None:
             draft = self._ask_proposer(self._proposals, position, request)

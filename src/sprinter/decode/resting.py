@@ -1,0 +1,36 @@
+"""Drafts apart from the method's: what a grammar forces, and copies in rounds that rest."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from sprinter.decode.decoding import Answer, Decoding, LoopRequest
+from sprinter.decode.drafter import one_hot_rows
+from sprinter.decode.lookup import Lookup, look_up
+from sprinter.decode.sequence import Tree
+
+__all__ = ["COPIES", "copy_run"]
+
+COPIES = Lookup(n=4, least=3, length=7)  # of rounds that rest
+_SEARCHED = 1024  # tokens in which a round that rests looks for a copy: its time is not charged
+
+
+def copy_run(decoding: Decoding, copies: bool) -> Generator[LoopRequest, Answer, bool]:
+    """A draft apart from the method's: what the grammar forces, else, with ``copies``, what followed the text's last
+    tokens earlier (prompt lookup). Returns whether there is one."""
+    at_most, text = min(decoding.room, COPIES.length), decoding.sequence.tokens
+    if decoding.like is None or at_most < 1:
+        return False
+    must, tokens = (yield from decoding.force()), list[int]()
+    found = [] if must is None else list(must.tokens)
+    if copies and not found:
+        found = look_up(text[-_SEARCHED:], COPIES.n, COPIES.least, at_most)
+    for x in found:
+        text.append(x)
+        tokens.append(x)
+        if decoding.limits.reason(text) is not None or decoding.leaves(text):
+            break
+    laws = [*one_hot_rows(tokens, decoding.like.shape[-1], decoding.like)]
+    decoding.sequence.tree = Tree(tokens, laws, laws if decoding.method.accept.needs_raw else [])
+    decoding.pace.exact = bool(tokens)
+    return bool(tokens)
