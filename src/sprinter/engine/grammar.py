@@ -14,7 +14,8 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache, cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,6 +103,7 @@ class Grammars:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._own: LLTokenizer | None = None
         self._compiled: OrderedDict[str, TextGrammar] = OrderedDict()
+        self._last: tuple[Any, tuple[str, str] | None] = None, None  # a response_format, and what it asks
         self._lock = Lock()
 
     def of(self, options: GenerationOptions, ends: Sequence[int], owner: str = "") -> TextGrammar | None:
@@ -114,20 +116,40 @@ class Grammars:
         Raises:
             UserError: it cannot be read or followed, or the pair has no tokenizer or no EOS token.
         """
-        if (asked := _asked(options)) is None:
+        if (asked := self._asked(options)) is None:
             return None
         if not ends:
             raise UserError(
                 f"{asked[0]} needs an EOS token, and this pair has none: give stop_token_ids=[...]"
             )
-        known = self._known(*asked)
-        with self._lock:
-            return known.copy(ends, owner)
+        return self._known(*asked).copy(ends, owner)
 
     def prepare(self, options: GenerationOptions) -> None:
         """Compile the grammar of texts to come; errors as for ``of``."""
-        if (asked := _asked(options)) is not None:
+        if (asked := self._asked(options)) is not None:
             self._known(*asked)
+
+    def warm(self) -> None:
+        """Make what the first grammar needs, which takes up to a second, if llguidance is there."""
+        with suppress(UserError):
+            self._tokens(_llguidance("grammar"), "grammar")
+
+    def _tokens(self, llguidance: Any, name: str) -> LLTokenizer:
+        with self._lock:
+            if self._own is None:
+                self._own = _own_tokenizer(llguidance, self._tokenizer, self._vocab, name)
+            return self._own
+
+    def _asked(self, options: GenerationOptions) -> tuple[str, str] | None:
+        """``_asked``, once for all texts of a request."""
+        form = None if options.grammar or options.regex or options.choices else options.response_format
+        with self._lock:
+            last, asked = self._last
+        if form is None or form is not last:
+            asked = _asked(options)
+            with self._lock:
+                self._last = form, asked
+        return asked
 
     def _known(self, name: str, text: str) -> TextGrammar:
         with self._lock:
@@ -143,18 +165,16 @@ class Grammars:
 
     def _compile(self, name: str, grammar: str) -> TextGrammar:
         llguidance = _llguidance(name)
-        with self._lock:
-            if self._own is None:
-                self._own = _own_tokenizer(llguidance, self._tokenizer, self._vocab, name)
+        own = self._tokens(llguidance, name)
         made: list[LLMatcher] = []
         for text in (grammar, _unforced(grammar)):  # what is wrong with a grammar is said of its own text
             limits = llguidance.LLParserLimits(verbose_errors=False, max_items_in_row=_ITEMS)
-            matcher = llguidance.LLMatcher(self._own, text, log_level=0, limits=limits)
+            matcher = llguidance.LLMatcher(own, text, log_level=0, limits=limits)
             if matcher.is_error():
                 raise UserError(f"{name} cannot be followed: {_reason(matcher)}")
             made.append(matcher)
         spelling, free = made
-        first = TextGrammar(free, spelling, self._own, self._vocab)
+        first = TextGrammar((free, spelling), own, self._vocab)
         try:
             first.begin()
         except UserError as error:
@@ -257,8 +277,8 @@ class TextGrammar:
     """See ``Grammar``.
 
     Args:
-        free, spelling: matchers of this text alone, at its beginning: of all spellings of what must follow, and of the
-            usual one alone.
+        matchers: of all spellings of what must follow, and of the usual one alone, at the beginning; or the grammar
+            whose matchers are copied when they are needed, which takes long for a large one.
         tokens: the bytes of tokens.
         vocab: size of the masks.
         ends: EOS and stop tokens.
@@ -267,14 +287,13 @@ class TextGrammar:
 
     def __init__(
         self,
-        free: LLMatcher,
-        spelling: LLMatcher,
+        matchers: tuple[LLMatcher, LLMatcher] | TextGrammar,
         tokens: LLTokenizer,
         vocab: int,
         ends: Sequence[int] = (),
         owner: str = "",
     ) -> None:
-        self._free, self._spelling, self._tokens = _Follower(free, vocab), _Follower(spelling, vocab), tokens
+        self._matchers, self._tokens = matchers, tokens
         self._vocab, self._ends = vocab, list(dict.fromkeys(ends))
         self._known: OrderedDict[tuple[int, ...], tuple[NDArray[np.uint8], bool | None]] = OrderedDict()
         self._owner, self._lock = owner, Lock()
@@ -294,11 +313,28 @@ class TextGrammar:
 
     def copy(self, ends: Sequence[int], owner: str) -> TextGrammar:
         """The grammar of another text, at its beginning, as this one is."""
-        free, spelling = self._free.matcher.deep_copy(), self._spelling.matcher.deep_copy()
-        made = TextGrammar(free, spelling, self._tokens, self._vocab, ends, owner)
+        made = TextGrammar(self, self._tokens, self._vocab, ends, owner)
         path, sizes, over = self._must
         made._known, made._must = self._known.copy(), (path.copy(), sizes.copy(), over)
         return made
+
+    @cached_property
+    def _followers(self) -> tuple[_Follower, _Follower]:
+        given = self._matchers
+        if isinstance(given, TextGrammar):
+            with given._lock:
+                free, spelling = (one.matcher.deep_copy() for one in given._followers)
+        else:
+            free, spelling = given
+        return _Follower(free, self._vocab), _Follower(spelling, self._vocab)
+
+    @property
+    def _free(self) -> _Follower:
+        return self._followers[0]
+
+    @property
+    def _spelling(self) -> _Follower:
+        return self._followers[1]
 
     def masks(self, texts: Sequence[Sequence[int]]) -> Future[Tensor]:
         """See ``Grammar``."""
@@ -306,8 +342,8 @@ class TextGrammar:
 
     def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         """See ``Grammar``."""
-        free = self._free
         with self._lock:
+            free = self._free
             if not free.go(text):
                 return len(tokens)
             count = free.matcher.validate_tokens(list(tokens))

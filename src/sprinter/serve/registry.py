@@ -394,12 +394,13 @@ def _weights(service: Service) -> dict[int, int]:
 
 
 def frozen(load: Callable[[], Pair] | None) -> Callable[[], Pair]:
-    """As ``load``, and leave what there is then out of garbage collections, each of which would hold up the server for
-    0.3 s."""
+    """As ``load``, with what grammars need, and leave what there is then out of garbage collections, each of which
+    would hold up the server for 0.3 s."""
     assert load is not None
 
     def loaded() -> Pair:
         pair = load()
+        pair._runtime.grammars.warm()
         gc.collect()
         gc.freeze()
         return pair
