@@ -59,6 +59,7 @@ def test_a_paper_on_the_built_in_pair(paper: str, run: Run, tmp_path: Path) -> N
     assert page.startswith(f"# {PAPERS[paper].title}, measured again\n") and "**A trial: " in page
     lines = " ".join(page.split())
     assert all(" ".join(claim["says"].split()) in lines for claim in claims)
+    assert "the built-in pair. It was trained on stories alone" in lines
     assert all(len(line) <= 120 for line in page.splitlines() if not line.startswith("|"))
     assert page == papers.page(results, paper) + "\n"  # all of it is in the JSON
     pictures = {path.name for path in tmp_path.glob("*.png")}
@@ -71,7 +72,11 @@ def test_a_paper_on_the_built_in_pair(paper: str, run: Run, tmp_path: Path) -> N
     assert again[0] == 0 and redrawn["parts"] == results["parts"]
     made = results["environment"]  # it is that of the answers
     assert redrawn["environment"] == made | {"commit_of_tables": made["commit"]} and redrawn["calls"] == 1
-    if paper == "sprinter":  # no gate is judged on its own texts
+    if paper == "sprinter":
+        table = next(table for table in tables if table["title"] == "Table 2, temperature 1")
+        flops = [float(cell) for row in table["rows"] for cell in row[-2:]]
+        assert len({*flops}) > len(flops) / 2, flops  # rounded to 0.1 GFLOPs, a small pair's would be equal
+        # no gate is judged on its own texts:
         trained, judged = re.findall(r"(\d+) and (\d+) (?:texts|prompts that it was not trained on)", lines)[
             :2
         ]

@@ -25,6 +25,8 @@ __all__ = ["PAPERS", "check_suites", "page", "reproduce", "trials"]
 
 QUIET = 0.2
 """Cores that other programs may keep busy without a word."""
+BUILTIN = "the built-in pair"
+STORIES = " It was trained on stories alone; these prompts are far from its training data."
 PAPERS: Mapping[str, Paper] = {"sprinter": SPRINTER, "svip": SVIP, "fsd": FSD, "yin": YIN}
 
 
@@ -51,7 +53,7 @@ def reproduce(name: str, study: Study, parts: Sequence[str] = (), command: str =
     there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() and not study.restart else {}
     own = study.pair.models.target.id == str(builtin_paths()["target"])
     named = {role: one["name"] for role, one in pair_facts(study.pair).items() if "name" in one}
-    names = "the built-in pair" if own else ", ".join(f"{role} {name}" for role, name in named.items())
+    names = BUILTIN if own else ", ".join(f"{role} {name}" for role, name in named.items())
     done: dict[str, list[PaperTable]] = {}
     for part in parts or paper.parts:
         done[part] = paper.parts[part](study)
@@ -110,6 +112,7 @@ def page(results: Mapping[str, Any], pictures: str) -> str:
     anew = "" if tables == where["commit"] else f" (tables: {tables})"
     pair = "" if "--target" in results["command"] else f": {results['models']}"
     run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}{anew}{pair}."
+    run += STORIES if results["models"] == BUILTIN else ""
     if (others := where.get("busy_with_others") or 0) > QUIET:
         run += (
             f" Other programs kept {others:.1f} cores busy meanwhile. The arms took turns, so ratios of speeds compare "

@@ -133,7 +133,7 @@ def speed(study: Study, temperature: float) -> list[PaperTable]:
             rows.append([
                 name, arm, f"`{one.spec}`", cell(ratio_of_sums(one.drafted, one.rounds)), tokens, f"{ms:.2f}",
                 cell(one.speed_over(found[SD])), over, cell(a_token(one)), cell(ratio_of_sums(*one.drift), 3),
-                *(f"{one.flops(kind).sum() / one.tokens.sum() / 1e9:.1f}" for kind in COUNTS),
+                *(f"{one.flops(kind).sum() / one.tokens.sum() / 1e9:.3g}" for kind in COUNTS),
             ])  # fmt: skip
         own = found[OWN]
         faster.append(Check(f"{name}, speed over SD", own.speed_over(found[SD]), 1.0))
