@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from benchmarks.smoke import made_up_data
@@ -168,3 +169,28 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(run: Run, tm
         )
         status, _, err = run(*command, *TINY)
         assert status == 2 and told in err and "laws along texts" not in err
+
+
+@pytest.mark.parametrize(("prompts", "asked"), [(1, 1), (8, 8), (20, 20), (100, 20)])
+def test_long_texts_are_as_many_as_the_prompts_up_to_what_a_table_needs(prompts: int, asked: int) -> None:
+    counts: list[int] = []
+
+    class Enough(Exception):
+        pass
+
+    def suite(name: str, count: int, *_: int, **__: int) -> None:
+        counts.append(count)
+        raise Enough
+
+    models = SimpleNamespace(context=1024)
+    study = SimpleNamespace(
+        prompts=prompts,
+        tuning=1,
+        new_tokens=32,
+        pair=SimpleNamespace(models=models),
+        suite=suite,
+        once=lambda key, make: {},
+    )
+    with pytest.raises(Enough):
+        PAPERS["svip"].parts["long"](cast(Study, study))
+    assert counts == [asked]

@@ -164,7 +164,7 @@ def long_form(study: Study, temperature: float) -> list[PaperTable]:
     reach = [n for n in LENGTHS if n <= study.pair.models.context // 2] or [study.pair.models.context // 4]
     reach = [n for n in reach if n <= 16 * study.new_tokens] or [study.new_tokens]
     longest = reach[-1]
-    suite = study.suite("mt-bench", max(2, study.prompts // 2), study.tuning, new_tokens=longest)
+    suite = study.suite("mt-bench", min(study.prompts, ENOUGH), study.tuning, new_tokens=longest)
     out = study.answers(f"long T={temperature:g}", suite, distinct(named), temperature, new_tokens=longest)
     times = {
         name: [
