@@ -25,8 +25,7 @@ __all__ = ["PAPERS", "check_suites", "page", "reproduce", "trials"]
 
 QUIET = 0.2
 """Cores that other programs may keep busy without a word."""
-BUILTIN = "the built-in pair"
-STORIES = " It was trained on stories alone; these prompts are far from its training data."
+BUILTIN = "the built-in pair, which was trained on stories alone: these prompts are far from them"
 PAPERS: Mapping[str, Paper] = {"sprinter": SPRINTER, "svip": SVIP, "fsd": FSD, "yin": YIN}
 
 
@@ -112,7 +111,6 @@ def page(results: Mapping[str, Any], pictures: str) -> str:
     anew = "" if tables == where["commit"] else f" (tables: {tables})"
     pair = "" if "--target" in results["command"] else f": {results['models']}"
     run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}{anew}{pair}."
-    run += STORIES if results["models"] == BUILTIN else ""
     if (others := where.get("busy_with_others") or 0) > QUIET:
         run += (
             f" Other programs kept {others:.1f} cores busy meanwhile. The arms took turns, so ratios of speeds compare "
