@@ -224,7 +224,7 @@ def test_every_decision_is_in_the_index_and_short() -> None:
     assert records
     for record in records:
         assert f"]({record.name})" in index, f"{record.name} is not in the index"
-        assert len(record.read_text(encoding="utf-8").splitlines()) <= 80, f"{record.name} is over 80 lines"
+        assert len(record.read_text(encoding="utf-8").splitlines()) <= 40, f"{record.name} is over 40 lines"
 
 
 def test_version_is_the_same_everywhere() -> None:
