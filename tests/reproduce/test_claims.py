@@ -68,7 +68,7 @@ def test_a_claim_is_as_good_as_its_checks() -> None:
         assert Claim("", checks).verdict == verdict
     assert Claim("", (yes,), "no heads").verdict == "not testable here"
     told = Claim("It is faster.", (yes, no, open_)).line("held in part")
-    assert told.startswith("- **Held in part.** It is faster. x: 2.50 [2.00, 3.00], asked above 1: yes; ")
+    assert told.startswith("- **Held in part.** It is faster. x: 2.50 [2.00, 3.00], above 1: yes; ")
 
 
 def test_a_table_tells_its_numbers_and_verdicts() -> None:
@@ -222,7 +222,7 @@ def test_a_division_by_zero_is_undecided_and_its_facts_are_json() -> None:
     )  # no gap between target and draft
     for value in (nothing, (float("nan"), 0.0, 0.1)):
         claim = Claim("So.", (Check("loss", value, 0.2, above=False),))
-        assert claim.verdict == "undecided" and "loss: –, asked below 0.2" in claim.line(claim.verdict)
+        assert claim.verdict == "undecided" and "loss: –, below 0.2" in claim.line(claim.verdict)
         facts = json.loads(json.dumps(claim.facts(claim.verdict), allow_nan=False))
         assert facts["checks"][0]["value"][0] is None and facts["says"] == "So."
     assert difference((zeros, ones), (zeros, ones)) == (0.0, 0.0, 0.0)

@@ -55,11 +55,11 @@ class Check:
         return True if low > self.bound else False if high <= self.bound else None
 
     def line(self) -> str:
-        """What was measured, what was asked, whether it is so."""
+        """What was measured, the bound, whether it passes."""
         digits = 3 if abs(self.value[0]) < 1 else 2 if abs(self.value[0]) < 10 else 1
         answer = {True: "yes", False: "no", None: "undecided"}[self.outcome]
         sign = "above" if self.above else "below"  # ">" at the start of a wrapped line is a quotation
-        return f"{self.what}: {cell(self.value, digits)}, asked {sign} {self.bound:.3g}: {answer}"
+        return f"{self.what}: {cell(self.value, digits)}, {sign} {self.bound:.3g}: {answer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Claim:
     """What a paper says, with its numbers, and the checks that it is broken into.
 
     Attributes:
-        says: the claim, with what is asked of the measured numbers.
+        says: the claim, with what is required of the measured numbers.
         checks: all of them must be shown.
         missing: why it cannot be tested here; "": it can.
     """

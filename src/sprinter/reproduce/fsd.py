@@ -188,7 +188,7 @@ def lengths(study: Study) -> list[PaperTable]:
     claims = [
         Claim("The draft's share grows with L, by 5 to 10 points from 5 to 15.", (*rising,)),
         Claim(
-            "Each text has an optimal L: longer is hardly faster; asked: at 15 less than 1.1 times.",
+            "Each text has an optimal L: longer is hardly faster; required here: at 15 less than 1.1 times.",
             (*slower,),
         ),
     ]
@@ -344,7 +344,7 @@ def levels_table(study: Study) -> list[PaperTable]:
     claims = [
         Claim("The target is better than the draft (a condition for what follows).", (gap,)),
         Claim(
-            "FSD (Low) has SD's accuracy (asked: at most a tenth of the gap less), 1.07 to 1.23 times as fast.",
+            "FSD (Low) has SD's accuracy (required here: at most a tenth of the gap less), 1.07 to 1.23 times as fast.",
             loses(LOW, TENTH, 1.07), missing,
         ),
         Claim(
@@ -395,7 +395,8 @@ def common(study: Study) -> list[PaperTable]:
         speed.append(Check(f"{name}, speed", one.speed_over(sd), 1.0))
     claims = [
         Claim(
-            "One T keeps about SD's accuracy; asked: at most 2 points (0.05 nats a token) less.", (*quality,)
+            "One T keeps about SD's accuracy; required here: at most 2 points (0.05 nats a token) less.",
+            (*quality,),
         ),
         Claim("It is faster than SD (1.08 to 1.26 times) on every data set.", (*speed,)),
     ]
@@ -443,7 +444,7 @@ def spread(study: Study) -> list[PaperTable]:
     why = "" if easier else "only one side was asked for (--suite)"
     claims = [Claim("GSM8K and HumanEval have lower divergences than CSQA and MMLU.", (*easier,), why)]
     more = [
-        Claim("JS keeps quality best; asked: it loses least at 70 % kept.", (*better,)),
+        Claim("JS keeps quality best; required here: it loses least at 70 % kept.", (*better,)),
         Claim("Any tokens kept by chance lose more.", (*chance,)),
     ]
     prompts = min(int(one.texts[-1]) + 1 for one in found.values())

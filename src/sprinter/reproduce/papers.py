@@ -26,6 +26,10 @@ __all__ = ["PAPERS", "check_suites", "page", "reproduce", "trials"]
 QUIET = 0.2
 """Cores that other programs may keep busy without a word."""
 BUILTIN = "the built-in pair, which was trained on stories alone: these prompts are far from them"
+KEY = (
+    "Each claim has a verdict, and its checks: the measured value with its 95 % interval over prompts, the bound, and "
+    "whether the whole interval passes it."
+)
 PAPERS: Mapping[str, Paper] = {"sprinter": SPRINTER, "svip": SVIP, "fsd": FSD, "yin": YIN}
 
 
@@ -117,7 +121,7 @@ def page(results: Mapping[str, Any], pictures: str) -> str:
             "like with like; times are longer than on a quiet machine."
         )
     made = [PaperTable.of(one).markdown(pictures) for part in results["parts"].values() for one in part]
-    parts = [f"# {paper.title}, measured again", paper.about, run, *made]
+    parts = [f"# {paper.title}, measured again", f"{paper.about} {KEY}", run, *made]
     return "\n".join(line for text in "\n\n".join(parts).split("\n") for line in _wrapped(text))
 
 

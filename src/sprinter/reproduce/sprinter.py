@@ -39,8 +39,8 @@ TABLE_2 = {  # average tokens and speed-up, GPT-Neo 125M/1.3B; GPT-2 small/XL
 }  # fmt: skip
 TABLE_1 = {"Wiki-Summary": "45.2; 41.0", "LM1B": "35.4; 41.6"}
 JUDGE = (
-    "Win-tie rate: each of the arm's texts against each of SD's for the same prompt, judged by the target's "
-    "log-likelihood a token in place of GPT-4; within 0.05 nats they tie."
+    "Win-tie rate: each text of the arm against each text of SD for the same prompt. In place of GPT-4 the judge is "
+    "the target's log-likelihood a token; texts within 0.05 nats tie."
 )
 
 
@@ -110,10 +110,10 @@ def quality(study: Study, temperature: float) -> list[PaperTable]:
                 kept.append(Check(f"{name}, {kind} over SD's", ratio_of_ratios(ours, base), 0.9))
     claims = [
         Claim(
-            "“Comparable quality” to SD, by win-tie rates; asked: at least the lower of the paper's two.",
+            "“Comparable quality” to SD, by win-tie rates; required here: the lower of the paper's two.",
             (*wins,),
         ),
-        Claim("Figure 7, “only a minimal drop” in ROUGE; asked: at least 0.9 of SD's.", (*kept,)),
+        Claim("Figure 7, “only a minimal drop” in ROUGE; required here: 0.9 of SD's.", (*kept,)),
     ]
     head = ("data set", "arm", "win-tie rate, %", "paper", "log-likelihood a token", "drift", *ROUGE)
     title = f"Table 1 and Figure 7, temperature {temperature:g}"
@@ -146,11 +146,15 @@ def speed(study: Study, temperature: float) -> list[PaperTable]:
         longer.append(Check(f"{name}, tokens a run over SD's", ratio_of_ratios(*runs), 3.0))
     claims = [
         Claim("SPRINTER is faster than SD.", (*faster,)),
-        Claim("By 1.64 to 1.83 times; asked: the lower of the paper's two.", (*enough,)),
-        Claim("And faster than SpecDec++, AdaEDL and Mentored Decoding.", (*ahead,)),
-        Claim("It keeps 3.2 to 5.4 times as many draft tokens a run as SD; asked: 3.", (*longer,)),
         Claim(
-            "Figures 1 and 9: fewer FLOPs than SD (the paper counts passes; what they read is counted too).",
+            "SPRINTER is 1.64 to 1.83 times as fast; required here: the lower of the paper's two.", (*enough,)
+        ),
+        Claim("SPRINTER is faster than SpecDec++, AdaEDL and Mentored Decoding.", (*ahead,)),
+        Claim(
+            "SPRINTER keeps 3.2 to 5.4 times as many draft tokens a run as SD; required here: 3.", (*longer,)
+        ),
+        Claim(
+            "Figures 1 and 9: fewer FLOPs than SD. The paper counts passes; here the tokens that they read count too.",
             (*fewer,),
         ),
     ]
@@ -159,9 +163,9 @@ def speed(study: Study, temperature: float) -> list[PaperTable]:
         "drift", "GFLOPs a token, by passes", "by tokens",
     )  # fmt: skip
     told = (
-        f"First 30 % of the words, {counts(study, temperature)} prompts, {study.new_tokens} new tokens. SD's draft "
-        "length is the fastest on other prompts. Average tokens: draft tokens kept, trusted or accepted, a run. Time "
-        "includes the prompt's own pass."
+        f"First 30 % of the words, {counts(study, temperature)} prompts, {study.new_tokens} new tokens. SD has "
+        "the draft length that was fastest on other prompts. Average tokens: the draft tokens of a run that are kept, "
+        "trusted or accepted. Time includes prefill."
     )
     return [
         PaperTable(
@@ -247,7 +251,7 @@ def transfer(study: Study) -> list[PaperTable]:
         worse.append(Check(f"{name}, win-tie rate less own gate's, points", apart, -10))
     claims = [
         Claim("A gate of the other data set takes at most 1.11 times as long.", (*slower,)),
-        Claim("Its win-tie rate is comparable; asked: at most 10 points less.", (*worse,)),
+        Claim("Its win-tie rate is comparable; required here: at most 10 points less.", (*worse,)),
     ]
     head = (
         "measured on",
@@ -295,15 +299,18 @@ def gate(study: Study) -> list[PaperTable]:
             for lam in LABELS if lam != 1.2
         ]  # fmt: skip
     claims = [
-        Claim("Figure 3: AU-ROC of 0.8 and 0.9 (caption and text disagree on which); asked: 0.8.", (*areas,)),
+        Claim(
+            "Figure 3: AU-ROC of 0.8 and 0.9 (caption and text disagree on which); required here: 0.8.",
+            (*areas,),
+        ),
         Claim("Section A.10: AU-ROC is best at λ = 1.2.", (*best,)),
         Claim(
-            "Section 3.1: the drift is η_FP · TV(p, q), for a gate that errs independently of TV; asked: the drift of "
-            "Table 2's run within 0.8 and 1.25 of it, on labels of other texts.",
+            "Section 3.1: if a gate errs independently of TV, the drift is η_FP · TV(p, q). Required here: the drift "
+            "of Table 2's run is 0.8 to 1.25 times this, with labels of other texts.",
             (*theorem,),
         ),
         Claim(
-            "Beyond the paper: it is the mean TV(p, q) of what the gate trusts, within the same bounds.",
+            "Beyond the paper: the drift is the mean TV(p, q) of what the gate trusts, within the same bounds.",
             (*labels,),
         ),
     ]
@@ -370,10 +377,10 @@ def _short(text: str, most: int = 160) -> str:
 
 SPRINTER = Paper(
     "SPRINTER (Zhong et al. 2025)",
-    "The paper's prompts, lengths, gate (λ = 1.2, τ = 0.5, cap 20) and rivals; its GPT-Neo, GPT-2 and Vicuna pairs are "
-    "not at hand. Its text draws tokens, its published code takes the likeliest: Tables 1 and 2 are measured at "
-    "temperatures 1 and 0. Table 5 is λ = 1.2 and τ = 0.5 everywhere, as here. The flops of Figures 9 and 10 are those "
-    "of `sprinter theory flops`.",
+    "Prompts, lengths, gate (λ = 1.2, τ = 0.5, cap 20) and rivals are the paper's; its GPT-Neo, GPT-2 and Vicuna pairs "
+    "were not available. The paper's text draws tokens, but its published code takes the most probable ones. So Tables "
+    "1 and 2 are measured at temperatures 1 and 0. Table 5 has λ = 1.2 and τ = 0.5 everywhere, as here. `sprinter "
+    "theory flops` gives the FLOPs of Figures 9 and 10.",
     {
         "gate": gate,
         "quality": partial(quality, temperature=1.0),

@@ -36,9 +36,10 @@ def row(name: str, ours: Answers, theirs: Answers, paper: str) -> list[str]:
 def told(study: Study, found: Answers) -> str:
     """What was run."""
     return (
-        f"{found.prompts} questions of Vicuna-bench, {study.repeats} answers each, every one compared with every one, "
-        f"{study.new_tokens} new tokens, temperature 1. The judge is the target's log-likelihood a token: it favours "
-        "sharp texts, and what UNO draws twice from the target is sharp, so drift stands beside."
+        f"{found.prompts} questions of Vicuna-bench, {study.repeats} answers each, {study.new_tokens} new tokens, "
+        "temperature 1. Each answer of a method is compared with each of the other's. The judge is the target's "
+        "log-likelihood a token. It favours sharp texts, and what UNO draws twice from the target is sharp; so "
+        "drift is shown too."
     )
 
 
@@ -63,8 +64,8 @@ def table_1(study: Study) -> list[PaperTable]:
     claims = [
         Claim("OPT wins at every ε: 52.5 to 57.5 % of the prompts.", tuple(wins[e] for e in EPSILONS)),
         Claim("Beyond the paper, at smaller ε.", tuple(wins[e] for e in SMALLER)),
-        Claim("What stands behind it (Theorem 4): OPT is nearer to the target's law.", (*closer,)),
-        Claim("At no more target calls; asked: within 5 %.", (*calls,)),
+        Claim("The reason (Theorem 4): OPT is nearer to the target's law.", (*closer,)),
+        Claim("OPT makes no more target calls; required here: at most 5 % more.", (*calls,)),
     ]
     first = found["OPT ε=0.1"]
     return [PaperTable("Table 1", told(study, first), HEAD, rows, claims, first.prompts)]
@@ -88,10 +89,10 @@ def table_2(study: Study) -> list[PaperTable]:
 
 YIN = Paper(
     "A Theoretical Perspective for Speculative Decoding Algorithm (Yin et al. 2024)",
-    "As in the paper: both methods answer each prompt several times, a prompt is won by the method whose answers win "
-    "more than half of the comparisons (half for a draw), γ = 5. Vicuna-bench stands for Alpaca-Farm. UNO draws its "
-    "replacement from the target, as the text says; the listing in the paper's appendix draws it from the draft. The "
-    "theorems and figures are those of `sprinter theory`.",
+    "As in the paper γ is 5, and both methods answer each prompt several times. A method wins a prompt if its answers "
+    "win more than half of the comparisons; a draw counts half. Vicuna-bench takes the place of Alpaca-Farm. UNO draws "
+    "its replacement from the target, as the paper's text says; the listing in the appendix draws it from the draft. "
+    "`sprinter theory` has the theorems and figures.",
     {"table-2": table_2, "table-1": table_1},
     {"prompts": 40, "tuning_prompts": 8, "new_tokens": 32, "repeats": 4},
 )
