@@ -163,6 +163,9 @@ Rounds = Annotated[
 ]  # fmt: skip
 
 
+_MAPPINGS = ("rules", "chat_template_kwargs", "response_format")
+
+
 class GenerationOptions(Checked):
     """How to generate a text; immutable, and checked on creation.
 
@@ -300,13 +303,7 @@ class GenerationOptions(Checked):
         super().__init__(**_gathered(options, None))
 
     def __hash__(self) -> int:
-        return hash(
-            tuple(
-                value
-                for name, value in vars(self).items()
-                if name not in ("rules", "chat_template_kwargs", "response_format")
-            )
-        )
+        return hash(tuple(value for name, value in vars(self).items() if name not in _MAPPINGS))
 
     @property
     def temperature(self) -> float:
@@ -347,7 +344,11 @@ class GenerationOptions(Checked):
 
     def _replaced(self, keywords: Mapping[str, Any] | GenerationKeywords) -> GenerationOptions:
         given, own = _gathered(keywords, self.sampling), vars(self)
-        return self if all(own[name] is given[name] for name in given) else type(self)(**{**own, **given})
+        if all(own[name] is given[name] for name in given):
+            return self
+        kept = {name: own[name] for name in _MAPPINGS if given.get(name, own[name]) is own[name]}
+        made = type(self)(**{**own, **given, **dict.fromkeys(kept)})
+        return made.model_copy(update=kept)  # they are its own already: a schema is not copied for each text
 
     def to_dict(self) -> dict[str, Any]:
         """The keywords as JSON values: ``GenerationOptions(**options.to_dict())`` generates the same tokens.

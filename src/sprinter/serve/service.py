@@ -358,12 +358,12 @@ class Service:
             try:
                 stops = () if asked.suffix is None else fill_in_marks(self.tokenizer)
                 for prompt in prompts:
-                    first = asked.options.replace(
-                        max_new_tokens=None if asked.options.max_new_tokens is None else self._room(asked, prompt),
-                        stop_token_ids=(*asked.options.stop_token_ids, *stops),
-                    )  # fmt: skip
-                    for i in range(asked.n):  # a schema is not copied for each text
-                        options = first.model_copy(update={"seed": following_seed(first.seed, i)})
+                    for i in range(asked.n):
+                        options = asked.options.replace(
+                            seed=following_seed(asked.options.seed, i),
+                            max_new_tokens=None if asked.options.max_new_tokens is None else self._room(asked, prompt),
+                            stop_token_ids=(*asked.options.stop_token_ids, *stops),
+                        )  # fmt: skip
                         streams.append(engine.stream(prompt, options, owner=owner))
             except BaseException:
                 self.owners.give_back_tokens(owner, read + new)

@@ -1,0 +1,107 @@
+"""Rows that wait for their grammars: nobody else waits for them, and owners take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Event
+from typing import Any
+
+import pytest
+
+import sprinter
+from sprinter.engine import grammar
+from sprinter.engine.engine import Engine
+from sprinter.engine.policy import Policy
+
+FORMAT = {"type": "json_object"}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "seed": 3, "method": "speculative(gamma=2)"}
+
+
+class Held:
+    """Threads that find nothing before they are let go; then, all at once."""
+
+    def __init__(self) -> None:
+        self.free, self.left = False, list[tuple[Future[Any], Callable[[], Any]]]()
+
+    def submit(self, owner: str, find: Callable[[], Any]) -> Future[Any]:
+        found: Future[Any] = Future()
+        self.left.append((found, find))
+        if self.free:
+            self.let_go()
+        return found
+
+    def let_go(self) -> None:
+        self.free = True
+        while self.left:
+            found, find = self.left.pop()
+            found.set_result(find())
+
+
+@pytest.fixture(scope="module")
+def pair() -> sprinter.Pair:
+    return sprinter.load_pair(compile=False)
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_slow_grammar_holds_up_its_own_row_alone(
+    pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    confined, plain = (
+        pair.generate("A", response_format=FORMAT, **OPTIONS),
+        pair.generate("The river", **OPTIONS),
+    )
+    held = Held()
+    monkeypatch.setattr(grammar, "_threads", lambda: held)
+    with Engine(pair, rows=3, max_len=64, policy=Policy(first=True)) as engine:
+        slow = engine.add("A", response_format=FORMAT, **OPTIONS)
+        free = [engine.add("The river", **OPTIONS) for _ in range(others)]
+        done: dict[int, Any] = {}
+        for _ in range(40):  # steps in which the slow one has no answer
+            done |= {event.id: event.generation for event in engine.step() if event.generation is not None}
+        assert sorted(done) == free and held.left, "the others have ended, and this one has not begun"
+        held.let_go()
+        while slow not in done:
+            done |= {event.id: event.generation for event in engine.step() if event.generation is not None}
+    assert done[slow].text == confined.text
+    assert {done[id].text for id in free} == {plain.text}
+
+
+def test_owners_take_turns_in_the_threads() -> None:
+    threads, order, began, go = grammar._Threads(), list[str](), [Event(), Event()], Event()
+
+    def hold(own: Event) -> None:
+        own.set()
+        assert go.wait(60)
+
+    busy = [threads.submit("busy", lambda own=own: hold(own)) for own in began]  # type: ignore[misc]
+    assert all(own.wait(60) for own in began), "both threads are taken"
+    found = [threads.submit("many", lambda i=i: order.append(f"many {i}")) for i in range(20)]  # type: ignore[misc]
+    found.append(threads.submit("one", lambda: order.append("one")))
+    go.set()
+    for one in (*busy, *found):
+        one.result(60)
+    assert order.index("one") <= 3, "of two owners each second turn, in two threads"
+
+
+def test_what_cannot_be_found_is_the_error_of_its_own_answer() -> None:
+    threads = grammar._Threads()
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    broken, whole = threads.submit("a", fail), threads.submit("a", lambda: 7)
+    with pytest.raises(ValueError, match="no"):
+        broken.result(60)
+    assert whole.result(60) == 7
+
+
+def test_texts_of_a_request_read_their_schema_once(
+    pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, own = [], grammar._asked
+    monkeypatch.setattr(grammar, "_asked", lambda options: read.append(1) or own(options))  # type: ignore[func-returns-value]
+    options = sprinter.GenerationOptions(response_format={"type": "json_object"}, max_new_tokens=2)
+    for seed in range(3):
+        pair.generate("A", options=options.replace(seed=seed))
+    assert len(read) == 1
