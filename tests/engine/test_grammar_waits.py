@@ -68,7 +68,7 @@ def test_a_slow_grammar_holds_up_its_own_row_alone(
 
 
 def test_owners_take_turns_in_the_threads() -> None:
-    threads, order, began, go = grammar._Threads(), list[str](), [Event(), Event()], Event()
+    threads, order, began, go = grammar._MaskThreads(), list[str](), [Event(), Event()], Event()
 
     def hold(own: Event) -> None:
         own.set()
@@ -85,7 +85,7 @@ def test_owners_take_turns_in_the_threads() -> None:
 
 
 def test_what_cannot_be_found_is_the_error_of_its_own_answer() -> None:
-    threads = grammar._Threads()
+    threads = grammar._MaskThreads()
 
     def fail() -> None:
         raise ValueError("no")

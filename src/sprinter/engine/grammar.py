@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammars", "TextGrammar", "is_confined"]
 
-Found = TypeVar("Found")
+Answered = TypeVar("Answered")
 _KEPT = 64  # masks of a text, and compiled grammars of a pair
 # As ``json.dumps`` writes: few places where a text may go on in several ways, and no endless white space.
 _JSON: dict[str, Any] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -54,16 +54,16 @@ _FORCED = 8
 """Tokens that are found at once to be forced, at most: the other rows wait. A clock would make texts depend on it."""
 
 
-class _Threads:
+class _MaskThreads:
     """Threads in which owners take turns."""
 
     def __init__(self) -> None:
         self._line: FairQueue[Callable[[], None]] = FairQueue()
         self._lock, self._pool = Lock(), ThreadPoolExecutor(2, "sprinter-masks")
 
-    def submit(self, owner: str, find: Callable[[], Found]) -> Future[Found]:
+    def submit(self, owner: str, find: Callable[[], Answered]) -> Future[Answered]:
         """Answer when it is the owner's turn."""
-        found: Future[Found] = Future()
+        found: Future[Answered] = Future()
         with self._lock:
             self._line.put(owner, partial(_answer, found, find))
         self._pool.submit(self._next)
@@ -75,14 +75,14 @@ class _Threads:
         work()
 
 
-def _answer(found: Future[Found], find: Callable[[], Found]) -> None:
+def _answer(found: Future[Answered], find: Callable[[], Answered]) -> None:
     try:
         found.set_result(find())
     except Exception as error:
         found.set_exception(error)
 
 
-_threads = cache(_Threads)
+_threads = cache(_MaskThreads)
 
 
 def is_confined(options: GenerationOptions) -> bool:
