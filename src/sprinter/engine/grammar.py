@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammars", "TextGrammar", "is_confined"]
 
-Answered = TypeVar("Answered")
+MaskAnswer = TypeVar("MaskAnswer")
 _KEPT = 64  # masks of a text, and compiled grammars of a pair
 # As ``json.dumps`` writes: few places where a text may go on in several ways, and no endless white space.
 _JSON: dict[str, Any] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -61,9 +61,9 @@ class _MaskThreads:
         self._line: FairQueue[Callable[[], None]] = FairQueue()
         self._lock, self._pool = Lock(), ThreadPoolExecutor(2, "sprinter-masks")
 
-    def submit(self, owner: str, find: Callable[[], Answered]) -> Future[Answered]:
+    def submit(self, owner: str, find: Callable[[], MaskAnswer]) -> Future[MaskAnswer]:
         """Answer when it is the owner's turn."""
-        found: Future[Answered] = Future()
+        found: Future[MaskAnswer] = Future()
         with self._lock:
             self._line.put(owner, partial(_answer, found, find))
         self._pool.submit(self._next)
@@ -75,7 +75,7 @@ class _MaskThreads:
         work()
 
 
-def _answer(found: Future[Answered], find: Callable[[], Answered]) -> None:
+def _answer(found: Future[MaskAnswer], find: Callable[[], MaskAnswer]) -> None:
     try:
         found.set_result(find())
     except Exception as error:
