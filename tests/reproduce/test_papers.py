@@ -16,6 +16,7 @@ from tests.cli.tiny import Run
 import sprinter
 from sprinter.errors import UserError
 from sprinter.reproduce import papers
+from sprinter.reproduce.fsd import drawn_or_greedy
 from sprinter.reproduce.papers import PAPERS
 from sprinter.reproduce.settings import ReproduceSettings
 from sprinter.reproduce.study import Study
@@ -194,3 +195,9 @@ def test_long_texts_are_as_many_as_the_prompts_up_to_what_a_table_needs(prompts:
     with pytest.raises(Enough):
         PAPERS["svip"].parts["long"](cast(Study, study))
     assert counts == [asked]
+
+
+@pytest.mark.parametrize(("suites", "told"), [((), True), (("humaneval", "mmlu"), True), (("mmlu",), False)])
+def test_humaneval_is_spoken_of_where_it_is_measured(suites: tuple[str, ...], told: bool) -> None:
+    study = SimpleNamespace(chats=True, suites=suites)
+    assert ("HumanEval" in drawn_or_greedy(cast(Study, study))) == told

@@ -155,6 +155,14 @@ def drafted(study: Study, gamma: int, accept: str) -> str:
     return f"drafter=model(greedy=true),stop=fixed(gamma={gamma}),accept={accept}"
 
 
+def drawn_or_greedy(study: Study) -> str:
+    """How drafts and replacements are chosen, and what is not scored."""
+    if not study.chats:
+        return "drawn drafts (greedy ones would be a gain by the log-likelihood)"
+    code = "; HumanEval is scored with --run-code" if "HumanEval" in chosen(study) else ""
+    return f"greedy drafts, drawn replacements{code}"
+
+
 def sd_runs(study: Study, name: str) -> dict[int, Answers]:
     """Exact decoding at each L, on the prompts to tune on."""
 
@@ -367,13 +375,8 @@ def levels_table(study: Study) -> list[PaperTable]:
         "kept a round",
         "paper",
     )
-    asked = (
-        "greedy drafts, drawn replacements; HumanEval is scored with --run-code"
-        if study.chats
-        else "drawn drafts (greedy ones would be a gain by the log-likelihood)"
-    )
     counts = ", ".join(f"{name} {arms[SD].prompts}" for name, arms in found.items())
-    told = f"Prompts: {counts}. Temperature 1, {amount(study)}, {asked}. Paper: three pairs."
+    told = f"Prompts: {counts}. Temperature 1, {amount(study)}, {drawn_or_greedy(study)}. Paper: three pairs."
     return [PaperTable("Table 2, Figure 2 and Appendix E", told, head, rows, claims, fewest(found.values()))]
 
 
