@@ -105,6 +105,8 @@ def test_fsd_on_one_data_set(run: Run, tmp_path: Path) -> None:
     assert all(row[0] == "MMLU" for table in tables for row in table["rows"]), tables
     told = [claim for table in tables for claim in table["claims"] if "only one side" in claim["missing"]]
     assert len(told) == 1 and told[0]["verdict"] == "not testable here"
+    (one,) = results["parts"]["one-threshold"]  # of one data set it is no other than its own
+    assert {claim["verdict"] for claim in one["claims"]} == {"not testable here"}
 
 
 def test_one_part_and_its_pair(run: Run, tmp_path: Path) -> None:
