@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from sprinter.decode.costs import PassCosts
+from sprinter.decode.costs import EACH, PassCosts
 from sprinter.errors import UserError
 
 FLAT = PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.25), (9, 0.3)))
@@ -76,6 +77,25 @@ def test_costs_of_rows_that_share_passes() -> None:
     assert known.for_rows(3).target_s(1) == pytest.approx(6.0 + 3 * 0.1)
     assert known.for_rows(6).draft_s(1) == pytest.approx(1.7 + 6 * 0.01)
     assert replace(known, draft=()).for_rows(4).draft == ()
+
+
+def test_costs_of_several_tokens_of_each_row() -> None:
+    one = PassCosts(
+        ((1, 1.0), (8, 2.4), (64, 13.6)), ((1, 0.5), (2, 0.7)), shared=((4, 3.0, 0.9), (8, 5.0, 1.0))
+    )
+    both = replace(one, several=((4, 9.0), (8, 19.0)))
+    for rows, measured in ((4, 9.0), (8, 19.0), (6, 14.0)):
+        assert both.for_rows(rows).target_s(1) == pytest.approx(one.for_rows(rows).target_s(1))
+        assert both.for_rows(rows).target_s(EACH) == pytest.approx(measured)
+        assert both.for_rows(rows).draft_s(1) == one.for_rows(rows).draft_s(1)
+        assert both.for_rows(rows).target_s(2) == pytest.approx(
+            (one.for_rows(rows).target_s(1) + measured) / 2
+        ), "the tokens of one row cost the same each here"
+    assert both.for_rows(1) == one.for_rows(1)
+    assert both.for_rows(4).speed_up(0.9) < one.for_rows(4).speed_up(0.9)
+    with pytest.raises(UserError, match="the same in both"):
+        replace(one, several=((4, 9.0),))
+    assert PassCosts.from_json(json.loads(json.dumps(asdict(both)))) == both
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,17 @@ def test_chains_are_not_tried_among_too_many_rows() -> None:
     assert AdaptiveSwitch(Tracker(costs, lambda: 4)).drafts(1)  # lossy methods and trees may gain more
 
 
+def test_one_row_tries_first_where_usual_drafts_would_lose_time() -> None:
+    costs = PassCosts(((1, 1.0), (2, 1.0), (8, 2.0)), ((1, 0.2), (9, 0.5)))
+    four = costs.for_rows(4)
+    assert four.speed_up(0.7) < 1 < four.speed_up(0.9) and costs.speed_up(0.7) > 1
+    for rows, first in ((1, 1), (4, 1), (1, 1)):
+        tracker = Tracker(costs, lambda rows=rows: rows, chains=True)  # type: ignore[misc]
+        assert sum(AdaptiveSwitch(tracker).drafts(1) for _ in range(rows)) == first
+    tracker = Tracker(costs, lambda: 4)
+    assert all(AdaptiveSwitch(tracker).drafts(1) for _ in range(4)), "others than exact chains begin together"
+
+
 def test_a_draft_that_pays_only_if_all_rows_share_its_steps() -> None:
     """Rows with drafts of different lengths leave the last steps to one of them."""
     costs = PassCosts(((1, 1.0), (100, 1.0)), ((1, 0.25), (100, 0.25)))

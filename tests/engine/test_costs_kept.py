@@ -11,6 +11,7 @@ from filelock import FileLock
 from tests.engine.test_never_slower import CHEAP, DEAR
 
 import sprinter
+from sprinter.decode.costs import PassCosts
 from sprinter.engine import costs as costs_module
 from sprinter.engine.costs import pass_costs, shared_costs
 from sprinter.models.cachedir import write_kept
@@ -134,14 +135,15 @@ def test_passes_of_rows_are_measured_once_and_kept(
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
     models, described = builtin_pair.models, builtin_pair._runtime.described
     found = shared_costs(models, described, CHEAP)
-    assert [rows for rows, _, _ in found.shared] == [4, 16] and replace(found, shared=()) == CHEAP
+    assert [rows for rows, _, _ in found.shared] == [rows for rows, _ in found.several] == [4, 16]
+    assert replace(found, shared=(), several=()) == CHEAP
     with monkeypatch.context() as patched:
-        patched.setattr(costs_module, "_measure_shared", lambda pair: pytest.fail("measured again"))
+        patched.setattr(costs_module, "_measure_shared", lambda pair, costs: pytest.fail("measured again"))
         assert shared_costs(models, described, CHEAP) == found
     for kept in (tmp_path / "cache" / "costs").iterdir():
         kept.unlink()
 
-    def fails(pair: LoadedPair) -> None:
+    def fails(pair: LoadedPair, costs: PassCosts) -> None:
         raise MemoryError("no room")
 
     monkeypatch.setattr(costs_module, "_measure_shared", fails)

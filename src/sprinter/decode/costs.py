@@ -11,7 +11,7 @@ from typing import Any
 
 from sprinter.errors import UserError
 
-__all__ = ["ENTROPY", "MEAN", "MEASURED", "READS", "STEP", "PassCosts", "best_length"]
+__all__ = ["EACH", "ENTROPY", "MEAN", "MEASURED", "READS", "STEP", "PassCosts", "best_length"]
 
 MEASURED = "measured"
 """Value of a parameter: a cost that is measured on this machine."""
@@ -19,6 +19,8 @@ ENTROPY, MEAN = "entropy", "mean"
 """Values of ``PassCosts.signal``."""
 READS = (2, 4, 8, 16)
 """Tokens of the target passes whose costs ``PassCosts.reads`` names."""
+EACH = 3
+"""Tokens of each row in the passes of ``PassCosts.several``."""
 STEP = 0.25
 """Cost of a draft step in units of a target pass over one token, where none was measured."""
 
@@ -37,6 +39,8 @@ class PassCosts:
         draft: the same of a draft step, which reads so many tokens; (): drafting costs nothing, as in lookup.
         shared: (rows, seconds of a target pass over one token of each, seconds of a draft step of all), rows ascending
             from 2; (): as for so many tokens of one row.
+        several: (rows, seconds of a target pass over ``EACH`` tokens of each), for the same rows; (): such a pass costs
+            beside one over one token of each what it does in one row. Attention over many rows costs more.
         host: seconds outside of forward passes (rules, draws): of a round, of each step of the draft in addition, and
             of each step once more where a rule learns from verdicts.
         signal: what a rule should learn from: "entropy", or "mean" where learning costs more than it gains.
@@ -45,6 +49,7 @@ class PassCosts:
     target: _Points
     draft: _Points = ()
     shared: tuple[tuple[int, float, float], ...] = ()
+    several: tuple[tuple[int, float], ...] = ()
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
     signal: str = ENTROPY
 
@@ -60,16 +65,18 @@ class PassCosts:
         rows = [one[0] for one in self.shared if len(one) == 3]
         cheap = any(len(one) != 3 or not one[1] > 0 or not one[2] >= 0 for one in self.shared)
         cheap |= len(self.host) != 3 or any(not one >= 0 for one in self.host)
+        cheap |= bool(self.several) and [one[0] for one in self.several if one[1] > 0] != rows
         if cheap or any(a >= b for a, b in pairwise([1, *rows])):
             raise UserError(
-                f"shared={self.shared}, host={self.host}: give ascending rows from 2, and seconds that are not negative"
+                f"shared={self.shared}, several={self.several}, host={self.host}: give ascending rows from 2, the same "
+                "in both, and seconds that are not negative"
             )
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> PassCosts:
         """Costs from the JSON values of their fields; raises a KeyError, TypeError or ValueError for others."""
         points: dict[str, Any] = {
-            name: tuple(map(tuple, kept[name])) for name in ("target", "draft", "shared")
+            name: tuple(map(tuple, kept[name])) for name in ("target", "draft", "shared", "several")
         }
         return cls(**points, host=tuple(kept["host"]))
 
@@ -95,9 +102,16 @@ class PassCosts:
             alone = points[0][1]
             among = ((1, alone), *((one[0], one[column]) for one in self.shared))
             extra = _along(among, rows) - _along(points, rows) if self.shared and rows > 1 else 0.0
-            tokens = [1, *(n / rows for n, _ in points if n > rows)]
-            tokens += [2.0] if len(tokens) == 1 else []
-            return tuple((n, _along(points, n * rows) + extra + host * rows) for n in tokens)
+            tokens, more = {1.0, *(n / rows for n, _ in points if n > rows)}, 0.0
+            if self.several and column == 1 and rows > 1:
+                longer = ((1, _along(points, EACH)), *self.several)
+                more = (_along(longer, rows) - _along(points, EACH * rows) - extra) / (EACH - 1)
+                tokens |= {float(EACH)}
+            tokens |= {2.0} if len(tokens) == 1 else set()
+            return tuple(
+                (n, max(_along(points, n * rows) + extra + more * (n - 1), alone) + host * rows)
+                for n in sorted(tokens)
+            )
 
         return PassCosts(seconds(self.target, 1, first), seconds(self.draft, 2, more), signal=self.signal)
 

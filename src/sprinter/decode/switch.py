@@ -35,6 +35,7 @@ _FADES = 256  # tokens after which the time of a token at rest counts no longer,
 _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
+_USUAL = 0.7  # the same of a usual draft
 _WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
 
 
@@ -179,12 +180,16 @@ class Tracker:
     _times: dict[tuple[int, RoundCount], float] = field(default_factory=dict)
     _shares: dict[tuple[bool, int, float], tuple[float, float]] = field(default_factory=dict)
     _least: dict[int, float] = field(default_factory=dict)  # by rows, what is lost at the least
+    _begun: bool = False
 
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
         self._members.add(row)
-        if self._never(max(1, self.rows())):
+        if self._never(rows := max(1, self.rows())):
             return False
+        if not self._begun:  # where usual drafts would lose time, one row tries it first
+            self._begun = True
+            self._on = not self.chains or self._costs_of(rows).speed_up(_USUAL) >= 1
         if self._on:
             return True
         if self._rest <= 0 and (self._trying is None or self._trying() is None):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from sprinter.decode.costs import PassCosts
+from sprinter.decode.costs import EACH, PassCosts
 from sprinter.engine.backends.base import DraftPlan, DraftRow, PassInput, PromptRow, RowInput, TargetRow
 from sprinter.engine.executor import Executor
 from sprinter.engine.host import host_costs
@@ -87,8 +87,8 @@ def shared_costs(pair: LoadedPair, described: Mapping[str, Any] | None, costs: P
     if any(runner_kind(one.model)[0] == "crop" for one in loaded):
         return costs
     try:
-        found = _once(pair, described, "-rows", lambda: replace(costs, shared=_measure_shared(pair)))
-        return replace(costs, shared=found.shared)
+        found = _once(pair, described, "-rows", lambda: _measure_shared(pair, costs))
+        return replace(costs, shared=found.shared, several=found.several)
     except (SprinterError, MemoryError, RuntimeError) as error:  # torch: RuntimeError for memory of the host
         _LOG.warning("passes over several rows cannot be timed here: %s", error)
         return costs
@@ -196,7 +196,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "versions": (__version__, torch.__version__),
         "kernels": kernels.name_of(),
         "code": [hash_file(path) for folder in (runners, capture) for path in _files(folder)],
-        "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT, _HOST_TOKENS),
+        "passes": (_TARGET, _DRAFT, _SHARED, EACH, _CONTEXT, _HOST_TOKENS),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -244,29 +244,32 @@ def _measure(pair: LoadedPair) -> PassCosts:
     return PassCosts(tuple(found["target"]), tuple(found["draft"]), host=host)
 
 
-def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
-    """Time passes over one token of each of several rows.
+def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:
+    """``costs`` with passes over one token, and over several, of each of several rows.
 
     Raises:
         SprinterError: a model fails, or memory is short.
     """
     loaded = [one for one in (pair.target, pair.draft) if one is not None]
-    tokens = min(pair.context, _CONTEXT + 1)
-    found: list[tuple[int, float, float]] = []
-    for rows in _SHARED if tokens > 1 else ():
+    tokens = min(pair.context, _CONTEXT + EACH)
+    shared, several = list[tuple[int, float, float]](), list[tuple[int, float]]()
+    for rows in _SHARED if tokens > EACH else ():
         sizes = [RunnerPool(one).size(tokens) for one in loaded]
         check_memory([one.model for one in loaded], rows, sizes, None)
         models = borrow(pair, tokens, rows)
-        ids = read_prompts(models, tokens - 1, 1, rows)
+        context = tokens - EACH
+        ids = read_prompts(models, context, EACH, rows)
         jobs: dict[str, Sequence[PassInput]] = {
-            "target": [target_input(ids, tokens - 1, 1, row=row) for row in range(rows)]
+            name: [target_input(ids, context, n, row=row) for row in range(rows)]
+            for name, n in (("target", 1), ("several", EACH))
         }
         if pair.draft is not None:
-            jobs["draft"] = [draft_input(ids, tokens - 1, 1, row=row) for row in range(rows)]
+            jobs["draft"] = [draft_input(ids, context, 1, row=row) for row in range(rows)]
         seconds = _least(models, jobs)
-        found.append((rows, seconds["target"], seconds.get("draft", 0.0)))
+        shared.append((rows, seconds["target"], seconds.get("draft", 0.0)))
+        several.append((rows, max(seconds["several"], seconds["target"])))
         del models, jobs  # before more rows are made
-    return tuple(found)
+    return replace(costs, shared=tuple(shared), several=tuple(several))
 
 
 def _least(models: Executor, jobs: Mapping[Any, PassInput | Sequence[PassInput]]) -> dict[Any, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from sprinter.decode.costs import STEP, PassCosts
@@ -214,8 +214,12 @@ class PairRuntime:
     def settle(self, method: Method, rows: int = 1) -> Method:
         """The method with the pair's numbers in place of "recorded" and "measured"; ``rows``: that share passes."""
         accuracies = () if self.drafting is None else self.drafting.accuracies
-        costs = self.costs_of(method, rows).for_rows(rows) if method.measures else None
-        return method.settle(self.taus, costs, accuracies)
+        costs = self.costs_of(method, rows) if method.measures else None
+        given = method, costs, rows, tuple(self.taus.items()), tuple(map(tuple, accuracies))
+        try:
+            return _settled(*given)
+        except TypeError:  # a rule of the user's that cannot be hashed
+            return _settled.__wrapped__(*given)
 
     def without_text(self) -> PairRuntime:
         """The same models, heads and caches without a tokenizer: results have token ids but no text."""
@@ -315,6 +319,18 @@ def _alone(auto: Method) -> Method:
     recycled = Recycle(reads=auto.drafter.reads)  # type: ignore[attr-defined]
     copies = replace(auto.drafter, otherwise=recycled, step=STEP)  # type: ignore[type-var]
     return Method(drafter=copies, stop=Never(), cap=auto.cap)
+
+
+@lru_cache(maxsize=128)
+def _settled(
+    method: Method,
+    costs: PassCosts | None,
+    rows: int,
+    taus: tuple[tuple[str, float], ...],
+    accuracies: tuple[tuple[float, ...], ...],
+) -> Method:
+    """``Method.settle``, once for many requests."""
+    return method.settle(dict(taus), costs and costs.for_rows(rows), accuracies)
 
 
 def _is_open(method: Method) -> bool:
