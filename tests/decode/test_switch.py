@@ -186,7 +186,8 @@ def test_one_row_tries_first_where_usual_drafts_would_lose_time() -> None:
     assert four.speed_up(0.7) < 1 < four.speed_up(0.9) and costs.speed_up(0.7) > 1
     for rows, first in ((1, 1), (4, 1), (1, 1)):
         tracker = Tracker(costs, lambda rows=rows: rows, chains=True)  # type: ignore[misc]
-        assert sum(AdaptiveSwitch(tracker).drafts(1) for _ in range(rows)) == first
+        group = [AdaptiveSwitch(tracker) for _ in range(rows)]
+        assert sum([row.drafts(1) for row in group]) == first
     tracker = Tracker(costs, lambda: 4)
     assert all(AdaptiveSwitch(tracker).drafts(1) for _ in range(4)), "others than exact chains begin together"
 
