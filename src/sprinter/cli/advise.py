@@ -87,21 +87,21 @@ RULES = (
         "the target behind a network, more drift and a cheaper draft",
         lambda drift, cost, where: where == "remote",
         f"{_URL} --draft DRAFT {_LOSSY}",
-        "Slow calls and a cheap draft leave room for trust; compare its gain with your own answers.",
+        "Slow calls and a cheap draft leave room for trust; measure its gain on your own answers.",
         "studies/when-it-pays.md#what-was-found",
     ),
     Advice(
         f"a draft step over {DEAR:g} of a target pass",
         lambda drift, cost, where: cost > DEAR,
         _ALONE,
-        "So expensive a draft gains less than 10 %, even if the target keeps 80 % of its tokens: leave it out.",
+        "A draft this expensive gains less than 10 %, even if the target keeps 80 % of its tokens: leave it out.",
         "decisions/0066-defaults.md",
     ),
     Advice(
         f"drift up to {NOTHING:g}",
         lambda drift, cost, where: drift <= NOTHING,
         f"{_ALONE} --draft DRAFT",
-        "At so little drift no lossy method was over 1.05 times as fast as the best exact one; the default is exact.",
+        "At this drift no lossy method was over 1.05 times as fast as the best exact one; the default is exact.",
         "studies/when-it-pays.md#what-was-found",
     ),
     Advice(
@@ -115,7 +115,7 @@ RULES = (
         "more drift and a cheaper draft",
         lambda drift, cost, where: True,
         f"{_ALONE} --draft DRAFT {_LOSSY}",
-        "So cheap a draft leaves room for trust; compare its gain with your own answers, or teach a gate harm.",
+        "A draft this cheap leaves room for trust; measure its gain on your own answers, or train a gate on harm.",
         "studies/when-it-pays.md#what-was-found",
     ),
 )
