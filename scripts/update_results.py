@@ -242,6 +242,13 @@ def between_marks(path: Path, text: str) -> str:
     return f"{head}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
 
 
+def reworded(text: str) -> str:
+    """A record of ``sprinter reproduce`` with the plainer sentences of papers/wording.toml."""
+    for old, new in tomllib.loads((RESULTS / "papers" / "wording.toml").read_text(encoding="utf-8")).items():
+        text = text.replace(old, new)
+    return text
+
+
 def paper_pages() -> dict[Path, str]:
     """docs/papers/: a page a paper, from the runs of ``sprinter reproduce`` in papers/PAPER-PAIR.json.
 
@@ -250,7 +257,7 @@ def paper_pages() -> dict[Path, str]:
     """
     pages: dict[Path, list[str]] = {}
     for path in sorted(RESULTS.glob("papers/*.json")):
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = json.loads(reworded(path.read_text(encoding="utf-8")))
         single_run(results)
         title, about, *rest = paper_page(results, path.stem).split("\n\n")
         lines = pages.setdefault(ROOT / "docs" / "papers" / f"{results['paper']}.md", [title, "", about])
