@@ -1,13 +1,15 @@
 """Many rows at once on real models: plain decoding against vLLM, and speculation and the dial against plain decoding.
 
-    python benchmarks/real/rows.py --data DIR [--pair smollm2|qwen|built-in] [--sizes 1 4 8] [--threads 2] [--no-vllm]
+    python benchmarks/real/rows.py --data DIR [--pair smollm2|qwen|built-in] [--weights float32] [--sizes 1 4 8]
+        [--threads 2] [--no-vllm]
 
-Batches of the ends of GSM8K's questions in the chat template (16 tokens, so that prefill takes little of the time),
-greedy, 48 new tokens, ids in and ids out. Arms take turns batch by batch, and each repeat has other questions; nothing
-is reused of an earlier batch. vLLM reads the file's weights as a transformers model in bfloat16 or float32, in a
-process of its own, by the interpreter that SPRINTER_VLLM_PYTHON names, with as many threads; its own clock counts. Our
-arms read the file itself: its blocks, 8 bits, or its dequantised weights, through our kernels, and what follows a pass
-is compiled. The built-in pair has no file: vLLM reads its target's folder.
+Batches of the ends of GSM8K's questions in the chat template (16 tokens, so that prefill takes little of the time; the
+built-in pair: openings of stories, which it writes), greedy, 48 new tokens, ids in and ids out. Arms take turns batch
+by batch, and each repeat has other questions; nothing is reused of an earlier batch. vLLM reads the file's weights as a
+transformers model in bfloat16 or float32, in a process of its own, by the interpreter that SPRINTER_VLLM_PYTHON names,
+with as many threads; its own clock counts. Our arms read the file itself: its blocks, 8 bits, or its dequantised
+weights, through our kernels, and what follows a pass is compiled. The built-in pair has no file: vLLM reads its
+target's folder.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ PLAIN = "autoregressive"
 _MOST = 4  # batches of the smallest sizes
 NEW, ENDS = sized((48, 16), (6, 8))
 SIZES = sized((1, 4, 8, 16, 32, 64), (2,))
+OPENINGS = str(Path(__file__).resolve().parents[1] / "configs" / "openings.jsonl")
 FILES: Mapping[str, dict[str, Any]] = sized(
     {"smollm2": {"target": SMOLLM2}, "qwen": {"target": TARGET, "draft": DRAFT}, "built-in": {}},
     {"smollm2": {}, "qwen": {}, "built-in": {}},
@@ -56,9 +59,9 @@ WEIGHTS: Mapping[str, tuple[str, ...]] = sized(
 METHODS: Mapping[str, tuple[str, ...]] = {
     "smollm2": ("lookup", "auto"),
     "qwen": ("speculative(gamma=3)", "auto", "certain(budget=0.05)"),
-    "built-in": ("speculative(gamma=3)", "auto", "sprinter"),
+    "built-in": ("speculative(gamma=1)", "speculative(gamma=2)", "speculative(gamma=4)", "auto"),
 }
-"""Beside plain decoding, of the first kind of weights."""
+"""Beside plain decoding, of the first kind of weights. Those that are not ``auto`` draft in each round."""
 VLLM = ("bfloat16", "float32")
 GREEDY = Sampling(temperature=0.0)
 Ids = Sequence[int]
@@ -91,7 +94,13 @@ def batched(pair: sprinter.Pair, method: str) -> Work:
     def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> tuple[int, float]:
         began = time.perf_counter()
         outs = pair.generate_batch(
-            prompts, method=method, seed=list(seeds), max_new_tokens=NEW, rows=len(prompts), temperature=0.0
+            prompts,
+            method=method,
+            seed=list(seeds),
+            max_new_tokens=NEW,
+            rows=len(prompts),
+            temperature=0.0,
+            never_slower=method == "auto",
         )
         return sum(out.stats.new_tokens for out in outs), time.perf_counter() - began
 
@@ -176,6 +185,7 @@ def main() -> None:
     """Load; measure; write."""
     parser = option_parser(__doc__)
     parser.add_argument("--pair", choices=[*FILES], default="smollm2")
+    parser.add_argument("--weights", nargs="+", metavar="KIND", help="in place of all kinds that are usual")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="ROWS")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=sized(2, 1), help="at the least, of each size")
@@ -183,9 +193,10 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     began, files = time.time(), FILES[chosen.pair]
-    kinds = {kind: loaded(files, kind) for kind in WEIGHTS[chosen.pair]}
+    kinds = {kind: loaded(files, kind) for kind in chosen.weights or WEIGHTS[chosen.pair]}
     first, pair = next(iter(kinds.items()))
-    whole = prompts_of(pair, chosen.data, sized(max(_MOST, chosen.repeats) * max(chosen.sizes), 2), ["gsm8k"])
+    suite = OPENINGS if chosen.pair == "built-in" else "gsm8k"
+    whole = prompts_of(pair, chosen.data, sized(max(_MOST, chosen.repeats) * max(chosen.sizes), 2), [suite])
     prompts = [ids[-ENDS:] for ids in whole]
     arms = {f"{kind}, {PLAIN}": batched(each, PLAIN) for kind, each in kinds.items()}
     arms |= {f"{first}, {method}": batched(pair, method) for method in METHODS[chosen.pair]}
