@@ -115,6 +115,7 @@ def test_one_part_and_its_pair(run: Run, tmp_path: Path) -> None:
     assert status == 0 and "note: a trial, of fewer than 20 prompts: Table 2" in err, err
     results = read(tmp_path, "yin")
     assert list(results["parts"]) == ["table-2"] and results["settings"]["repeats"] == 1
+    assert "Vicuna-bench, an answer each, 6 new tokens" in results["parts"]["table-2"][0]["measured"]
     assert {"target", "draft"} <= results["pair"].keys()
     status, _, err = run("reproduce", "yin", *part, *TINY, "--prompts", "3")
     assert status == 2 and "--restart" in err  # another run lies there

@@ -35,8 +35,9 @@ def row(name: str, ours: Answers, theirs: Answers, paper: str) -> list[str]:
 
 def told(study: Study, found: Answers) -> str:
     """What was run."""
+    answers_each = "an answer" if study.repeats == 1 else f"{study.repeats} answers"
     return (
-        f"{found.prompts} questions of Vicuna-bench, {study.repeats} answers each, {study.new_tokens} new tokens, "
+        f"{found.prompts} questions of Vicuna-bench, {answers_each} each, {study.new_tokens} new tokens, "
         "temperature 1. Each answer of a method is compared with each of the other's. The judge is the target's "
         "log-likelihood a token. It favours sharp texts, and what UNO draws twice from the target is sharp; so "
         "drift is shown too."
