@@ -359,8 +359,8 @@ def levels_table(study: Study) -> list[PaperTable]:
             "FSD (High) loses about a fifth of the gap and is 1.15 to 1.52 times as fast.", loses(HIGH, FIFTH, 1.15),
             missing,
         ),
-        Claim("Figure 2: at the same speed better than whole texts by target or draft.", (*better,), missing),
-        Claim("Appendix E: accepting at random as often does significantly worse.", chance),
+        Claim("Figure 2: FSD is better than whole texts by target or draft at its speed.", (*better,), missing),
+        Claim("Appendix E: random acceptance at the same rate does significantly worse.", chance),
     ]  # fmt: skip
     what = "accuracy, %" if study.chats else "log-likelihood a token"
     head = (
@@ -410,7 +410,7 @@ def common(study: Study) -> list[PaperTable]:
     ]
     what = "accuracy less SD's, points" if study.chats else "log-likelihood less SD's"
     told = (
-        "The paper's T are 0.4, 0.3 and 0.7, one a pair; here the last that loses at most a tenth of the gap in "
+        "The paper's pairs have T of 0.4, 0.3 and 0.7. Here T is the last that loses at most a tenth of the gap in "
         "expected log-likelihood on the tuning prompts of all data sets. Paper: Qwen2.5, Llama3.1, Gemma2."
     )
     head = ("data set", "method", what, "paper", "speed over SD")
@@ -458,7 +458,7 @@ def spread(study: Study) -> list[PaperTable]:
     prompts = min(int(one.texts[-1]) + 1 for one in found.values())
     told = (
         f"{prompts} prompts a data set, {study.new_tokens} tokens drawn from the target, temperature 1; laws of "
-        "large vocabularies on their likeliest tokens and groups of the rest."
+        "large vocabularies have the most probable tokens, and groups of the rest."
     )
     bins = [f"from {low:g}" for low in EDGES]
     cells = (
@@ -487,10 +487,11 @@ def _apart(a: Quotient, b: Quotient) -> BootstrapInterval:
 
 FSD = Paper(
     "Fuzzy Speculative Decoding (Holsman et al. 2025)",
-    "Appendix D's protocol: L, the fastest of 5, 10, 15 and 20 for exact decoding (SD), the next one for a method that "
-    "keeps close to all; T_SD, the threshold that accepts as much as SD; then T upwards until a fifth of the gap "
-    "between target and draft is lost. L and thresholds are chosen on other prompts, thresholds from both models' laws "
-    "along the target's own texts, from 0.01 to 1. The divergence is the published code's JS.",
+    "The protocol is Appendix D's. L is the length of 5, 10, 15 and 20 that is fastest for exact decoding (SD); a method "
+    "that keeps close to all tokens has the next one. T_SD is the threshold that accepts as much as SD. From there T "
+    "rises until a fifth of the gap between target and draft is lost. L and thresholds are chosen on other prompts; "
+    "thresholds, from 0.01 to 1, by both models' laws along the target's own texts. The divergence is the published "
+    "code's JS.",
     {"lengths": lengths, "levels": levels_table, "one-threshold": common, "divergences": spread},
     {"prompts": 30, "tuning_prompts": 20, "new_tokens": 48, "repeats": 1},
     tuple(SUITES.values()),
