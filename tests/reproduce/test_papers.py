@@ -14,8 +14,10 @@ from tests.cli.conftest import run
 from tests.cli.tiny import Run
 
 import sprinter
+from sprinter.bench.quality.rouge import ROUGE
 from sprinter.errors import UserError
 from sprinter.reproduce import papers
+from sprinter.reproduce.answers import Answers
 from sprinter.reproduce.fsd import drawn_or_greedy
 from sprinter.reproduce.papers import PAPERS
 from sprinter.reproduce.settings import ReproduceSettings
@@ -204,3 +206,25 @@ def test_long_texts_are_as_many_as_the_prompts_up_to_what_a_table_needs(prompts:
 def test_humaneval_is_spoken_of_where_it_is_measured(suites: tuple[str, ...], told: bool) -> None:
     study = SimpleNamespace(chats=True, suites=suites)
     assert ("HumanEval" in drawn_or_greedy(cast(Study, study))) == told
+
+
+@pytest.mark.parametrize(("trusted", "testable"), [(0, False), (1, False), (2, True), (20, True)])
+def test_a_gate_that_trusts_next_to_nothing_proves_no_quality(trusted: int, testable: bool) -> None:
+    def answers(count: int) -> Answers:
+        quality = {"log_likelihood": -40.0, "log_likelihood_per_token": -2.0} | dict.fromkeys(ROUGE, 0.2)
+        row = {
+            "suite": "lm1b",
+            "repeat": 0,
+            "choices": [{"new_tokens": [20]}],
+            "origins": {"trusted": count} if count else {},
+            "quality": quality,
+            "drift_sum": 0.0,
+            "drift_tokens": 20,
+        }
+        return Answers("sprinter", [{**row, "question_id": str(n)} for n in range(8)])
+
+    found = {"SD": answers(0), "MentoredDec": answers(0), "SPRINTER": answers(trusted)}
+    study = SimpleNamespace(once=lambda key, make: found)
+    (table,) = PAPERS["sprinter"].parts["quality"](cast(Study, study))
+    verdicts = {table.verdict(claim) for claim in table.claims}
+    assert verdicts == {"held" if testable else "not testable here"}
