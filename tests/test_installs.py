@@ -96,7 +96,7 @@ def test_what_is_tried_with_other_versions_exists() -> None:
     assert set(environments.TOOLS) <= environments.pins().keys()
 
 
-def test_a_release_tries_the_pinned_torch_and_a_newer_one_on_every_python() -> None:
+def test_a_release_tries_the_pinned_torch_and_a_newer_one() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))["jobs"]
     tried = jobs["try"]["strategy"]["matrix"]
     pin = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
@@ -104,7 +104,18 @@ def test_a_release_tries_the_pinned_torch_and_a_newer_one_on_every_python() -> N
     assert [int(part) for part in tried["torch"][-1].split(".")] > [
         int(part) for part in pin.group(1).split(".")
     ]
-    assert tried["python"] == ["3.11", "3.12", "3.13", "3.14"] and "try" in jobs["publish"]["needs"]
+    assert "try" in jobs["publish"]["needs"]
+
+
+def test_the_versions_of_python_that_are_stated_are_tried_and_have_wheels() -> None:
+    stated = [line.rpartition(" ")[2] for line in environments.PROJECT["classifiers"] if ":: 3." in line]
+    assert environments.PROJECT["requires-python"] == f">={stated[0]}" and len(stated) > 1
+    for workflow, job in (("ci", "test"), ("release", "try")):
+        text = (ROOT / f".github/workflows/{workflow}.yml").read_text(encoding="utf-8")
+        assert yaml.safe_load(text)["jobs"][job]["strategy"]["matrix"]["python"] == stated
+    kernels = tomllib.loads((ROOT / "packages/sprinter-kernels/pyproject.toml").read_text(encoding="utf-8"))
+    wheels = kernels["tool"]["cibuildwheel"]["build"].split()
+    assert wheels == [f"cp{version.replace('.', '')}-*" for version in stated]
 
 
 def test_the_recipe_for_conda_needs_what_the_package_needs() -> None:
