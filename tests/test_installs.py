@@ -67,8 +67,9 @@ def test_from_its_source_alone_the_clone_is_named(monkeypatch: pytest.MonkeyPatc
 
 def test_the_image_has_the_kernels_and_what_gguf_files_need() -> None:
     steps = list(environments.docker_steps(DOCKERFILE))
-    (apt,) = ((stage, step) for stage, step in steps if "apt-get install" in step)
-    assert apt[0] == 1 and "g++" in apt[1].split()  # what is built runs without a compiler
+    built, run = ((stage, step.split()) for stage, step in steps if "apt-get install" in step)
+    assert built[0] == 1 and "g++" in built[1] and run[0] == 2 and "g++" not in run[1]
+    assert "libgomp1" in run[1]  # llama.cpp is linked to it, and is tried in a process without torch
     (install,) = (step for _, step in steps if "/src[" in step)
     assert set(re.findall(r"/src\[([\w,]+)\]", install)[0].split(",")) == {"serve", "gguf"}
     assert "/src/packages/sprinter-kernels" in install.split()

@@ -73,10 +73,12 @@ def test_without_a_signal_a_run_is_as_long_as_is_best_at_the_mean_acceptance(
         tokens = 1 + sum(kept**i for i in range(1, length + 1))
         return (1 + verify + length * (step + token)) / tokens
 
-    best = min(range(1, 41), key=price)
-    assert rule.ahead(state) == best and not rule.learns and rule.needs == frozenset()
-    ends = [bool(rule.stop({"drafted": torch.tensor(n)}, state)[0]) for n in range(1, best + 1)]
-    assert ends == [False] * (best - 1) + [True]
+    length = rule.ahead(state)
+    # lengths whose prices differ by rounding are equally good: Python 3.12 and newer add floats by another algorithm
+    assert price(length) == pytest.approx(min(map(price, range(1, 41))), rel=1e-14)
+    assert not rule.learns and rule.needs == frozenset()
+    ends = [bool(rule.stop({"drafted": torch.tensor(n)}, state)[0]) for n in range(1, length + 1)]
+    assert ends == [False] * (length - 1) + [True]
 
 
 def test_without_a_signal_acceptance_is_counted() -> None:
