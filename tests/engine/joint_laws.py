@@ -15,8 +15,7 @@ from sprinter.decode.enumerate import EnumeratedDraws
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import Method
-from sprinter.engine.executor import Executor
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
 from sprinter.kinds import HEAD_KINDS

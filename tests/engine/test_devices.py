@@ -18,8 +18,7 @@ from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import parse_method
 from sprinter.engine.backends.base import Drafted, DraftRow
 from sprinter.engine.backends.eager import EagerBackend
-from sprinter.engine.executor import Executor
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.models import memory

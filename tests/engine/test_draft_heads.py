@@ -18,7 +18,7 @@ from sprinter.decode import parse_method, resting
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.sequence import ReadState
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.executor import RequestRun
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.medusa import MedusaHeads

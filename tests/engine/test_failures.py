@@ -20,9 +20,8 @@ from sprinter.engine import pool
 from sprinter.engine.backends.base import RowInput, Scored, TargetRow
 from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.engine import Engine
-from sprinter.engine.executor import Executor
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.engine.policy import Policy
-from sprinter.engine.request_run import RequestRun
 from sprinter.errors import BatchError, SprinterError
 from sprinter.laws import Sampling
 

@@ -13,7 +13,7 @@ import torch
 
 import sprinter
 from sprinter.decode.draft import Origin
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.executor import RequestRun
 from sprinter.engine.stream import Detokenizer, cut_at_stop
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling, process, tv_distance

@@ -152,6 +152,10 @@ class AskForced:
     sequence: TokenSequence
     found: Future[Sequence[int]]
 
+    def answer(self) -> Sequence[int] | Exception:
+        """Wait for it; an error concerns this text alone."""
+        return self.found.exception() or self.found.result()  # type: ignore[return-value]
+
 
 class AskScore(NamedTuple):
     """Ask for one target forward pass: a law after each of the sequence's tokens from ``start`` to ``end``, at least

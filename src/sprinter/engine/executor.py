@@ -1,27 +1,45 @@
-"""The models of a pair with their rows, and the passes that requests share."""
+"""The models of a pair with their rows, requests in these rows, and the passes that requests share.
+
+A ``RequestRun`` says what its models must do next, and hands the loop the answers. It runs no model itself: ``advance``
+gives the inputs of one request, or of many, to the ``Executor``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.draft import AskForced
-from sprinter.engine.backends.base import (
-    DraftRow,
-    PassInput,
-    PassOutput,
-    PromptRow,
-    TreeRow,
-)  # fmt: skip
+from sprinter.decode.adjust import Adjuster, Adjustments
+from sprinter.decode.decoding import Answer, Asking, LoopRequest
+from sprinter.decode.draft import AskDraft, AskForced, AskScore, AskTips, Draft, Record, Scores, Tips
+from sprinter.decode.draft_heads import DraftHeads, HeadDrafts
+from sprinter.decode.drafter import Context, Proposals
+from sprinter.decode.sequence import ReadState, TokenSequence
+from sprinter.decode.signals import SIGNALS
+from sprinter.decode.spec import Method
+from sprinter.decode.suffix_index import SuffixIndex
+from sprinter.decode.switch import AdaptiveSwitch
+from sprinter.engine.backends import base
 from sprinter.engine.backends.cuda_graph import backend_of
 from sprinter.engine.backends.eager import EagerBackend
+from sprinter.engine.logprobs import LogProbs
+from sprinter.engine.lookahead import Ahead
 from sprinter.engine.prefix import HeldRows
+from sprinter.errors import SprinterError
+from sprinter.heads.head import Head
+from sprinter.laws import Sampling
+from sprinter.models.flops import ForwardCosts
 from sprinter.models.interface import Runner
+from sprinter.random import Draws
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "RequestRun"]
+
+_STEPS = 8  # in one pass at most, of a draft of known length: others do not wait for a long one
+_UNADJUSTED, _FREE, _GREEDY = Adjustments(), ForwardCosts(), Sampling(temperature=0.0)
 
 
 class Executor:
@@ -60,28 +78,418 @@ class Executor:
         """Move laws of either model to ``device``."""
         return laws.to(self.device)
 
-    def run(self, inputs: Sequence[PassInput]) -> Sequence[PassOutput]:
+    def run(self, inputs: Sequence[base.PassInput]) -> Sequence[base.PassOutput]:
         """Run inputs of one kind (and of one model) in one pass or step; returns their outputs in order.
 
         An exception that is raised concerns all of them: their rows must not be read again.
         """
         first, given = inputs[0], list[Any](inputs)
         if isinstance(first, AskForced):
-            return [_found(one) for one in given]
-        if isinstance(first, PromptRow):
+            return [one.answer() for one in given]
+        if isinstance(first, base.PromptRow):
             rows = self.target if first.model == "target" else self.draft
             assert rows is not None
             return rows.read(given)
-        rows = self.draft if isinstance(first, DraftRow | TreeRow) else self.target
+        rows = self.draft if isinstance(first, base.DraftRow | base.TreeRow) else self.target
         assert rows is not None, "the method asks a model that was not given"
-        if isinstance(first, DraftRow):
+        if isinstance(first, base.DraftRow):
             return rows.draft(given)
-        return rows.tips(given) if isinstance(first, TreeRow) else rows.score(given)
+        return rows.tips(given) if isinstance(first, base.TreeRow) else rows.score(given)
 
 
-def _found(ask: AskForced) -> PassOutput:
-    """What a grammar forces, or its error, which concerns this text alone."""
-    try:
-        return ask.found.result()
-    except Exception as error:
-        return error
+class RequestRun:
+    """One request, from its prompt to the end of its text.
+
+    Args:
+        models: the models and their rows.
+        row: index of the request's row, the same in both models.
+        sequence: its text, which ``loop`` writes.
+        heads: by kind, at least those that the method's rules read.
+        record: what the loop writes; counts and times are added to its stats.
+        ahead: maximum number of draft tokens per answer (one host synchronisation); None: chosen from measured times.
+            The text does not depend on it.
+        prefill_chunk: maximum size of a prefill chunk in tokens; None: the whole prompt in one chunk.
+        adjustments: of both models' logits to the text.
+        logprobs: is told the raw laws of all drafts and scores.
+        drafting: heads on the target that draft; None: there are none.
+        switch: is charged for the passes that it shares; None: nothing is.
+        earlier: earlier texts, for a proposer.
+
+    Attributes:
+        input: what the models must do next; None before the beginning, and at the end.
+        over: whether the text has ended, or the request has failed.
+        error: why it has failed: logits that are not finite, an exception of a rule or of a pass, an interrupt.
+    """
+
+    def __init__(
+        self,
+        models: Executor,
+        row: int,
+        sequence: TokenSequence,
+        loop: Asking,
+        method: Method,
+        sampling: Sampling,
+        draws: Draws,
+        record: Record,
+        *,
+        heads: Mapping[str, Head],
+        costs: ForwardCosts = _FREE,
+        ahead: int | None = 1,
+        prefill_chunk: int | None = None,
+        adjustments: Adjustments = _UNADJUSTED,
+        logprobs: LogProbs | None = None,
+        drafting: DraftHeads | None = None,
+        switch: AdaptiveSwitch | None = None,
+        earlier: SuffixIndex | None = None,
+    ) -> None:
+        if missing := sorted(method.heads - heads.keys()):
+            raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
+        self.row, self.sequence, self.over = row, sequence, False
+        self.input: base.PassInput | None = None
+        self.error: BaseException | None = None
+        self._models, self._loop, self._record, self._switch = models, loop, record, switch
+        self._ask: LoopRequest | None = None
+        sequence.target.row = sequence.draft.row = row
+        drafter = method.drafter
+        layers = drafting.layers if drafter.by_heads and drafting is not None else drafter.target_states
+        self._layers = tuple(dict.fromkeys(layers))  # of the target, whose states are kept
+        self._sampling, self._draws = sampling, draws
+        self._needs, self._needs_raw = method.needs, method.accept.needs_raw
+        self._judging = {kind: heads[kind] for kind in sorted(method.accept.needs)}
+        self._judging_flops = sum(head.flops for head in self._judging.values())
+        self._logprobs, self._raw = logprobs, self._needs_raw or logprobs is not None
+
+        def adjuster(rows: EagerBackend | None) -> Adjuster | None:
+            if not (adjustments and rows):
+                return None
+            return Adjuster(adjustments, sequence.tokens, rows.vocab, rows.runner.device)
+
+        self._adjust_p, self._adjust_q = adjuster(models.target), adjuster(models.draft)
+        self._allow = Adjuster(adjustments, sequence.tokens, models.vocab) if adjustments.forbids else None
+        self._plan = base.DraftPlan(
+            _GREEDY if drafter.greedy else sampling,
+            tuple(name for name in method.needs if name in SIGNALS),
+            {name: heads[name] for name in sorted(method.needs & heads.keys())},
+            self._raw,
+        )
+        self._proposals, self._earlier = Proposals.of(drafter), earlier
+        self._left_to_model = False  # whether the proposer has left this draft to the draft model
+        self._head_drafts: HeadDrafts | None = None
+        if drafter.by_heads:
+            assert drafting is not None, "the method drafts with heads, and none were given"
+            self._adjust_q, self._head_draft_flops = adjuster(models.target), drafting.flops
+            self._head_drafts = HeadDrafts(
+                drafting.begin(), self._plan.sampling, draws, self._plan.signals, self._raw, models.vocab,
+                self._adjust_q, drafting.kind,
+            )  # fmt: skip
+        # Runs of fixed length are drafted in one synchronisation, as none of their tokens is dropped.
+        self._whole = method.length is not None and method.trust.never
+        self._head_flops = sum(head.flops for head in self._plan.heads.values())
+        self._round = self._place = self._run_start = 0  # tokens drafted in a round, and where they begin
+        self._stats, self._costs, self._ahead, self._chunk = record.stats, costs, Ahead(ahead), prefill_chunk
+        self._seen: int | None = None  # tokens whose states are shown; None: all that the target has read
+
+    def begin(self) -> None:
+        """Find the first input."""
+        try:
+            self._ask = next(self._loop)
+            self._find(self._ask)
+        except Exception as error:
+            self.fail(error)
+
+    def take(self, done: base.PassOutput) -> None:
+        """Take what the models made of ``input``, or the error of this request's row."""
+        found = (one.error for one in (self._adjust_p, self._adjust_q) if one and one.error)
+        fault = next(found, done if isinstance(done, Exception) else None)
+        if fault is not None:
+            self.fail(fault)
+            return
+        given, ask, self.input = self.input, self._ask, None
+        assert ask is not None
+        try:
+            answer = self._answer(ask, given, done)
+            self._find(ask if answer is None else self._send(answer))
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error. What was final stays, its rows are cleared when they are given back."""
+        self.error, self.over, self.input, self._ask, self._switch = error, True, None, None, None
+        self._record.finish = "error" if isinstance(error, Exception) else "interrupted"
+        self._loop.close()
+
+    @property
+    def charged(self) -> AdaptiveSwitch | None:
+        """What is charged for the passes of this round; None: nothing, as in plain decoding."""
+        return self._switch if self._switch is not None and self._switch.charged else None
+
+    def _send(self, answer: Answer) -> LoopRequest | None:
+        """The next request of the loop; None: the text has ended."""
+        self._left_to_model = False
+        try:
+            self._ask = self._loop.send(answer)
+        except StopIteration:
+            self._ask, self.over, self._switch = None, True, None  # other rows no longer count it
+        finally:
+            if self._logprobs is not None:
+                self._logprobs.settle(self._record.tokens)
+        return self._ask
+
+    # --- from requests of the loop to inputs of the models ---
+    def _find(self, ask: LoopRequest | None) -> None:
+        """Find the next input; requests that need no pass are answered at once."""
+        while ask is not None:
+            found = self._next(ask)
+            if not isinstance(found, Draft | Tips):
+                self.input = found
+                return
+            ask = self._send(found)
+
+    def _next(self, ask: LoopRequest) -> base.PassInput | Draft | Tips:
+        """What the models must do next for a request; its answer, if nothing."""
+        target, draft, models = self.sequence.target, self.sequence.draft, self._models
+        if isinstance(ask, AskForced):
+            return ask
+        if isinstance(ask, AskScore):
+            return self._prompt_left(target, models.target) or self._target_row(ask)
+        if self._layers and (left := self._prompt_left(target, models.target)):
+            return left  # its states are asked for
+        if isinstance(ask, AskDraft) and self._proposals is not None and not self._left_to_model:
+            proposed = self._propose(self._proposals, ask)
+            if proposed is not None:
+                return proposed
+            self._left_to_model = True
+        if self._head_drafts is not None:
+            return self._ask_heads(self._head_drafts, ask)
+        left = self._prompt_left(draft, models.draft)
+        return left or (self._draft_row(ask) if isinstance(ask, AskDraft) else self._tree_row(ask))
+
+    def _prompt_left(self, view: ReadState, rows: EagerBackend | None) -> base.PromptRow | None:
+        """The next chunk of the prompt, but for its last token, that a model has not read."""
+        assert rows is not None, "the method asks a model that was not given"
+        end, tokens = self.sequence.prompt - 1, self.sequence.tokens
+        if view.begun and view.read >= end:
+            return None
+        layers = self._layers if view is self.sequence.target else ()
+        if not view.begun:
+            began = time.perf_counter()
+            # Hidden states are not cached: with layers the whole prompt is read.
+            rows.begin_text(view, () if layers else tokens[:end])
+            self._count_prefill(view, view.read, time.perf_counter() - began)
+        if view.read >= end:
+            return None
+        stop = end if self._chunk is None else min(end, view.read + self._chunk)
+        return base.PromptRow(rows.name, base.RowInput(view.row, view.read, tokens[view.read : stop]), layers)
+
+    def _draft_row(self, ask: AskDraft) -> base.DraftRow:
+        sequence, view = self.sequence, self.sequence.draft
+        self._leave_tree(view, self._models.draft)
+        unread = view.unread(sequence.tokens, len(sequence))
+        ahead = self._ahead.fixed or self._ahead.next() if ask.ahead is None else min(ask.ahead, _STEPS)
+        wanted = min(_STEPS if self._whole else ahead, ask.at_most)
+        if self._round != sequence.round:
+            self._round, self._place, self._run_start = sequence.round, 0, len(sequence)
+        adjust = None
+        if self._adjust_q is not None:
+            self._adjust_q.follow(sequence.tokens)
+            adjust, wanted = self._adjust_q.after([()]), 1  # the next token's logits depend on this token
+        return base.DraftRow(
+            view.row, unread, len(sequence), sequence.round, self._draws, self._plan, 0, self._place + 1, wanted,
+            None if unread else view.after, adjust,
+        )  # fmt: skip
+
+    def _tree_row(self, ask: AskTips) -> base.TreeRow:
+        sequence, view = self.sequence, self.sequence.draft
+        if not ask.nodes:
+            self._leave_tree(view, self._models.draft)
+            if self._adjust_q is not None:
+                self._adjust_q.follow(sequence.tokens)
+        view.grow(len(sequence), ask.nodes, ask.parents)
+        adjust = None if self._adjust_q is None else self._adjust_q.after(ask.paths)
+        feed = self._feed(view, len(sequence))
+        return base.TreeRow(feed, len(ask.paths), self._plan, ask.laws, ask.top, adjust)
+
+    def _target_row(self, ask: AskScore) -> base.TargetRow:
+        sequence, view = self.sequence, self.sequence.target
+        self._leave_tree(view, self._models.target)
+        if ask.nodes:
+            view.grow(ask.end, ask.nodes, ask.parents)
+        feed, adjust = self._feed(view, ask.end), None
+        assert feed.start == ask.start, "laws are asked for behind tokens that the target has read"
+        if self._adjust_p is not None:
+            adjust = self._adjust_p.along(sequence.tokens, feed.start, feed.tokens, feed.parents)
+        layers = (*self._layers, base.FINAL) if self._judging else self._layers
+        plain = not (
+            sequence.tree.tokens or ask.closing
+        )  # what follows the text is drawn with the other rows'
+        draw = (self._draws, sequence.round, ask.end) if plain else None
+        return base.TargetRow(feed, self._sampling, self._raw, layers, adjust, draw)
+
+    def _leave_tree(self, view: ReadState, rows: EagerBackend | None) -> None:
+        """Move the path of a tree that stays next to the text, before anything else is read."""
+        if not view.nodes:
+            return
+        base, path = view.base, [view.base + node for node in view.path]
+        if view.nodes_read:  # also if no node stays: the row must be a chain again
+            assert rows is not None
+            rows.runner.commit_path(view.row, [*range(view.root, base), *path])
+            for layer, states in view.states.items():
+                view.states[layer] = states[[*range(base), *path]]
+        view.end_tree()
+
+    def _feed(self, view: ReadState, end: int) -> base.RowInput:
+        """The tokens up to ``end``, and the nodes behind them, that a model has not read."""
+        tokens = view.unread(self.sequence.tokens, end)
+        if not view.nodes:
+            return base.RowInput(view.row, view.read, tokens)
+        first, nodes = view.read + view.nodes_read, view.nodes[view.nodes_read :]
+        if not view.nodes_read:
+            view.begin_tree(first)
+        return base.RowInput(view.row, first, [*tokens, *nodes], view.parents[view.nodes_read :], end)
+
+    # --- answers without a pass ---
+    def _propose(self, proposals: Proposals, ask: AskDraft) -> Draft | None:
+        sequence, models = self.sequence, self._models
+        if self._allow is not None:
+            self._allow.follow(sequence.tokens)
+        states, began = self._states(), time.perf_counter()
+        place, known = (sequence.tokens, sequence.round, ask.at_most), sequence.successors
+        asked = Context(*place, models.vocab, self._draws, models.like, states, self._earlier, known)
+        draft = proposals.draft(asked, self._needs, self._needs_raw)
+        self._stats.draft_s += time.perf_counter() - began
+        return draft if draft is None or self._allow is None else self._allow.allow(draft)
+
+    def _states(self) -> dict[int, Tensor]:
+        """The target's hidden states of the tokens that it has read, by layer."""
+        if not self._layers:
+            return {}
+        view, rows = self.sequence.target, self._models.target
+        self._leave_tree(view, rows)
+        end = view.read if self._seen is None else min(self._seen, view.read)
+        empty = self._models.like.new_empty(0, 0 if rows is None else rows.runner.hidden_size)
+        return {layer: view.states.get(layer, empty)[:end] for layer in self._layers}
+
+    def _ask_heads(self, heads: HeadDrafts, ask: AskDraft | AskTips) -> Draft | Tips:
+        """Draft with heads on the target, in this row alone."""
+        sequence, stats, before = self.sequence, self._stats, heads.counts
+        goes_on = isinstance(ask, AskTips) and len(ask.nodes) > 0
+        states = {} if goes_on else self._states()
+        began = time.perf_counter()
+        with torch.inference_mode():
+            if not goes_on:
+                heads.read(sequence.tokens, states)
+            if isinstance(ask, AskDraft):
+                answer: Draft | Tips = heads.draft(ask, ask.at_most if self._whole else 1)
+            else:
+                answer = heads.tips(ask)
+        steps, tokens = (now - then for now, then in zip(heads.counts, before, strict=True))
+        stats.draft_s += time.perf_counter() - began
+        stats.draft_steps += steps
+        stats.draft_tokens += tokens
+        stats.flops_passes += steps * self._head_draft_flops
+        stats.flops_tokens += tokens * self._head_draft_flops
+        if isinstance(answer, Draft):
+            return self._without_raw(answer)
+        if self._logprobs is not None and answer.raws:
+            self._logprobs.read_tips(len(sequence), heads.paths, answer.raws)
+        return answer if self._needs_raw else answer._replace(raws=())
+
+    # --- from what the models made to answers ---
+    def _answer(self, ask: LoopRequest, given: base.PassInput | None, done: base.PassOutput) -> Answer | None:
+        """The answer for the loop; None: its request needs more."""
+        if isinstance(given, AskForced):
+            assert not isinstance(
+                done, base.PromptRead | base.Drafted | base.TipLaws | base.Scored | Exception
+            )
+            return done
+        if isinstance(given, base.PromptRow) and isinstance(done, base.PromptRead):
+            view = self.sequence.target if given.model == "target" else self.sequence.draft
+            self._was_read(view, given.feed, given.layers, done.states)
+            self._count_prefill(view, done.copied, done.seconds)
+            return None
+        if isinstance(given, base.TargetRow) and isinstance(ask, AskScore) and isinstance(done, base.Scored):
+            return self._scores(ask, given, done)
+        if isinstance(given, base.DraftRow) and isinstance(done, base.Drafted):
+            return self._draft(done)
+        assert isinstance(given, base.TreeRow) and isinstance(ask, AskTips) and isinstance(done, base.TipLaws)
+        return self._tips(ask, given, done)
+
+    def _draft(self, done: base.Drafted) -> Draft:
+        view, gather, n = self.sequence.draft, self._models.gather, len(done.tokens)
+        view.read, view.after = view.read + done.read, done.after
+        self._place += n
+        self._count_drafts(done.passes, done.read, done.draft_s, n * self._head_flops)
+        self._stats.gate_s += done.gate_s
+        if self._ahead.fixed is None:
+            self._ahead.synchronised(n, done.draft_s + done.gate_s)
+        raw = None if done.raws is None else gather(done.raws)
+        return self._without_raw(Draft(tuple(done.tokens), gather(done.laws), done.signals, raw))
+
+    def _without_raw(self, draft: Draft) -> Draft:
+        """Note the raw laws of a draft, and leave out those that no rule reads."""
+        if self._logprobs is None:
+            return draft
+        self._logprobs.drafted(len(self.sequence), draft)
+        return draft if self._needs_raw else draft._replace(raw=None)
+
+    def _tips(self, ask: AskTips, given: base.TreeRow, done: base.TipLaws) -> Tips:
+        gather = self._models.gather
+        self._was_read(self.sequence.draft, given.feed)
+        self._count_drafts(1, len(given.feed.tokens), done.draft_s)
+        laws, raws = ([] if one is None else list(gather(one)) for one in (done.laws, done.raws))
+        if self._logprobs is not None:
+            self._logprobs.read_tips(len(self.sequence), ask.paths, raws)
+        return Tips(laws, done.top, done.signals, raws if self._needs_raw else ())
+
+    def _scores(self, ask: AskScore, given: base.TargetRow, done: base.Scored) -> Scores:
+        stats, gather = self._stats, self._models.gather
+        self._was_read(self.sequence.target, given.feed, self._layers, done.states[: len(self._layers)])
+        raw = None if done.raw is None else gather(done.raw)
+        if self._logprobs is not None and raw is not None:
+            self._logprobs.scored(ask, raw)
+        judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
+        stats.remote.update(done.spent)
+        answer = Scores(gather(done.laws), raw if self._needs_raw else None, judged, done.token)
+        if ask.closing:  # its states must change no draft
+            self._seen = ask.start if self._seen is None else self._seen
+            stats.closing_s += done.target_s
+            return answer
+        self._seen = None
+        if self._ahead.fixed is None and self._round == self.sequence.round:
+            self._ahead.ended(ask.end - self._run_start)
+        read = len(given.feed.tokens)
+        stats.target_s += done.target_s
+        stats.target_tokens += read
+        stats.flops_passes += self._costs.target + read * self._judging_flops
+        stats.flops_tokens += read * (self._costs.target + self._judging_flops)
+        return answer
+
+    def _was_read(
+        self, view: ReadState, feed: base.RowInput, layers: Sequence[int] = (), states: Sequence[Tensor] = ()
+    ) -> None:
+        """Record a pass over a feed; ``states``: hidden states ``[n, d]`` of each of ``layers``."""
+        for layer, new in zip(layers, states, strict=True):
+            held = view.states.get(layer)
+            view.states[layer] = new if held is None else torch.cat([held[: feed.start], new])
+        view.read += len(feed.tokens) - (len(view.nodes) - view.nodes_read)
+        view.nodes_read = len(view.nodes)
+
+    def _count_drafts(self, steps: int, tokens: int, seconds: float, heads: float = 0.0) -> None:
+        """Count draft steps over so many tokens; ``heads``: FLOPs of their heads."""
+        stats, each = self._stats, self._costs.draft
+        stats.draft_steps += steps
+        stats.draft_tokens += tokens
+        stats.draft_s += seconds
+        stats.flops_passes += steps * each + heads
+        stats.flops_tokens += tokens * each + heads
+
+    def _count_prefill(self, view: ReadState, reused: int, seconds: float) -> None:
+        stats = self._stats
+        if view is self.sequence.target:
+            stats.cached_tokens += reused
+        else:
+            stats.draft_cached_tokens += reused
+        if isinstance(self._ask, AskScore) and self._ask.closing:
+            stats.closing_s += seconds
+        else:
+            stats.prefill_s += seconds

@@ -11,8 +11,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import parse_method
-from sprinter.engine.executor import Executor
-from sprinter.engine.request_run import RequestRun
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.laws import Sampling
 from sprinter.random import AddressedDraws
 

@@ -16,12 +16,11 @@ from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, Replayed, Tracker
-from sprinter.engine.executor import Executor
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
-from sprinter.engine.request_run import RequestRun
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.spans import SpanReader
 from sprinter.engine.stream import Ending, Spelling, TextWriter, prompt_end

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,11 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskForced, Token
 from sprinter.decode.switch import Tracker
 from sprinter.engine.backends.base import DraftRow, PassInput, PromptRow, TargetRow, TreeRow
+from sprinter.engine.executor import RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
 from sprinter.engine.prompts import NEW, ChunkTurn, choose_prompts
 from sprinter.engine.request import Request
-from sprinter.engine.request_run import RequestRun
 from sprinter.engine.runtime import PairRuntime
 from sprinter.engine.stream import TokenReader, advance
 from sprinter.errors import BatchError, ContextLengthError, RowsError, UserError
@@ -76,6 +76,15 @@ class _Live:
         """The kind of its next input; of a prompt, the model that reads it."""
         given = self.run.input
         return given.model if isinstance(given, PromptRow) else None if given is None else type(given)
+
+    @property
+    def awaits(self) -> Future[Any] | None:
+        """What the input waits for: an answer of the grammar; None: nothing."""
+        given = self.run.input
+        if isinstance(given, AskForced):
+            return given.found
+        adjust = given.adjust if isinstance(given, DraftRow | TreeRow | TargetRow) else None
+        return adjust and adjust.masks
 
 
 class Scheduler:
@@ -263,7 +272,7 @@ class Scheduler:
     def _ready(self, group: list[_Live]) -> list[_Live]:
         """Those of a group that wait for no grammar. A short wait is shared, but for a request that arrives; a longer
         one is of its own row alone. Masks of a row alone, or of a batch, are found while the model reads."""
-        found = [one.run.awaits for one in group]
+        found = [one.awaits for one in group]
         if not isinstance(group[0].run.input, AskForced) and not (self._policy.first and len(self._live) > 1):
             return group
         until = time.perf_counter() + _PATIENCE

@@ -22,9 +22,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sprinter.decode.draft import Record, Token
 from sprinter.decode.method import Method
-from sprinter.engine.executor import Executor
+from sprinter.engine.executor import Executor, RequestRun
 from sprinter.engine.generation import Generation
-from sprinter.engine.request_run import RequestRun
 from sprinter.engine.shares import pass_shares
 from sprinter.engine.tokens import check_text
 from sprinter.errors import UserError
