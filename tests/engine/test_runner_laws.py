@@ -23,6 +23,7 @@ from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_l
 from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine.backends import cuda_graph
 from sprinter.engine.executor import Executor
+from sprinter.heads.dflash import DFlashHeads
 from sprinter.heads.eagle import ParallelHeads
 from sprinter.heads.head import Head
 from sprinter.heads.mtp import MtpHeads
@@ -103,13 +104,14 @@ def with_heads(pair: Pair, method: Method) -> tuple[Method, dict[str, Any]]:
     return method.settle({}, None, heads.accuracies), {"drafting": heads}
 
 
-def random_head(pair: Pair, kind: str) -> MtpHeads | ParallelHeads:
+def random_head(pair: Pair, kind: str) -> MtpHeads | ParallelHeads | DFlashHeads:
     """A random module of multi-token prediction, or head that drafts in one pass."""
     config = pair.models[0].config
     with torch.random.fork_rng():
         torch.manual_seed(7)
         mtp = MtpHeads(LlamaDecoderLayer(config, 0), config, pair.vocab, None, False)
-        heads = mtp if kind == "mtp" else ParallelHeads(config, 2)
+        dflash = DFlashHeads(config, (0, 1), 2, 1)
+        heads = {"mtp": mtp, "peagle": ParallelHeads(config, 2), "dflash": dflash}[kind]
         for value in heads.parameters():
             value.detach().copy_(torch.randn_like(value) * 0.4 + float(value.ndim == 1))
     return heads.requires_grad_(False)
@@ -145,7 +147,9 @@ def test_the_joint_law_of_every_method(
 @pytest.mark.parametrize(
     "spec",
     ["heads(gamma=2, kind=peagle)", "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=peagle),cap=2",
-     "drafter=heads(grow=drawn(widths=2x1),kind=peagle),accept=without", "heads(gamma=2, kind=mtp)",
+     "drafter=heads(grow=drawn(widths=2x1),kind=peagle),accept=without",
+     "heads(gamma=2, kind=dflash)", "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=dflash),cap=2",
+     "drafter=heads(grow=drawn(widths=2x1),kind=dflash),accept=without", "heads(gamma=2, kind=mtp)",
      "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=mtp),cap=2",
      "drafter=heads(grow=dynamic(expand=2,depth=2,nodes=3),kind=mtp),accept=onehot"],
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.heads.test_dflash import dflash
 from tests.heads.test_eagle import eagle as first_eagle
 from tests.heads.test_eagle3 import eagle
 from tests.heads.test_glide import glide
@@ -32,7 +33,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     save_heads(first_eagle(), top / "eagle", "")
     save_heads(eagle(), top / "eagle3", "")
     save_heads(glide(), top / "glide", "")
-    return {kind: top / kind for kind in ("medusa", "eagle", "eagle3", "glide")}
+    save_heads(dflash(), top / "dflash", "")
+    return {kind: top / kind for kind in ("medusa", "eagle", "eagle3", "glide", "dflash")}
 
 
 def changed(folder: Path, to: Path, inside: str | None = None, **change: Any) -> Path:
@@ -71,12 +73,12 @@ LAYER: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), LAYER)
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "glide"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "glide", "dflash"])
 def test_damaged_layers(
     kind: str, change: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    inside = {"eagle": None, "eagle3": "transformer_layer_config", "glide": "layer_config"}[kind]
-    refused(changed(folders[kind], tmp_path / "bad", inside, **change), message)
+    inside = {"eagle3": "transformer_layer_config", "glide": "layer_config"}
+    refused(changed(folders[kind], tmp_path / "bad", inside.get(kind), **change), message)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_damaged_layers(
         ("medusa", {"base_model_name_or_path": 3}, "a text or null"),
         *(
             (kind, {"accuracies": bad}, r"lists of numbers in \[0, 1\]")
-            for kind in ("medusa", "eagle", "eagle3", "glide")
+            for kind in ("medusa", "eagle", "eagle3", "glide", "dflash")
             for bad in (3, [0.5], [["x"]], [[2.0]], [[float("nan")]], [[]])
         ),
         ("glide", {"sprinter_head": "other"}, "is not a head that Sprinter reads.*'other'"),
@@ -108,7 +110,7 @@ def test_damaged_configs(
     refused(changed(folders[kind], tmp_path / "bad", **change), message)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "glide"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "glide", "dflash"])
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_weights_that_are_not_finite(
     kind: str, value: float, folders: dict[str, Path], tmp_path: Path
@@ -177,7 +179,7 @@ def test_the_vocabulary_is_the_targets_own() -> None:
             MedusaHeads(SIZE, own).attach(tiny("llama"), "t", SIZE, VOCAB)
 
 
-@pytest.mark.parametrize("make", [medusa, first_eagle, eagle, glide])
+@pytest.mark.parametrize("make", [medusa, first_eagle, eagle, glide, dflash])
 def test_heads_draft_for_one_target(make: Callable[[], TokenHeads]) -> None:
     heads = make()
     for _ in range(2):
@@ -186,7 +188,7 @@ def test_heads_draft_for_one_target(make: Callable[[], TokenHeads]) -> None:
         heads.attach(tiny("mistral"), "other", SIZE, VOCAB)
 
 
-@pytest.mark.parametrize("make", [medusa, lambda: medusa(shared=True), first_eagle, eagle, glide])
+@pytest.mark.parametrize("make", [medusa, lambda: medusa(shared=True), first_eagle, eagle, glide, dflash])
 def test_costs_beside_a_target_in_half_precision(make: Callable[[], TokenHeads]) -> None:
     target = type(tiny("llama"))(tiny("llama").config).bfloat16().eval()
     pair = sprinter.load_pair(target, tokenizer=word_tokenizer(), heads=[make()], compile=False)
@@ -206,7 +208,8 @@ def meaning(folder: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["gate", "specdec", "disco", "qwen2.5-coder-1.5b-0.5b", "medusa", "eagle", "eagle3", "glide"]
+    "kind",
+    ["gate", "specdec", "disco", "qwen2.5-coder-1.5b-0.5b", "medusa", "eagle", "eagle3", "glide", "dflash"],
 )
 def test_a_byte_that_is_wrong_is_refused_or_changes_nothing(
     kind: str, folders: dict[str, Path], tmp_path: Path

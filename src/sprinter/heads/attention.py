@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from sprinter.heads.drafting import TextOfHeads
 
-__all__ = ["AttendingText", "HeadAttention", "KeptKeys", "attend", "known_prefix"]
+__all__ = ["AttendingText", "HeadAttention", "KeptKeys", "attend", "known_prefix", "rope_of"]
 
 _ROOM = 128  # entries, at first
 
@@ -52,6 +52,12 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, sees: Tensor | None = No
         return nn.functional.scaled_dot_product_attention(query, keys, values, sees)
     # PyTorch's fused attention on a CPU wants a batch.
     return nn.functional.scaled_dot_product_attention(query[None], keys[None], values[None], sees)[0]
+
+
+def rope_of(rotary: nn.Module, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of a rotary embedding for inputs ``[..., n, d]`` at positions ``[n]`` or ``[..., n]``."""
+    cos, sin = rotary(x, positions if positions.ndim == 2 else positions[None])
+    return (cos[0], sin[0]) if positions.ndim == 1 and x.ndim == 2 else (cos, sin)
 
 
 class KeptKeys:

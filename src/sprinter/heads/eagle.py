@@ -13,7 +13,7 @@ Files are those of the authors: the fields of the layer in ``config.json``, ``fc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import KeptKeys, attend, known_prefix
+from sprinter.heads.attention import KeptKeys, attend
 from sprinter.heads.drafting import OutputLayer, TextOfHeads
-from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, check_layer
+from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, OnePassText, check_layer
 from sprinter.heads.files import WEIGHTS, HeadFiles, fitting
 from sprinter.heads.reading import HeadFields
 
@@ -116,21 +116,15 @@ class ParallelHeads(EagleHeads):
         return {**super().file_config(), "tokens_per_pass": self.count}
 
 
-class _ParallelText(TextOfHeads):
+class _ParallelText(OnePassText):
     def __init__(self, heads: ParallelHeads) -> None:
-        self._heads, self._kept = heads, KeptKeys()
-        self._text: list[int] = []
-        self._outs: Tensor | None = None  # [count, d]
+        super().__init__(heads)
+        self._own, self._kept = heads, KeptKeys()
 
-    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        ids, heads = list(text), self._heads
-        if ids == self._text:
-            return
-        first = min(max(0, known_prefix(ids, self._text) - 1), len(ids) - 2)
-        self._text, masks = ids, heads.count - 1
+    def draft(self, ids: list[int], first: int, features: Tensor) -> Tensor:
+        heads, masks = self._own, self._own.count - 1
         end = len(ids) - 1 + masks
         embeds = heads.embedded(torch.tensor(ids[first + 1 :], device=heads.device))
-        features = heads.fused([states[layer][first:] for layer in heads.layers])
         embeds, features = (
             torch.cat([one, mask.expand(masks, -1)])
             for one, mask in zip((embeds, features), heads.mask, strict=True)
@@ -139,14 +133,8 @@ class _ParallelText(TextOfHeads):
         residual, (query, key, value) = heads.entries(embeds, features, positions)
         sees = torch.arange(end, device=heads.device)[None] <= positions[:, None]
         values = attend(query, *self._kept.put(first, key, value), sees)
-        self._outs = heads.finish(residual, values)[-heads.count :]
-        self.steps, self.tokens = self.steps + 1, self.tokens + end - first
-
-    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
-        depth = len(paths[0])
-        if depth >= self._heads.count or self._outs is None:
-            return None
-        return self._heads.whole_logits(self._outs[depth : depth + 1])
+        self.tokens += end - first
+        return heads.finish(residual, values)[-heads.count :]
 
 
 def is_eagle(files: HeadFiles) -> bool:

@@ -16,11 +16,11 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import AttendingText, HeadAttention, attend
+from sprinter.heads.attention import AttendingText, HeadAttention, attend, known_prefix, rope_of
 from sprinter.heads.drafting import TextOfHeads, TokenHeads, linear_weights
 from sprinter.heads.files import HeadFiles, fill
 
-__all__ = ["PICKLE", "EntryHeads", "EntryLayer", "EntryText", "StateHeads", "check_layer"]
+__all__ = ["PICKLE", "EntryHeads", "EntryLayer", "EntryText", "OnePassText", "StateHeads", "check_layer"]
 
 PICKLE = "pytorch_model.bin"
 
@@ -29,14 +29,22 @@ class EntryLayer(nn.Module):
     """Attention and feed-forward of Llama's decoder layer; what comes before the attention is each head's own.
 
     Args:
-        config: of the layer. inputs: width of what the attention reads.
+        config: of the layer. inputs: width of what the attention reads. attention: its class.
     """
 
-    def __init__(self, config: LlamaConfig, inputs: int) -> None:
+    def __init__(
+        self, config: LlamaConfig, inputs: int, attention: type[HeadAttention] = HeadAttention
+    ) -> None:
         super().__init__()
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = HeadAttention(config, inputs)
+        self.self_attn = attention(config, inputs)
         self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
+
+    def finish(self, residual: Tensor, values: Tensor) -> Tensor:
+        """The output ``[..., n, d]`` of entries, given the mean values ``[..., heads, n, size]`` of their attention."""
+        hidden = residual + self.self_attn.join(values)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
 
 
 class StateHeads(TokenHeads):
@@ -109,17 +117,11 @@ class EntryHeads(StateHeads):
             embeds, features: ``[..., n, d]``. positions: ``[n]`` or ``[..., n]``.
         """
         residual, both = self.inputs(embeds, features)
-        flat = positions if positions.ndim == 2 else positions[None]
-        cos, sin = self.rotary(embeds, flat)
-        if positions.ndim == 1 and embeds.ndim == 2:
-            cos, sin = cos[0], sin[0]
-        return residual, self.block.self_attn.split(both, (cos, sin))
+        return residual, self.block.self_attn.split(both, rope_of(self.rotary, embeds, positions))
 
     def finish(self, residual: Tensor, values: Tensor) -> Tensor:
         """The output ``[..., n, d]`` of entries, given the mean values ``[..., heads, n, size]`` of their attention."""
-        hidden = residual + self.block.self_attn.join(values)
-        out: Tensor = hidden + self.block.mlp(self.block.post_attention_layernorm(hidden))
-        return out
+        return self.block.finish(residual, values)
 
     @property
     def flops(self) -> float:
@@ -226,3 +228,35 @@ class _LlamaText(EntryText):
         residual, (query, key, value) = self._layer.entries(embeds, features, positions)
         keys, values = self._kept.put(start, key, value)
         return self._layer.finish(residual, attend(query, keys, values, sees))
+
+
+class OnePassText(TextOfHeads):
+    """Heads that draft all tokens in one pass: the law of each depends on the text alone, not on drafted tokens."""
+
+    def __init__(self, heads: StateHeads) -> None:
+        self._heads = heads
+        self._text: list[int] = []
+        self._outs: Tensor | None = None
+
+    @abstractmethod
+    def draft(self, ids: list[int], first: int, features: Tensor) -> Tensor:
+        """One pass after a text; returns an output ``[count, d]`` for each token to come.
+
+        Args:
+            ids: the text. first: what was read of it before, in states. features: ``[n, d]`` of those from there on.
+        """
+
+    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        ids = list(text)
+        if ids == self._text:
+            return
+        first = min(max(0, known_prefix(ids, self._text) - 1), len(ids) - 2)
+        self._text, self.steps = ids, self.steps + 1
+        features = self._heads.fused([states[layer][first:] for layer in self._heads.layers])
+        self._outs = self.draft(ids, first, features)
+
+    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
+        depth = len(paths[0])
+        if self._outs is None or depth >= len(self._outs):
+            return None
+        return self._heads.whole_logits(self._outs[depth : depth + 1])

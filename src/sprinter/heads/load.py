@@ -7,6 +7,7 @@ import os
 
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head, read_head
+from sprinter.heads.dflash import is_dflash, load_dflash
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.eagle import is_eagle, load_eagle
 from sprinter.heads.eagle3 import load_eagle3
@@ -22,7 +23,8 @@ _log = logging.getLogger("sprinter")
 
 
 def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
-    """Load heads: those that score tokens (``load_head``), or those that draft (Medusa's, EAGLE's, EAGLE-3's, GliDe's).
+    """Load heads: those that score tokens (``load_head``), or those that draft (Medusa's, EAGLE's, EAGLE-3's, GliDe's,
+    DFlash's).
 
     Raises:
         UserError: the directory is missing, or what it holds is damaged.
@@ -35,6 +37,8 @@ def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
         heads: TokenHeads = load_medusa(files)
     elif speculators == "eagle3":
         heads = load_eagle3(files)
+    elif is_dflash(files):
+        heads = load_dflash(files)
     elif is_eagle(files):
         heads = load_eagle(files)
     elif config.get("sprinter_head") == "glide":
@@ -46,8 +50,8 @@ def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
         )
         raise UserError(
             f"'{source}' is not a head that Sprinter reads: its config.json has {found}; give one of 'sprinter gate "
-            "train' or 'sprinter draft train', Medusa's or EAGLE's as their authors publish them, or EAGLE-3's in the "
-            "format of speculators"
+            "train' or 'sprinter draft train', Medusa's, EAGLE's or DFlash's as their authors publish them, or one of "
+            "EAGLE-3 in the format of speculators"
         )
     heads.id, heads.revision = files.id, files.revision
     return heads

@@ -62,6 +62,12 @@ class HeadFields:
         wanted = f"a whole number in [1, {most}]"
         return int(self._read(name, lambda value: type(value) is int and 1 <= value <= most, wanted, default))
 
+    def token(self, name: str, vocab: int) -> int:
+        """A token id."""
+        return int(
+            self._read(name, lambda value: type(value) is int and 0 <= value < vocab, f"in [0, {vocab})")
+        )
+
     def switch(self, name: str) -> bool:
         """True or false; false if it is not there."""
         return bool(self._read(name, lambda value: isinstance(value, bool), "true or false", False))

@@ -19,6 +19,7 @@ from sprinter.heads.eagle import ParallelHeads
 from sprinter.heads.load import load_any_head
 from sprinter.models.reduced_vocab import frequent_tokens
 from sprinter.training.drafts.data import Texts, TextsProgress, write_texts
+from sprinter.training.drafts.dflash import DFlashLearner, fresh_dflash
 from sprinter.training.drafts.eagle import AHEAD, EagleLearner, ParallelLearner, fresh_eagle
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
 from sprinter.training.drafts.folder import (
@@ -154,6 +155,8 @@ def _fresh(
         return MedusaLearner(fresh_medusa(*about), *how)
     if shape.kind == "glide":
         return GlideLearner(fresh_glide(*about), *how)
+    if shape.kind == "dflash":
+        return DFlashLearner(fresh_dflash(*about), *how)
     if shape.kind == "eagle":
         return EagleLearner(fresh_eagle(*about), *how, shape.regression)
     if shape.kind == "peagle":

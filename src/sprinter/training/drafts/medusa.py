@@ -29,13 +29,13 @@ def fresh_medusa(target: PreTrainedModel, settings: HeadSettings, id: str, finge
     vocab, hidden = weight.shape
     output = OutputLayer(target, vocab)
     heads = MedusaHeads(
-        hidden, vocab, settings.steps, settings.blocks, settings.share_output,
+        hidden, vocab, settings.steps, settings.depth, settings.share_output,
         target_id=id, target_fingerprint=fingerprint,
     )  # fmt: skip
     if not settings.share_output:
         with torch.no_grad():
             for own in heads.heads:
-                own[settings.blocks].weight.copy_(output.scale * weight)  # type: ignore[index]
+                own[settings.depth].weight.copy_(output.scale * weight)  # type: ignore[index]
     heads.join(target)
     return heads
 

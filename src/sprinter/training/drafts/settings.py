@@ -76,15 +76,18 @@ class StudentSettings:
 class HeadSettings:
     """Shape of heads on the target that draft."""
 
-    kind: Literal["medusa", "eagle", "eagle3", "glide", "peagle"] = stated(
+    kind: Literal["medusa", "eagle", "eagle3", "glide", "peagle", "dflash"] = stated(
         "medusa",
-        "What is trained; 'eagle' is the head of EAGLE and EAGLE-2, 'peagle' drafts all tokens in one pass.",
+        "What is trained; 'eagle' is the head of EAGLE and EAGLE-2; 'peagle' and 'dflash' draft all tokens in one "
+        "pass, dflash by a block-diffusion model.",
     )
     heads: Few | None = stated(
-        None, "Medusa's heads, peagle's tokens of a pass: tokens ahead that are drafted. The others: steps of "
-        "training. None: 4; eagle: 1. These are steps ahead of what the target has read.",
+        None, "Medusa's heads, tokens of a pass of peagle and dflash: tokens ahead that are drafted. The others: steps "
+        "of training. None: 4; eagle: 1. These are steps ahead of what the target has read.",
     )  # fmt: skip
-    blocks: Few = stated(1, "Residual blocks of each of Medusa's heads.")
+    blocks: Few | None = stated(
+        None, "Residual blocks of each of Medusa's heads, DFlash's decoder layers. None: 1; dflash: 2."
+    )
     share_output: bool = stated(
         False, "All of Medusa's heads end in the target's output layer: far fewer parameters. Else each ends in one of "
         "its own, which begins as a copy.",
@@ -104,11 +107,13 @@ class HeadSettings:
     def __post_init__(self) -> None:
         if self.heads is None:
             object.__setattr__(self, "heads", 1 if self.kind == "eagle" else 4)
-        if self.kind != "medusa" and (self.blocks != 1 or self.share_output):
+        if self.blocks is None:
+            object.__setattr__(self, "blocks", 2 if self.kind == "dflash" else 1)
+        if self.kind != "medusa" and ((self.blocks != 1 and self.kind != "dflash") or self.share_output):
             raise UserError("blocks and share_output are of Medusa's heads: leave them out")
-        if self.kind == "peagle" and self.steps < 2:
+        if self.kind in ("peagle", "dflash") and self.steps < 2:
             raise UserError(
-                "heads=1 is out of range: kind=peagle drafts two tokens a pass or more, kind=eagle one"
+                f"heads=1 is out of range: kind={self.kind} drafts two tokens a pass or more, kind=eagle one"
             )
         if self.kind == "eagle3" and self.steps < 3:
             raise UserError(
@@ -124,6 +129,12 @@ class HeadSettings:
         """``heads``, once it is chosen."""
         assert self.heads is not None
         return self.heads
+
+    @property
+    def depth(self) -> int:
+        """``blocks``, once they are chosen."""
+        assert self.blocks is not None
+        return self.blocks
 
 
 @checked
