@@ -65,7 +65,7 @@ class DraftHeads(Protocol):
     """Heads on the target that draft.
 
     Attributes:
-        kind: "medusa", "eagle", "eagle3", "glide" or "mtp".
+        kind: one of ``DRAFTING_KINDS``.
         layers: decoder layers of the target whose hidden states they read, from 0; -1: after the final norm.
         accuracies: by number of tokens ahead, the share of held-out positions at which the target's token had rank
             0, 1, ... among those that the heads find most probable; (): not measured.
@@ -88,7 +88,7 @@ class DraftHeads(Protocol):
 @DRAFTER.rule("heads")
 @dataclass(frozen=True)
 class Heads(Drafter):
-    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's, GliDe's, or those of its own checkpoint.
+    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's, DFlash's, or those of its own checkpoint.
 
     Args:
         grow: the drafter that reads their laws: ``model(greedy=true)``, or one that grows trees (static, dynamic,
