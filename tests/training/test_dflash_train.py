@@ -67,7 +67,7 @@ def test_the_model_learns(tmp_path: Path) -> None:
     after = run.history[-1].held_out
     assert after["ce"] < 0.3 * before["ce"], (before, after)
     assert all(after[f"head{step}_top1"] > 0.9 for step in (1, 2, 3)), after
-    assert 1 - before["tv"] < 0.1 and 1 - after["tv"] > 0.6, "exact acceptance: by chance 1/64"
+    assert 1 - before["tv"] < 0.2 and 1 - after["tv"] > 0.6, "exact acceptance: by chance one of seven"
     assert len(own.accuracies(found.part(True), 128)) == 3
 
 
