@@ -252,6 +252,8 @@ def test_it_drafts_for_a_pair(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention"]}, "lacks or misfits|is not a layer of Llama"),
         ({"use_sliding_window": True, "sliding_window": "x"}, "sliding_window='x'"),
         ({"is_causal": 3}, "is_causal=3"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "has a layer of type 'linear_attention'"),
+        ({"use_sliding_window": True, "sliding_window": 4}, "has a layer of type 'unknown'"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:

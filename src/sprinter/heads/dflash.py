@@ -252,11 +252,18 @@ def _check_variant(files: HeadFiles, fields: Mapping[str, Any], layer: HeadField
     Raises:
         UserError: a variant that is not supported, or fields of what a layer sees that are damaged.
     """
+    types = layer.fields.get("layer_types")
     if layer.switch("use_sliding_window"):
         layer.whole("sliding_window")
+        types = types or ["unknown"]
     if layer.fields.get("is_causal") is not None:
         layer.switch("is_causal")
     found = [f"{name}={fields[name]!r}" for name, plain in _OTHERS.items() if fields.get(name) not in plain]
+    found += [
+        f"a layer of type '{one}'"
+        for one in types or ()
+        if one not in ("full_attention", "sliding_attention")
+    ]
     found += [
         one
         for one in fields.get("architectures") or ()
