@@ -45,8 +45,11 @@ $(STAMP): pyproject.toml src/sprinter/version.py constraints.txt scripts/check_p
 	@$(call step,sprinter and the pinned packages,--no-build-isolation -e '.[dev]')
 	@touch $@
 
-# Nothing to do unless the kernels' sources changed; a line where there is no C++ compiler.
+# Nothing to do unless the kernels' sources changed; a line where there is no C++ compiler. A `pip install .` into .venv
+# replaces the editable package, and tests would run the copy.
 ready: $(STAMP)
+	@if ls -d $(VENV)/lib/python*/site-packages/sprinter >/dev/null 2>&1; then \
+	$(call step,sprinter (editable again),--no-build-isolation --no-deps -e .); fi
 	@$(BIN)/python scripts/build_kernels.py
 
 install: ready ## .venv with the package (editable) and its development tools

@@ -275,4 +275,4 @@ def test_make_says_what_it_installs_and_how_long_that_took(tmp_path: Path) -> No
     asked = ["make", "-n", "-C", str(ROOT), f"VENV={tmp_path}", "demo"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     installs = [line for line in done.splitlines() if " install " in line]
-    assert len(installs) == 3 and all(re.search(r'echo ".* \.\.\.".*date', line) for line in installs)
+    assert len(installs) == 4 and all(re.search(r'echo ".* \.\.\.".*date', line) for line in installs)
