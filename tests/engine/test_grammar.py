@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 import sprinter
+from sprinter.engine import grammar
 from sprinter.engine.grammar import Grammars
 from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
@@ -192,3 +193,37 @@ def test_a_schema_of_many_alternatives_is_followed_to_the_end(pair: sprinter.Pai
     assert re.match(r'\{(\}|"p[0-9]{0,4})', out.text)
     if out.finish_reason == "eos":
         jsonschema.validate(json.loads(out.text), schema)
+
+
+def _chain(count: int) -> dict[str, Any]:
+    """Objects each of which has the next one."""
+    parts: dict[str, Any] = {
+        f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}, "required": ["x"]}
+        for i in range(count)
+    }
+    return {"$ref": "#/$defs/a0", "$defs": {**parts, f"a{count}": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "integer", "multipleOf": 123456789}, _chain(8000)],
+    ids=["takes hours to compile", "overflows the stack"],
+)
+def test_a_grammar_that_would_end_the_process_is_refused(pair: sprinter.Pair, schema: dict[str, Any]) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    with pytest.raises(UserError, match="takes too long, too much memory, or nests too deeply"):
+        pair.generate("The river", response_format=form, max_new_tokens=2)
+
+
+def test_a_schema_may_nest_as_deeply_as_any_that_is_meant(pair: sprinter.Pair) -> None:
+    """A thread's usual stack would overflow."""
+    form = {"type": "json_schema", "json_schema": {"schema": _chain(1000)}}
+    assert pair.generate("The river", response_format=form, max_new_tokens=3).text.startswith('{"x')
+
+
+def test_a_grammar_that_takes_long_over_a_token_is_refused(
+    pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "_SLOWEST_S", 1e-9)
+    with pytest.raises(UserError, match="too slow"):
+        pair.generate("The river", regex="[a-z]{9}", max_new_tokens=4)

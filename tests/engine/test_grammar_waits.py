@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import sprinter
 from sprinter.engine import grammar
 from sprinter.engine.engine import Engine
+from sprinter.engine.mask_threads import MaskThreads, note_held
 from sprinter.engine.policy import Policy
 
 FORMAT = {"type": "json_object"}
@@ -68,7 +71,7 @@ def test_a_slow_grammar_holds_up_its_own_row_alone(
 
 
 def test_owners_take_turns_in_the_threads() -> None:
-    threads, order, began, go = grammar._MaskThreads(), list[str](), [Event(), Event()], Event()
+    threads, order, began, go = MaskThreads(), list[str](), [Event(), Event()], Event()
 
     def hold(own: Event) -> None:
         own.set()
@@ -85,7 +88,7 @@ def test_owners_take_turns_in_the_threads() -> None:
 
 
 def test_what_cannot_be_found_is_the_error_of_its_own_answer() -> None:
-    threads = grammar._MaskThreads()
+    threads = MaskThreads()
 
     def fail() -> None:
         raise ValueError("no")
@@ -105,3 +108,23 @@ def test_texts_of_a_request_read_their_schema_once(
     for seed in range(3):
         pair.generate("A", options=options.replace(seed=seed))
     assert len(read) == 1
+
+
+def test_an_owner_rests_after_work_that_has_held_the_lock() -> None:
+    """Others do not; nor does who has no name."""
+    threads, order = MaskThreads(), list[str]()
+
+    def hold(name: str) -> None:
+        order.append(name)
+        note_held(0.05)
+
+    threads.submit("", partial(hold, "nobody")).result(60)
+    began = time.perf_counter()
+    threads.submit("", partial(hold, "nobody")).result(60)
+    assert time.perf_counter() - began < 0.4
+    threads.submit("slow", partial(hold, "slow")).result(60)
+    began = time.perf_counter()
+    again = threads.submit("slow", partial(hold, "slow again"))
+    threads.submit("other", partial(hold, "other")).result(60)
+    again.result(60)
+    assert time.perf_counter() - began > 0.4 and order[-2:] == ["other", "slow again"]

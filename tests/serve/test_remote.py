@@ -337,3 +337,15 @@ def test_servers_that_are_down_or_differ_at_the_start(caplog: pytest.LogCaptureF
         replicas({}, [], fingerprint="other")
     with pytest.raises(UserError, match="cannot be reached"):
         replicas(dict.fromkeys("ab", httpx2.ConnectError("gone")), [])
+
+
+def test_answers_that_are_not_read_hold_places(server: Running) -> None:
+    """Clients that do not read would fill the memory."""
+    owners, body = server.service.owners, {"texts": [{"ids": [1], "start": 0}]}
+    free = owners._laws.free
+    leave = owners.hold_laws("127.0.0.1", free)
+    assert server.post("/v1/score", body).status_code == 503
+    leave()
+    assert server.post("/v1/score", body).status_code == 200
+    assert server.post("/v1/score", {"texts": [{"ids": [1], "start": 3}]}).status_code == 400
+    assert owners._laws.free == free

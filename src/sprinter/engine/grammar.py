@@ -11,13 +11,16 @@ bounded cost; the other is asked where what must follow is known to be short.
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache, cached_property, partial
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -25,7 +28,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.decode.sequence import common_prefix
-from sprinter.engine.fair_queue import FairQueue
+from sprinter.engine.grammar_trial import LIMITS, is_plain, on_deep_stack, trial
+from sprinter.engine.mask_threads import MaskThreads, note_held
 from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError, install_line
 
@@ -35,16 +39,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammars", "TextGrammar", "is_confined"]
 
-MaskAnswer = TypeVar("MaskAnswer")
-_KEPT = 64  # masks of a text, and compiled grammars of a pair
+_KEPT = 64  # masks of a text
+_KEPT_BYTES = 512 << 20  # of compiled grammars of a pair
 # As ``json.dumps`` writes: few places where a text may go on in several ways, and no endless white space.
 _JSON: dict[str, Any] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _LONGEST = 1 << 20
 """Maximum number of characters of a grammar."""
 _FREE = '%llguidance {"no_forcing": true}\n'
-_ITEMS = 50_000
-"""Of a parser's row, as many as a step may have: each alternative of a schema has some."""
+_SLOWEST_S = 0.05
+"""CPU time for which a token may be read, with the interpreter's lock."""
 _NO_TEXT = "NoExtensionBias"
+_TOO_HARD = "takes too long, too much memory, or nests too deeply"
 _CIRCLE = "a $ref or a rule must not need itself to begin"
 _SPELLED = 48
 """Bytes that must follow, up to which they have their usual spelling; more are spelled in any way."""
@@ -54,35 +59,7 @@ _FORCED = 8
 """Tokens that are found at once to be forced, at most: the other rows wait. A clock would make texts depend on it."""
 
 
-class _MaskThreads:
-    """Threads in which owners take turns."""
-
-    def __init__(self) -> None:
-        self._line: FairQueue[Callable[[], None]] = FairQueue()
-        self._lock, self._pool = Lock(), ThreadPoolExecutor(2, "sprinter-masks")
-
-    def submit(self, owner: str, find: Callable[[], MaskAnswer]) -> Future[MaskAnswer]:
-        """Answer when it is the owner's turn."""
-        found: Future[MaskAnswer] = Future()
-        with self._lock:
-            self._line.put(owner, partial(_answer, found, find))
-        self._pool.submit(self._next)
-        return found
-
-    def _next(self) -> None:
-        with self._lock:
-            work = self._line.pop()
-        work()
-
-
-def _answer(found: Future[MaskAnswer], find: Callable[[], MaskAnswer]) -> None:
-    try:
-        found.set_result(find())
-    except Exception as error:
-        found.set_exception(error)
-
-
-_threads = cache(_MaskThreads)
+_threads = cache(MaskThreads)
 
 
 def is_confined(options: GenerationOptions) -> bool:
@@ -103,6 +80,7 @@ class Grammars:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._own: LLTokenizer | None = None
         self._compiled: OrderedDict[str, TextGrammar] = OrderedDict()
+        self._used: WeakValueDictionary[str, TextGrammar] = WeakValueDictionary()
         self._last: tuple[Any, tuple[str, str] | None] = None, None  # a response_format, and what it asks
         self._lock = Lock()
 
@@ -124,10 +102,9 @@ class Grammars:
             )
         return self._known(*asked).copy(ends, owner)
 
-    def prepare(self, options: GenerationOptions) -> None:
-        """Compile the grammar of texts to come; errors as for ``of``."""
-        if (asked := self._asked(options)) is not None:
-            self._known(*asked)
+    def prepare(self, options: GenerationOptions) -> TextGrammar | None:
+        """Compile the grammar of texts to come, which is known as long as it is held; errors as for ``of``."""
+        return None if (asked := self._asked(options)) is None else self._known(*asked)
 
     def warm(self) -> None:
         """Make what the first grammar needs, which takes up to a second, if llguidance is there."""
@@ -153,28 +130,35 @@ class Grammars:
 
     def _known(self, name: str, text: str) -> TextGrammar:
         with self._lock:
-            known = self._compiled.get(text)
+            known = self._compiled.get(text) or self._used.get(text)
         if known is None:  # without the lock: another request need not wait for a slow one
             known = self._compile(name, text)
         with self._lock:
-            self._compiled[text] = known
+            self._compiled[text] = self._used[text] = known
             self._compiled.move_to_end(text)  # the one that was used longest ago is first
-            if len(self._compiled) > _KEPT:
+            while sum(one.size for one in self._compiled.values()) > _KEPT_BYTES and len(self._compiled) > 1:
                 self._compiled.popitem(last=False)
         return known
 
     def _compile(self, name: str, grammar: str) -> TextGrammar:
         llguidance = _llguidance(name)
         own = self._tokens(llguidance, name)
-        made: list[LLMatcher] = []
-        for text in (grammar, _unforced(grammar)):  # what is wrong with a grammar is said of its own text
-            limits = llguidance.LLParserLimits(verbose_errors=False, max_items_in_row=_ITEMS)
-            matcher = llguidance.LLMatcher(own, text, log_level=0, limits=limits)
+        packages = Path(llguidance.__file__).resolve().parents[1]
+        plain = name in ("response_format", "choices") and is_plain(grammar)
+        if (size := 0 if plain else trial(grammar, packages)) is None:
+            raise UserError(f"{name} cannot be followed: it {_TOO_HARD}; give a simpler one")
+
+        def made(text: str) -> LLMatcher:
+            limits = llguidance.LLParserLimits(**LIMITS)
+            matcher: LLMatcher = llguidance.LLMatcher(own, text, log_level=0, limits=limits)
             if matcher.is_error():
                 raise UserError(f"{name} cannot be followed: {_reason(matcher)}")
-            made.append(matcher)
-        spelling, free = made
+            return matcher
+
+        # what is wrong with a grammar is said of its own text
+        spelling, free = (on_deep_stack(partial(made, text)) for text in (grammar, _unforced(grammar)))
         first = TextGrammar((free, spelling), own, self._vocab)
+        first.size += 2 * size
         try:
             first.begin()
         except UserError as error:
@@ -283,7 +267,12 @@ class TextGrammar:
         vocab: size of the masks.
         ends: EOS and stop tokens.
         owner: whose text it is.
+
+    Attributes:
+        size: bytes that it takes, about, once it is compiled.
     """
+
+    size = 4 << 20
 
     def __init__(
         self,
@@ -439,8 +428,12 @@ class _Follower:
         if same < len(text):
             if self.matcher.is_stopped():
                 return False
+            began = time.thread_time()
             count = self.matcher.try_consume_tokens(text[same:])
             self._check(same + count)
+            note_held(took_s := time.thread_time() - began)
+            if took_s > _SLOWEST_S * (len(text) - same):
+                raise UserError(f"the grammar is too slow after {same} new tokens: give a simpler one")
             self._at += text[same : same + count]
         return len(self._at) == len(text)
 

@@ -210,8 +210,8 @@ def _add_laws(app: FastAPI, models: Models) -> None:
     @app.post("/v1/score", response_class=Response, responses=_LAWS)
     async def score(request: Request, body: ScoreRequest) -> Response:
         """Logarithms of the target's raw laws, text by text, behind each token from its start on, as raw numbers."""
-        service = await _taken(models, request, body.model)
-        laws = await while_connected(request.receive, service.laws(body, note_of(request.scope).owner))
+        service, note = await _taken(models, request, body.model), note_of(request.scope)
+        laws = await while_connected(request.receive, service.laws(body, note.owner, note.after))
         return BytesParts(laws)
 
 
@@ -260,7 +260,7 @@ async def _serve(
 
     if is_confined(asked.options):
         work = service.turns.run(owner, lambda: service.prepare(asked, owner), slow=True)
-        await while_connected(request.receive, in_time(service, work, note.deadline))
+        _held = await while_connected(request.receive, in_time(service, work, note.deadline))
     async with AsyncExitStack() as leave:
         leave.callback(log)  # when the texts below are closed
         note.fields["stream"] = asked.stream

@@ -14,6 +14,9 @@ from sprinter.serve.turns import Turns
 
 __all__ = ["Owners"]
 
+_LAWS = 1 << 27
+"""Probabilities in the answers that are not read yet; one takes four bytes, and up to two more as it is sent."""
+
 
 class Owners:
     """The owners of requests to a server, whichever models they ask.
@@ -32,9 +35,22 @@ class Owners:
     def __init__(self, settings: ServeSettings, states: Callable[[], Sequence[ServeState]]) -> None:
         self._settings = settings
         self.open = Shares(settings.max_connections, shared=settings.has_owners)
+        self._laws = Shares(_LAWS, shared=settings.has_owners)
         self.metrics, self.turns = ServeMetrics(states), Turns(self.open.others)
         self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
         self._texts, self._tokens = RateLimit(settings.rate_limit), RateLimit(settings.token_limit)
+
+    def hold_laws(self, owner: str, count: int) -> Callable[[], None]:
+        """Take places of so many probabilities of an answer; returns what leaves them.
+
+        Raises:
+            Refusal: there are too few.
+        """
+        if self._laws.room(owner) < count:
+            message = "too many laws are asked for, or not read, at the same time: try again later"
+            raise Refusal(503, message, "no_memory", retry_after_s=1)
+        self._laws.take(owner, count)
+        return lambda: self._laws.take(owner, -count)
 
     def charge_texts(self, owner: str, count: int, paid: int = 0) -> None:
         """Count texts of an owner, of which some were counted before.

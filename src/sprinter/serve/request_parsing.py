@@ -250,11 +250,11 @@ def _chat_limit(body: ChatRequest) -> int | None:
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
-def check_laws(asked: ScoreRequest, fingerprint: str, vocab_size: int) -> None:
-    """Refuse laws of a target other than the one that the client began with, and more than an answer may hold.
+def check_laws(asked: ScoreRequest, fingerprint: str, vocab_size: int) -> int:
+    """The number of probabilities in an answer of laws.
 
     Raises:
-        Refusal: says which.
+        Refusal: of another target than the one that the client began with, or more than an answer may hold.
     """
     if asked.fingerprint not in (None, fingerprint):
         raise Refusal(409, "this server has another model now: load the pair again", "model_changed")
@@ -264,3 +264,4 @@ def check_laws(asked: ScoreRequest, fingerprint: str, vocab_size: int) -> None:
         raise Refusal(
             400, f"{places} laws are {size / 2**20:.0f} MiB, at most {_LAWS_BYTES >> 20} fit into an answer"
         )
+    return places * vocab_size

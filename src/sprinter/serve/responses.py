@@ -220,11 +220,18 @@ class BytesParts(Response):
 
     media_type = "application/octet-stream"
 
+    def __init__(self, parts: Sequence[memoryview]) -> None:
+        super().__init__()
+        self.headers["content-length"] = str(sum(map(len, parts)))
+        self._parts = parts
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for at in range(0, len(self.body), _PART_BYTES):
-            part, more = self.body[at : at + _PART_BYTES], at + _PART_BYTES < len(self.body)
-            await send({"type": "http.response.body", "body": part, "more_body": more})
+        for part in self._parts:
+            for at in range(0, len(part), _PART_BYTES):
+                piece = bytes(part[at : at + _PART_BYTES])
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class JsonParts(Response):

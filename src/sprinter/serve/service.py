@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.engine.async_engine import AsyncEngine, EngineStream
+from sprinter.engine.grammar import TextGrammar
 from sprinter.engine.pair import Pair
 from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
@@ -242,21 +243,27 @@ class Service:
             self._weights = weights_fingerprint(self.pair.models.target.model)
         return self._weights
 
-    async def laws(self, asked: ScoreRequest, owner: str) -> bytes:
+    async def laws(
+        self, asked: ScoreRequest, owner: str, after: list[Callable[[], None]]
+    ) -> list[memoryview]:
         """The laws of each text, one after the other; the tokens that are read for them are charged for.
 
+        Args:
+            after: called when the answer has been read.
+
         Raises:
-            Refusal: another model than the client began with; more laws than an answer may hold.
+            Refusal: another model than the client began with; more laws than an answer, or all of them, may hold.
         """
         # reads all weights once
         known = self._weights or str(await self.turns.run(owner, self._fingerprint))
-        check_laws(asked, known, self.pair.models.vocab_size)
+        after.append(self.owners.hold_laws(owner, check_laws(asked, known, self.pair.models.vocab_size)))
         self.owners.charge_tokens(
             owner, sum(self.engine.unread(one.ids, one.start, owner) for one in asked.texts)
         )
         found = [await self.engine.laws(one.ids, one.start, owner=owner) for one in asked.texts]
         dtype = getattr(torch, asked.dtype)
-        return await self.turns.run(owner, lambda: b"".join(law.to(dtype).numpy().tobytes() for law in found))
+        made = await self.turns.run(owner, lambda: [law.to(dtype).view(torch.uint8).numpy() for law in found])
+        return [one.data.cast("B") for one in made]
 
     def tokenized(self, asked: TokenizeRequest, owner: str) -> list[int]:
         """Token ids of messages, or of a text, which may be empty; they are charged for."""
@@ -318,15 +325,15 @@ class Service:
         new, room = asked.options.max_new_tokens, self.engine.max_len - len(prompt.ids)
         return room if new is None else min(new, room)
 
-    def prepare(self, asked: TextRequest, owner: str) -> None:
-        """Compile what confines the texts of a request, which may take seconds.
+    def prepare(self, asked: TextRequest, owner: str) -> TextGrammar | None:
+        """Compile what confines the texts of a request, which may take seconds; to be held until they are submitted.
 
         Raises:
             UserError, EngineError, Refusal: it cannot be followed; there is no place for the texts.
         """
         if asked.generates:
             self.engine.check_room(owner, asked.count)
-        self.pair._runtime.grammars.prepare(asked.options)
+        return self.pair._runtime.grammars.prepare(asked.options)
 
     def submit(
         self, asked: TextRequest, owner: str

@@ -17,6 +17,7 @@ __all__ = ["Turns"]
 
 _THREADS = 2  # more would make the event loop wait for the interpreter's lock
 _PAUSE_S = 0.05
+_SLOW = 4  # threads of slow pieces, so that another owner's is not waited for
 _NICE = 10  # of slow pieces
 _REST = 4  # times a piece that its owner waits after it, where there are other owners
 Worked = TypeVar("Worked")
@@ -43,7 +44,7 @@ class Turns:
     def __init__(self, crowded: Callable[[str], bool] = lambda owner: False) -> None:
         self.crowded = crowded
         self._threads = ThreadPoolExecutor(_THREADS, "sprinter-serve")
-        self._slow = ThreadPoolExecutor(1, "sprinter-slow", _yielding)
+        self._slow = ThreadPoolExecutor(_SLOW, "sprinter-slow", _yielding)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, owner: str) -> asyncio.Lock:
