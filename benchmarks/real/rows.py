@@ -123,7 +123,7 @@ def vllm_batched(pair: sprinter.Pair, arm: VllmPlain) -> Work:
 def measure(arms: Sequence[Arm], prompts: Sequence[Ids], size: int, repeats: int) -> None:
     """Every arm on every batch in turn; one round before that is thrown away."""
     for arm in arms:
-        arm.work(prompts[:size], range(size))
+        arm.work([prompts[seed % len(prompts)] for seed in range(size)], range(size))
     for i, arm in in_turn(arms, repeats, f"batch {size}:"):
         seeds = range(i * size, (i + 1) * size)
         tokens, seconds = arm.work([prompts[seed % len(prompts)] for seed in seeds], seeds)
