@@ -92,6 +92,7 @@ def batched(pair: sprinter.Pair, method: str) -> Work:
     """Serve all prompts at the same time."""
 
     def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> tuple[int, float]:
+        pair._runtime.forget_texts()  # other arms have written the same ones
         began = time.perf_counter()
         outs = pair.generate_batch(
             prompts,
