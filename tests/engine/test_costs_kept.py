@@ -135,7 +135,7 @@ def test_passes_of_rows_are_measured_once_and_kept(
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
     models, described = builtin_pair.models, builtin_pair._runtime.described
     found = shared_costs(models, described, CHEAP)
-    assert [rows for rows, _, _ in found.shared] == [rows for rows, _ in found.several] == [4, 16]
+    assert [rows for rows, _, _ in found.shared] == [rows for rows, _ in found.several] == [4, 16, 64]
     assert replace(found, shared=(), several=()) == CHEAP
     with monkeypatch.context() as patched:
         patched.setattr(costs_module, "_measure_shared", lambda pair, costs: pytest.fail("measured again"))

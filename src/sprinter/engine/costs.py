@@ -48,7 +48,11 @@ _WAITS_S = 120  # for another process
 _FOLDER = "costs"  # of the cache directory
 _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
-_SHARED = (4, 16)  # rows of passes over one token of each
+_SHARED = (
+    4,
+    16,
+    64,
+)  # rows of passes over one token, and over several, of each; of long passes the last is left out
 _REPEATS = 2  # of each, after a warm-up; the least counts: other work only adds
 _STEADY = 0.02  # repeats go on until no least falls by this share any more,
 _LONGEST_S = 1.0  # or for so many seconds: a first text waits for them
@@ -253,7 +257,8 @@ def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:
     loaded = [one for one in (pair.target, pair.draft) if one is not None]
     tokens = min(pair.context, _CONTEXT + EACH)
     shared, several = list[tuple[int, float, float]](), list[tuple[int, float]]()
-    for rows in _SHARED if tokens > EACH else ():
+    counts = _SHARED[:-1] if costs.target_s(1) > _LONG else _SHARED
+    for rows in counts if tokens > EACH else ():
         sizes = [RunnerPool(one).size(tokens) for one in loaded]
         check_memory([one.model for one in loaded], rows, sizes, None)
         models = borrow(pair, tokens, rows)
