@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -118,6 +119,13 @@ def llama_arm(name: str, http: httpx2.Client) -> Arm:
     return Arm(name, run)
 
 
+def _nothing() -> Future[list[int]]:
+    """The answer of a grammar that forces no token."""
+    found: Future[list[int]] = Future()
+    found.set_result([])
+    return found
+
+
 def llama_arms(stack: ExitStack, folder: Path) -> list[Arm]:
     """llama.cpp's server without and with its draft model, each a process until the stack is left."""
     draft = ["--spec-type", "draft-simple", "--spec-draft-model", str(find(DRAFT, "draft").at)]
@@ -160,7 +168,7 @@ def main() -> None:
             messages, schema = prompt
             more = {"json_schema": {"schema": schema}, "type": "json_schema"} if follows else {"type": "text"}
             masks.update(seconds=0.0, count=0.0)
-            own: Callable[..., Any] = TextGrammar.forced if forced else lambda self, text: []
+            own: Callable[..., Any] = TextGrammar.forced if forced else lambda self, text: _nothing()
             with patch.object(TextGrammar, "forced", own), patch.object(TextGrammar, "_masks", timed):
                 out = pair.generate(
                     messages if chat else messages[0]["content"], method=method, response_format=more, seed=seed,

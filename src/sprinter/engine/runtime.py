@@ -217,9 +217,10 @@ class PairRuntime:
         costs = self.costs_of(method, rows) if method.measures else None
         given = method, costs, rows, tuple(self.taus.items()), tuple(map(tuple, accuracies))
         try:
-            return _settled(*given)
+            found = _settled(*given)
         except TypeError:  # a rule of the user's that cannot be hashed
-            return _settled.__wrapped__(*given)
+            found = _settled.__wrapped__(*given)
+        return method if found == method else found  # the one that was given, not its equal
 
     def without_text(self) -> PairRuntime:
         """The same models, heads and caches without a tokenizer: results have token ids but no text."""
