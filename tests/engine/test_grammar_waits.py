@@ -128,3 +128,23 @@ def test_an_owner_rests_after_work_that_has_held_the_lock() -> None:
     threads.submit("other", partial(hold, "other")).result(60)
     again.result(60)
     assert time.perf_counter() - began > 0.4 and order[-2:] == ["other", "slow again"]
+
+
+@pytest.mark.parametrize("choices", [("a", "b"), ("a", "b", "ab")])
+def test_ends_of_one_text_are_not_those_of_another(pair: sprinter.Pair, choices: tuple[str, ...]) -> None:
+    """A token that stops one text may be written in another, by the same grammar, where it begins and where it ends."""
+    assert pair.tokenizer is not None
+    grammars = grammar.Grammars(pair.tokenizer, pair.models.vocab_size)
+    options = sprinter.GenerationOptions(choices=choices)
+    (a, b), eos = ([pair.tokenizer.convert_tokens_to_ids(one) for one in "ab"], pair.tokenizer.eos_token_id)
+
+    def masks(ends: tuple[int, ...]) -> list[list[bool]]:
+        found = grammars.of(options, ends)
+        assert found is not None
+        mask = found.masks([(), (b,)]).result(60)
+        return mask[:, [a, b, eos]].tolist()
+
+    plain = masks((eos,))
+    assert plain == [[True, True, False], [False, False, True]]
+    assert masks((eos, a)) == [[False, True, False], [True, False, True]]
+    assert masks((eos,)) == plain

@@ -25,7 +25,7 @@ __all__ = ["Adjust", "Adjuster", "Adjustments"]
 
 
 class Adjust(NamedTuple):
-    """Adjusts logits ``[n, V]`` when it is called.
+    """Adjusts logits ``[n, V]``, each row to its own text, when it is called.
 
     Attributes:
         masks: of a grammar, which it waits for; None: none.
@@ -36,9 +36,6 @@ class Adjust(NamedTuple):
 
     def __call__(self, logits: Tensor) -> Tensor:
         return self.apply(logits)
-
-
-"""Adjusts logits ``[n, V]``, each row to its own text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class DraftHeads(Protocol):
 @DRAFTER.rule("heads")
 @dataclass(frozen=True)
 class Heads(Drafter):
-    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's, DFlash's, or those of its own checkpoint.
+    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's, GliDe's, DFlash's, its checkpoint's.
 
     Args:
         grow: the drafter that reads their laws: ``model(greedy=true)``, or one that grows trees (static, dynamic,

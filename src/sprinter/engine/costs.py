@@ -52,7 +52,7 @@ _SHARED = (
     4,
     16,
     64,
-)  # rows of passes over one token, and over several, of each; of long passes the last is left out
+)  # rows of passes over one token, and over EACH, of each; without the last if passes are long
 _REPEATS = 2  # of each, after a warm-up; the least counts: other work only adds
 _STEADY = 0.02  # repeats go on until no least falls by this share any more,
 _LONGEST_S = 1.0  # or for so many seconds: a first text waits for them

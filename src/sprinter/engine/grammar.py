@@ -304,7 +304,9 @@ class TextGrammar:
         """The grammar of another text, at its beginning, as this one is."""
         made = TextGrammar(self, self._tokens, self._vocab, ends, owner)
         path, sizes, over = self._must
-        made._known, made._must = self._known.copy(), (path.copy(), sizes.copy(), over)
+        for text, (bits, may_end) in self._known.items():  # its own: the ends are written into them
+            made._known[text] = bits.copy(), may_end
+        made._must = path.copy(), sizes.copy(), over
         return made
 
     @cached_property
