@@ -40,7 +40,7 @@ from sprinter.laws import Sampling
 
 NAME = "real/rows"
 PLAIN = "autoregressive"
-_MOST = 4  # batches of the smallest sizes
+_ANSWERS = 20  # of each arm at each size, at least
 NEW, ENDS = sized((48, 16), (6, 8))
 SIZES = sized((1, 4, 8, 16, 32, 64), (2,))
 OPENINGS = str(Path(__file__).resolve().parents[1] / "configs" / "openings.jsonl")
@@ -145,7 +145,7 @@ def measured(
     rows = []
     for size in sizes:
         found = [Arm(name, work) for name, work in arms.items()]
-        measure(found, prompts, size, max(repeats, sized(min(_MOST, 16 // size), 1)))
+        measure(found, prompts, size, max(repeats, sized(-(-_ANSWERS // size), 1)))
         by_name = {arm.name: arm for arm in found}
         theirs = [arm for arm in found if arm.name.startswith("vllm")]
         rows += [
@@ -197,7 +197,9 @@ def main() -> None:
     kinds = {kind: loaded(files, kind) for kind in chosen.weights or WEIGHTS[chosen.pair]}
     first, pair = next(iter(kinds.items()))
     suite = OPENINGS if chosen.pair == "built-in" else "gsm8k"
-    whole = prompts_of(pair, chosen.data, sized(max(_MOST, chosen.repeats) * max(chosen.sizes), 2), [suite])
+    whole = prompts_of(
+        pair, chosen.data, sized(max(_ANSWERS, chosen.repeats * max(chosen.sizes)), 2), [suite]
+    )
     prompts = [ids[-ENDS:] for ids in whole]
     arms = {f"{kind}, {PLAIN}": batched(each, PLAIN) for kind, each in kinds.items()}
     arms |= {f"{first}, {method}": batched(pair, method) for method in METHODS[chosen.pair]}
