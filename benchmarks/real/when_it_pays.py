@@ -4,11 +4,11 @@
     python benchmarks/real/when_it_pays.py costs --pair qwen --data DIR [--factors 1 4 8]
     python benchmarks/real/when_it_pays.py wall --pair qwen --data DIR [--factors 1 4 8]
 
-``counts`` writes greedy answers, many rows at a time: target calls, draft steps, tokens that the target read, drift,
-right answers, which do not depend on the machine's load. Each method is one run over all prompts; a call that was
-interrupted goes on where it ended. Exact methods, whose texts are the target's own, and settings between those that
-were run are replayed on both models' laws along the target's texts. ``costs`` times passes, on a quiet machine.
-``wall`` times texts and compares them with their counts times these costs. ``when_it_pays_map.py`` multiplies.
+``counts`` writes answers, greedy but for the built-in pair: target calls, draft steps, tokens that the target read,
+drift, right answers, which do not depend on the machine's load. Each method is one run over all prompts; an interrupted
+call goes on where it ended. Exact methods, whose texts are the target's own, and settings between those that were run
+are replayed on both models' laws along the target's texts. ``costs`` times passes, on a quiet machine. ``wall`` times
+texts and compares them with their counts times these costs. ``when_it_pays_map.py`` multiplies.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from benchmarks.common import (
 )  # fmt: skip
 from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET
 from benchmarks.real.padded import padded
+from benchmarks.real.rows import OPENINGS
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.quality.measure import Answered, QualitySettings, measure, prepare
 from sprinter.bench.sample import Sample
@@ -77,6 +78,7 @@ class Setting:
         run: number of these suites, the first ones, on which lossy methods are run; on the others they are replayed.
         arms: methods that are run; (): those of ``RUNS``.
         costs: the pair whose passes cost the same; "": its own.
+        temperature: of all texts.
     """
 
     options: Mapping[str, Any]
@@ -84,6 +86,7 @@ class Setting:
     run: int = 4
     arms: Sequence[str] = ()
     costs: str = ""
+    temperature: float = 0.0
 
 
 PLAIN = "autoregressive"
@@ -116,8 +119,9 @@ PAIRS = {
     "whole": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_WHOLE, costs="qwen"),
     "taught": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_TAUGHT, costs="qwen"),
     "builtin": Setting(
-        {"target": None},
-        {"tinystories": (24, 96, False), "wiki-summary": (24, 96, False), "heldout": (24, 96, False)},
+        {"target": None, "compile": True},
+        {"openings": (24, 400, False), "wiki-summary": (24, 96, False), "heldout": (24, 96, False)},
+        temperature=1.0,
     ),
 }  # fmt: skip
 if SMOKE:
@@ -132,6 +136,7 @@ RUNS = sized(
         "online(tau=0.8, tail=8)", "opt(epsilon=0.1, gamma=8)", "fuzzy(gamma=8)", "certain(threshold=0.3, tail=3)",
         "sprinter(tau={tau}, tail=8)", "paper sprinter(tau=0.5, tail=8)", "speculative(gamma=8)", "svip",
         "certain(tail=8, budget=0.01)", "certain(tail=8, budget=0.1)",
+        "auto(step={step}, token={token}, reads={reads})",
     ),
     (PLAIN, "speculative(gamma=2)", "paper sprinter(tau=0.5)", "certain(tail=2, budget=0.05)"),
 )  # fmt: skip
@@ -139,12 +144,12 @@ RUNS = sized(
 STOPS = (
     *(f"speculative(gamma={gamma})" for gamma in sized(range(1, 16), (1, 2))),
     *sized((
-        "svip(h=0.2)", "svip", "svip(h=0.4)", "svip(h=0.6)", "adaedl", "confidence", "heuristic",
+        "svip(h=0.2)", "svip", "svip(h=0.4)", "svip(h=0.6)", "adaedl", "confidence", "heuristic", "block(gamma=2)",
         "optimal(step={step}, token={token})", "optimal(step={step}, token={token}, signal=gate)",
         "calibrated(rate=0.2)", "calibrated(rate=0.4)", "calibrated(rate=0.6)", "calibrated(rate=0.4, signal=gate)",
     ), ("svip",)),
 )  # fmt: skip
-"""Exact methods, replayed; their block verification is the same for greedy texts."""
+"""Exact methods, replayed; block verification is the same for greedy texts."""
 DIALS = sized(
     (
         *(f"paper sprinter(tau=0.5, tail={tail})" for tail in (0, 3, 5, 8)),
@@ -192,7 +197,7 @@ def asked(
     """By suite: each sample with its first prompt's token ids, and the tokens that end an answer."""
     found = {}
     for name, (count, _, chat) in setting.suites.items():
-        suite = load_suite(name, data, limit=count, chat=chat)
+        suite = load_suite(OPENINGS if name == "openings" else name, data, limit=count, chat=chat)
         prompts = [(one, turn_prompt(pair, one, 0, [], chat=suite.chat)) for one in suite.samples]
         found[name] = [(sample, prompt.ids, prompt.stop_token_ids) for sample, prompt in prompts]
     return found
@@ -237,7 +242,7 @@ def run(
     """One method on all prompts: by suite a row of ``FIELDS`` for each; and the texts."""
     flat = [(suite, *one) for suite, each in prompts.items() for one in each]
     outs = pair.generate_batch(
-        [ids for _, _, ids, _ in flat], method=method, temperature=0.0, meter="complete", rows=ROWS,
+        [ids for _, _, ids, _ in flat], method=method, temperature=setting.temperature, meter="complete", rows=ROWS,
         max_new_tokens=[setting.suites[suite][1] for suite, *_ in flat],
         stop_token_ids=[list(ends) for *_, ends in flat],
     )  # fmt: skip
@@ -252,7 +257,9 @@ def run(
     return {suite: packed(rows) for suite, rows in found.items()}, outs
 
 
-def record(pairs: Mapping[str, sprinter.Pair], outs: Sequence[Any], suites: Sequence[str]) -> dict[str, Any]:
+def record(
+    pairs: Mapping[str, sprinter.Pair], outs: Sequence[Any], suites: Sequence[str], law: Sampling = GREEDY
+) -> dict[str, Any]:
     """Both models' laws and the scores of all gates along the target's own texts, by suite."""
     found, pair = {}, pairs[""]
     heads = {**pair.heads, **{name: one.heads["gate"] for name, one in pairs.items() if name}}
@@ -262,7 +269,7 @@ def record(pairs: Mapping[str, sprinter.Pair], outs: Sequence[Any], suites: Sequ
             Passage(tuple(out.prompt_ids), tuple(token.id for token in out.tokens))
             for out, of in zip(outs, suites, strict=True) if of == suite
         ]  # fmt: skip
-        found[suite] = replace(read_passages(both, texts, sampling=GREEDY), writer="target")
+        found[suite] = replace(read_passages(both, texts, sampling=law), writer="target")
     return found
 
 
@@ -278,7 +285,7 @@ def replayed(recordings: Mapping[str, Recording], method: str) -> dict[str, Any]
 
 
 def agreement(recordings: Mapping[str, Recording]) -> dict[str, Any]:
-    """By suite: positions, share of equal first choices (greedy overlap), mean overlap at temperature 1."""
+    """By suite: positions, mean overlap (greedy: share of equal first choices), the same at temperature 1."""
     found = {}
     for suite, one in recordings.items():
         overlap = float(sprinter.laws.overlap(one.raw_p, one.raw_q).mean())
@@ -301,7 +308,7 @@ def counts(options: Any) -> None:
     pair = sprinter.load_pair(**setting.options)
     pairs = {name: gated(pair, gate) for name, gate in [("", ""), *options.gates]}
     prompts = asked(pair, setting, options.data)
-    words = {"tau": TAUS[options.pair], "step": options.step, "token": options.token}
+    words = {"tau": TAUS[options.pair], "step": options.step, "token": options.token, "reads": options.reads}
 
     def note() -> None:
         results["seconds"] = round(before + time.time() - began, 1)
@@ -326,7 +333,7 @@ def counts(options: Any) -> None:
         if arm == PLAIN:
             outs = texts
             of = [suite for suite, each in prompts.items() for _ in each]
-            recordings = record(pairs, outs, of)
+            recordings = record(pairs, outs, of, Sampling(setting.temperature))
             if options.keep is not None:
                 torch.save(recordings, options.keep)
             _replay_all(results, recordings, [*STOPS, *DIALS], words)
@@ -482,10 +489,9 @@ def main() -> None:
         "--keep", type=Path, help="file for the recorded laws, which when_it_pays_harm.py reads"
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no method after these")
-    parser.add_argument(
-        "--step", type=float, default=0.1, help="cost of a draft step that `optimal` reckons with"
-    )
-    parser.add_argument("--token", type=float, default=0.05, help="the same of each further token of a pass")
+    parser.add_argument("--step", type=float, default=0.1, help="cost of a draft step, for `optimal`")
+    parser.add_argument("--token", type=float, default=0.05, help="the same of each further token")
+    parser.add_argument("--reads", default="1.05x1.1x1.2x1.5", help="costs of passes, as `auto` takes them")
     options = parser.parse_args()
     PARTS[options.part](options)
 
