@@ -48,9 +48,9 @@ class ToyGrammar:
                 row[[x for x in range(self.vocab) if x not in self.allowed(text)]] = False
         return _done(found)
 
-    def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
+    def kept(self, text: Sequence[int], tokens: Sequence[int]) -> Future[int]:
         fits = (i for i, x in enumerate(tokens) if x not in self.allowed([*text, *tokens[:i]]))
-        return next(fits, len(tokens))
+        return _done(next(fits, len(tokens)))
 
     def forced(self, text: Sequence[int]) -> Future[Sequence[int]]:
         found: list[int] = []

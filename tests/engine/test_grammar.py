@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 import sprinter
-from sprinter.engine import grammar
+from sprinter.engine import grammar_text
 from sprinter.engine.grammar import Grammars
 from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
@@ -224,6 +224,6 @@ def test_a_schema_may_nest_as_deeply_as_any_that_is_meant(pair: sprinter.Pair) -
 def test_a_grammar_that_takes_long_over_a_token_is_refused(
     pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar, "_SLOWEST_S", 1e-9)
+    monkeypatch.setattr(grammar_text, "_SLOWEST_S", 1e-9)
     with pytest.raises(UserError, match="too slow"):
-        pair.generate("The river", regex="[a-z]{9}", max_new_tokens=4)
+        pair.generate("The river", choices=["abc", "abd"], max_new_tokens=4)

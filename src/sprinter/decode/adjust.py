@@ -161,15 +161,21 @@ class Adjuster:
             )
         return ids
 
-    def allow(self, draft: Draft) -> Draft:
+    def kept(self, draft: Draft) -> Future[int] | None:
+        """Begin to find how many of a proposal's first tokens the grammar allows; None: there is no grammar."""
+        grammar = self._settings.grammar
+        return None if grammar is None else grammar.kept(self._text[self._prompt_len :], draft.tokens)
+
+    def allow(self, draft: Draft, n: int | None = None) -> Draft:
         """A proposal up to the first token that is forbidden.
+
+        Args:
+            n: number of its first tokens that the grammar allows; None: all.
 
         Raises:
             SprinterError: this token was drawn: to drop it would bias the text.
         """
-        grammar, n = self._settings.grammar, len(draft.tokens)
-        if grammar is not None:
-            n = grammar.kept(self._text[self._prompt_len :], draft.tokens)
+        n = len(draft.tokens) if n is None else n
         n = next((i for i, x in enumerate(draft.tokens[:n]) if x in self.forbidden(draft.tokens[:i])), n)
         if n == len(draft.tokens):
             return draft

@@ -14,7 +14,7 @@ from sprinter.decode.budget import BUDGET_RUN, BudgetedRule, DriftAccount
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import (
     AskDraft,
-    AskForced,
+    AskGrammar,
     AskScore,
     AskTips,
     Draft,
@@ -47,7 +47,7 @@ __all__ = [
 METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
 GUARDED_RUN = 8  # maximum number of tokens in a run that is judged exactly, if the method names none
 FORCED = 32  # maximum number of tokens in a round that a grammar forces
-LoopRequest = AskDraft | AskTips | AskForced | AskScore
+LoopRequest = AskDraft | AskTips | AskGrammar | AskScore
 Answer = Draft | Tips | Scores | Sequence[int]
 Asking = Generator[LoopRequest, Answer, None]
 
@@ -339,7 +339,7 @@ class Decoding:
         grammar, like, text = self.limits.grammar, self.like, self.sequence.tokens
         if grammar is None or like is None or not self.pace.proposes:
             return None
-        found = yield AskForced(self.sequence, grammar.forced(text[self.sequence.prompt :]))
+        found = yield AskGrammar(self.sequence, grammar.forced(text[self.sequence.prompt :]))
         assert not isinstance(found, Draft | Tips | Scores)
         tokens = tuple(found)[: min(self.left, FORCED - self.forced)]
         laws = one_hot_rows(tokens, like.shape[-1], like)

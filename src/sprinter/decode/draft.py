@@ -142,17 +142,17 @@ class Tips(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AskForced:
-    """Ask which tokens a grammar forces after the sequence; no model is needed.
+class AskGrammar:
+    """Ask a grammar which tokens must follow the sequence; no model is needed. Drivers ask it what they may propose.
 
     Attributes:
         found: the answer, once it is there: the driver waits for it.
     """
 
     sequence: TokenSequence
-    found: Future[Sequence[int]]
+    found: Future[Sequence[int]] | Future[int]
 
-    def answer(self) -> Sequence[int] | Exception:
+    def answer(self) -> Sequence[int] | int | Exception:
         """Wait for it; an error concerns this text alone."""
         return self.found.exception() or self.found.result()  # type: ignore[return-value]
 

@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.decoding import Answer, LoopRequest
-from sprinter.decode.draft import AskDraft, AskForced, AskScore, AskTips, Draft, Record, Scores, Tips
+from sprinter.decode.draft import AskDraft, AskGrammar, AskScore, AskTips, Draft, Record, Scores, Tips
 from sprinter.decode.draft_heads import DraftHeads, HeadDrafts, HeadText
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
 from sprinter.decode.grammar import Grammar
@@ -136,8 +136,8 @@ class ChainDriver:
 
     def answer(self, request: LoopRequest) -> Answer:
         """Answer one request: a ``Draft``, ``Tips`` or ``Scores``."""
-        if isinstance(request, AskForced):
-            return request.found.result()
+        if isinstance(request, AskGrammar):
+            return cast("Sequence[int]", request.found.result())
         if isinstance(request, AskScore):
             return self._score(request)
         if isinstance(request, AskTips):

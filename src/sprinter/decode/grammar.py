@@ -21,8 +21,8 @@ class Grammar(Protocol):
         At least one token may follow a text that the grammar allows and that no end has ended; any may follow others.
         """
 
-    def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
-        """Number of the first tokens that may follow a text one after the other."""
+    def kept(self, text: Sequence[int], tokens: Sequence[int]) -> Future[int]:
+        """Begin to find the number of the first tokens that may follow a text one after the other."""
 
     def forced(self, text: Sequence[int]) -> Future[Sequence[int]]:
         """Begin to find tokens that must follow a text, in their usual spelling if the grammar allows others of the

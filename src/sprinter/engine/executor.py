@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.adjust import Adjuster, Adjustments
 from sprinter.decode.decoding import Answer, Asking, LoopRequest
-from sprinter.decode.draft import AskDraft, AskForced, AskScore, AskTips, Draft, Record, Scores, Tips
+from sprinter.decode.draft import AskDraft, AskGrammar, AskScore, AskTips, Draft, Record, Scores, Tips
 from sprinter.decode.draft_heads import DraftHeads, HeadDrafts
 from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.sequence import ReadState, TokenSequence
@@ -84,7 +84,7 @@ class Executor:
         An exception that is raised concerns all of them: their rows must not be read again.
         """
         first, given = inputs[0], list[Any](inputs)
-        if isinstance(first, AskForced):
+        if isinstance(first, AskGrammar):
             return [one.answer() for one in given]
         if isinstance(first, base.PromptRow):
             rows = self.target if first.model == "target" else self.draft
@@ -248,7 +248,7 @@ class RequestRun:
     def _next(self, ask: LoopRequest) -> base.PassInput | Draft | Tips:
         """What the models must do next for a request; its answer, if nothing."""
         target, draft, models = self.sequence.target, self.sequence.draft, self._models
-        if isinstance(ask, AskForced):
+        if isinstance(ask, AskGrammar):
             return ask
         if isinstance(ask, AskScore):
             return self._prompt_left(target, models.target) or self._target_row(ask)
@@ -348,7 +348,7 @@ class RequestRun:
         return base.RowInput(view.row, first, [*tokens, *nodes], view.parents[view.nodes_read :], end)
 
     # --- answers without a pass ---
-    def _propose(self, proposals: Proposals, ask: AskDraft) -> Draft | None:
+    def _propose(self, proposals: Proposals, ask: AskDraft) -> Draft | AskGrammar | None:
         sequence, models = self.sequence, self._models
         if self._allow is not None:
             self._allow.follow(sequence.tokens)
@@ -357,7 +357,11 @@ class RequestRun:
         asked = Context(*place, models.vocab, self._draws, models.like, states, self._earlier, known)
         draft = proposals.draft(asked, self._needs, self._needs_raw)
         self._stats.draft_s += time.perf_counter() - began
-        return draft if draft is None or self._allow is None else self._allow.allow(draft)
+        if draft is None or self._allow is None:
+            return draft
+        self._proposed = draft
+        kept = self._allow.kept(draft)
+        return self._allow.allow(draft) if kept is None else AskGrammar(sequence, kept)
 
     def _states(self) -> dict[int, Tensor]:
         """The target's hidden states of the tokens that it has read, by layer."""
@@ -397,11 +401,10 @@ class RequestRun:
     # --- from what the models made to answers ---
     def _answer(self, ask: LoopRequest, given: base.PassInput | None, done: base.PassOutput) -> Answer | None:
         """The answer for the loop; None: its request needs more."""
-        if isinstance(given, AskForced):
-            assert not isinstance(
-                done, base.PromptRead | base.Drafted | base.TipLaws | base.Scored | Exception
-            )
-            return done
+        if isinstance(given, AskGrammar):
+            if isinstance(done, int) and self._allow is not None:
+                return self._allow.allow(self._proposed, done)
+            return cast("Sequence[int]", done)
         if isinstance(given, base.PromptRow) and isinstance(done, base.PromptRead):
             view = self.sequence.target if given.model == "target" else self.sequence.draft
             self._was_read(view, given.feed, given.layers, done.states)

@@ -1,25 +1,21 @@
 """Structured output: what a request's text must be, as masks of tokens, by llguidance.
 
 A mask needs the text alone, so it is computed in a thread while the model reads the text, and kept until both models
-have used it. A matcher follows whichever text it is asked about, forwards and back. Owners take turns in the threads.
-
-Where one string of bytes must follow, llguidance spells all of it before it answers: with a rule that repeats a string
-without end, for minutes and in any amount of memory. So each text has two matchers. One allows every spelling, at a
-bounded cost; the other is asked where what must follow is known to be short.
+have used it. A hard grammar is followed in a process of its own.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from copy import copy
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -27,38 +23,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from sprinter.decode.sequence import common_prefix
-from sprinter.engine.grammar_trial import LIMITS, is_plain, on_deep_stack, trial
-from sprinter.engine.mask_threads import MaskThreads, note_held
+from sprinter.engine.grammar_process import GrammarProcess, GrammarProcesses, ProcessText
+from sprinter.engine.grammar_text import GrammarError, GrammarText, compiled, is_plain, tokenizer_of
+from sprinter.engine.mask_threads import MaskThreads
 from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError, install_line
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-    from numpy.typing import NDArray
+    from llguidance import LLTokenizer
 
 __all__ = ["Grammars", "TextGrammar", "is_confined"]
 
-_KEPT = 64  # masks of a text
 _KEPT_BYTES = 512 << 20  # of compiled grammars of a pair
+_PROCESS = 8 << 20  # bytes of a process beside its grammar
 # As ``json.dumps`` writes: few places where a text may go on in several ways, and no endless white space.
 _JSON: dict[str, Any] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _LONGEST = 1 << 20
 """Maximum number of characters of a grammar."""
-_FREE = '%llguidance {"no_forcing": true}\n'
-_SLOWEST_S = 0.05
-"""CPU time for which a token may be read, with the interpreter's lock."""
-_NO_TEXT = "NoExtensionBias"
-_TOO_HARD = "takes too long, too much memory, or nests too deeply"
-_CIRCLE = "a $ref or a rule must not need itself to begin"
-_SPELLED = 48
-"""Bytes that must follow, up to which they have their usual spelling; more are spelled in any way."""
-_FEW = 16
-"""Tokens that begin one string of bytes, at most."""
-_FORCED = 8
-"""Tokens that are found at once to be forced, at most: the other rows wait. A clock would make texts depend on it."""
-
-
 _threads = cache(MaskThreads)
 
 
@@ -66,6 +47,13 @@ def is_confined(options: GenerationOptions) -> bool:
     """Whether options say what a text must be."""
     form = options.response_format
     return bool(options.grammar or options.regex or options.choices) or form not in (None, {"type": "text"})
+
+
+class _Own(NamedTuple):
+    """What grammars need of a tokenizer, and the processes that have it too."""
+
+    tokens: LLTokenizer
+    processes: GrammarProcesses
 
 
 class Grammars:
@@ -78,7 +66,7 @@ class Grammars:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
-        self._own: LLTokenizer | None = None
+        self._own: _Own | None = None
         self._compiled: OrderedDict[str, TextGrammar] = OrderedDict()
         self._used: WeakValueDictionary[str, TextGrammar] = WeakValueDictionary()
         self._last: tuple[Any, tuple[str, str] | None] = None, None  # a response_format, and what it asks
@@ -109,12 +97,12 @@ class Grammars:
     def warm(self) -> None:
         """Make what the first grammar needs, which takes up to a second, if llguidance is there."""
         with suppress(UserError):
-            self._tokens(_llguidance("grammar"), "grammar")
+            self._tokens("grammar")
 
-    def _tokens(self, llguidance: Any, name: str) -> LLTokenizer:
+    def _tokens(self, name: str) -> _Own:
         with self._lock:
             if self._own is None:
-                self._own = _own_tokenizer(llguidance, self._tokenizer, self._vocab, name)
+                self._own = _own_tokenizer(self._tokenizer, self._vocab, name)
             return self._own
 
     def _asked(self, options: GenerationOptions) -> tuple[str, str] | None:
@@ -141,66 +129,37 @@ class Grammars:
         return known
 
     def _compile(self, name: str, grammar: str) -> TextGrammar:
-        llguidance = _llguidance(name)
-        own = self._tokens(llguidance, name)
-        packages = Path(llguidance.__file__).resolve().parents[1]
-        plain = name in ("response_format", "choices") and is_plain(grammar)
-        if (size := 0 if plain else trial(grammar, packages)) is None:
-            raise UserError(f"{name} cannot be followed: it {_TOO_HARD}; give a simpler one")
-
-        def made(text: str) -> LLMatcher:
-            limits = llguidance.LLParserLimits(**LIMITS)
-            matcher: LLMatcher = llguidance.LLMatcher(own, text, log_level=0, limits=limits)
-            if matcher.is_error():
-                raise UserError(f"{name} cannot be followed: {_reason(matcher)}")
-            return matcher
-
-        # what is wrong with a grammar is said of its own text
-        spelling, free = (on_deep_stack(partial(made, text)) for text in (grammar, _unforced(grammar)))
-        first = TextGrammar((free, spelling), own, self._vocab)
-        first.size += 2 * size
+        own = self._tokens(name)
         try:
-            first.begin()
-        except UserError as error:
-            if _NO_TEXT not in str(error):
-                raise UserError(f"{name} cannot be followed: {_reason(free)}") from None
-            raise UserError(f"{name} allows no text: {_CIRCLE}") from None
-        return first
-
-
-def _unforced(grammar: str) -> str:
-    """A grammar in Lark's notation that allows all spellings."""
-    if not grammar.startswith("{"):
-        return _FREE + grammar
-    (given,) = json.loads(grammar)["grammars"]
-    return _FREE + (given["lark_grammar"] or f"start: %json {json.dumps(given['json_schema'])}")
-
-
-def _reason(matcher: LLMatcher) -> str:
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:300]
+            if is_plain(name, grammar):
+                return TextGrammar(compiled(grammar, own.tokens, self._vocab), self._vocab)
+            process = own.processes.follow(grammar)
+        except GrammarError as error:
+            raise UserError(f"{name} {error}") from None
+        return TextGrammar(process, self._vocab, size=process.size + _PROCESS)
 
 
 def _llguidance(name: str) -> Any:
     try:
         import llguidance
-        import llguidance.hf
     except ImportError:
         raise UserError(f"{name} needs llguidance: {install_line('grammar')}") from None
     return llguidance
 
 
-def _own_tokenizer(
-    llguidance: Any, tokenizer: PreTrainedTokenizerBase | None, vocab: int, name: str
-) -> LLTokenizer:
+def _own_tokenizer(tokenizer: PreTrainedTokenizerBase | None, vocab: int, name: str) -> _Own:
+    packages = Path(_llguidance(name).__file__).resolve().parents[1]
     if tokenizer is None:
         raise UserError(f"{name} needs a tokenizer, and this pair has none: load it with tokenizer=...")
     size = max(vocab, max(tokenizer.get_vocab().values(), default=0) + 1)
     eos = 0 if tokenizer.eos_token_id is None else tokenizer.eos_token_id  # not read: ends are ours
     try:
-        made: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=size, eos_token=eos)
+        backend = copy(tokenizer.backend_tokenizer)  # what it pads and cuts off is no part of texts
+        backend.no_padding(), backend.no_truncation()
+        given = backend.to_str(), size, eos
+        return _Own(tokenizer_of(*given), GrammarProcesses(given, packages))
     except Exception as error:
         raise UserError(f"{name} cannot be followed with this pair's tokenizer: {error}") from None
-    return made
 
 
 def _asked(options: GenerationOptions) -> tuple[str, str] | None:
@@ -258,203 +217,55 @@ _READ: Mapping[str, Callable[[Any], str]] = {
 
 
 class TextGrammar:
-    """See ``Grammar``.
+    """See ``Grammar``; its questions are answered in threads, in which owners take turns.
 
     Args:
-        matchers: of all spellings of what must follow, and of the usual one alone, at the beginning; or the grammar
-            whose matchers are copied when they are needed, which takes long for a large one.
-        tokens: the bytes of tokens.
-        vocab: size of the masks.
-        ends: EOS and stop tokens.
-        owner: whose text it is.
+        text: what answers. vocab: size of the masks. owner: whose text it is.
 
     Attributes:
-        size: bytes that it takes, about, once it is compiled.
+        size: bytes that it takes, about.
     """
-
-    size = 4 << 20
 
     def __init__(
         self,
-        matchers: tuple[LLMatcher, LLMatcher] | TextGrammar,
-        tokens: LLTokenizer,
+        text: GrammarText | GrammarProcess | ProcessText,
         vocab: int,
-        ends: Sequence[int] = (),
         owner: str = "",
+        size: int = 4 << 20,
     ) -> None:
-        self._matchers, self._tokens = matchers, tokens
-        self._vocab, self._ends = vocab, list(dict.fromkeys(ends))
-        self._known: OrderedDict[tuple[int, ...], tuple[NDArray[np.uint8], bool | None]] = OrderedDict()
-        self._owner, self._lock = owner, Lock()
-        self._must: tuple[list[int], list[int], bool] = [], [], False
-        """A text and longest tokens that must follow, their sizes in bytes, and whether nothing more must."""
-
-    def begin(self) -> None:
-        """Find what may follow the empty text: a large grammar takes long over it, but its copies do not.
-
-        Raises:
-            UserError: nothing, or it cannot be found.
-        """
-        if not self._free.mask().any() and not self._free.matcher.is_accepting():
-            raise UserError(_NO_TEXT)
-        self._forced(())
-        self._free.go(()), self._spelling.go(())
+        self._text, self._vocab, self._owner, self.size = text, vocab, owner, size
+        self._lock = Lock()
 
     def copy(self, ends: Sequence[int], owner: str) -> TextGrammar:
-        """The grammar of another text, at its beginning, as this one is."""
-        made = TextGrammar(self, self._tokens, self._vocab, ends, owner)
-        path, sizes, over = self._must
-        for text, (bits, may_end) in self._known.items():  # its own: the ends are written into them
-            made._known[text] = bits.copy(), may_end
-        made._must = path.copy(), sizes.copy(), over
-        return made
+        """The grammar of another text.
 
-    @cached_property
-    def _followers(self) -> tuple[_Follower, _Follower]:
-        given = self._matchers
-        if isinstance(given, TextGrammar):
-            with given._lock:
-                free, spelling = (one.matcher.deep_copy() for one in given._followers)
-        else:
-            free, spelling = given
-        return _Follower(free, self._vocab), _Follower(spelling, self._vocab)
-
-    @property
-    def _free(self) -> _Follower:
-        return self._followers[0]
-
-    @property
-    def _spelling(self) -> _Follower:
-        return self._followers[1]
+        Args:
+            ends: EOS and stop tokens, which may be written where the grammar may end, and nowhere else.
+        """
+        assert not isinstance(self._text, ProcessText)
+        return TextGrammar(self._text.copy(ends), self._vocab, owner, self.size)
 
     def masks(self, texts: Sequence[Sequence[int]]) -> Future[Tensor]:
         """See ``Grammar``."""
         return _threads().submit(self._owner, partial(self._masks, [tuple(text) for text in texts]))
 
-    def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
+    def kept(self, text: Sequence[int], tokens: Sequence[int]) -> Future[int]:
         """See ``Grammar``."""
-        with self._lock:
-            free = self._free
-            if not free.go(text):
-                return len(tokens)
-            count = free.matcher.validate_tokens(list(tokens))
-            ended = count < len(tokens) and tokens[count] in self._ends and free.go([*text, *tokens[:count]])
-            return count + bool(ended and free.matcher.is_accepting())
+        return _threads().submit(self._owner, partial(self._answer, "kept", tuple(text), tuple(tokens)))
 
     def forced(self, text: Sequence[int]) -> Future[Sequence[int]]:
         """See ``Grammar``."""
-        return _threads().submit(self._owner, partial(self._forced, tuple(text)))
+        return _threads().submit(self._owner, partial(self._answer, "forced", tuple(text)))
 
-    def _forced(self, text: tuple[int, ...]) -> list[int]:
-        found: list[int] = []
-        with self._lock:
-            while len(found) < _FORCED and self._free.go(path := (*text, *found)):
-                if self._free.matcher.is_stopped():
-                    return found or self._ends[:1]
-                ids = _ids(self._mask(path), 2)
-                if len(ids) != 1:
-                    break
-                found += ids
-        return found
+    def _answer(self, name: str, *given: Any) -> Any:
+        try:
+            with self._lock:
+                return getattr(self._text, name)(*given)
+        except GrammarError as error:
+            raise UserError(f"the grammar {error}") from None
 
     def _masks(self, texts: Sequence[tuple[int, ...]]) -> Tensor:
-        with self._lock:
-            bits = np.stack([self._mask(text) for text in texts])
+        bits = self._answer("masks", texts)
         return torch.from_numpy(
             np.unpackbits(bits, axis=1, count=self._vocab, bitorder="little").view(np.bool_)
         )
-
-    def _mask(self, text: tuple[int, ...]) -> NDArray[np.uint8]:
-        known = self._known.get(text)
-        if known is None:
-            known = self._known[text] = self._compute(text)
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        bits, may_end = known
-        for id in self._ends if may_end is not None else ():
-            byte, bit = id >> 3, np.uint8(1 << (id & 7))
-            bits[byte] = bits[byte] | bit if may_end else bits[byte] & ~bit
-        return bits
-
-    def _compute(self, text: tuple[int, ...]) -> tuple[NDArray[np.uint8], bool | None]:
-        """The tokens that may follow a text, and whether it may end there; None: all may follow."""
-        free = self._free
-        if not free.go(text):
-            return np.full_like(free.bits, 255), None
-        accepting, stopped = free.matcher.is_accepting(), free.matcher.is_stopped()
-        bits = np.zeros_like(free.bits) if stopped else free.mask()
-        if not accepting and self._is_short(text, bits) and self._spelling.go(text):
-            bits = self._spelling.mask()
-        return bits, accepting
-
-    def _is_short(self, text: tuple[int, ...], bits: NDArray[np.uint8]) -> bool:
-        """Whether some bytes must follow a text, and not many; ``bits``: all spellings."""
-        free, (path, sizes, over) = self._free, self._must
-        if len(path) < len(text) or path[: len(text)] != list(text):
-            path, sizes, over = list(text), [0] * len(text), False
-        while not over and sum(sizes[len(text) :]) < _SPELLED:
-            if len(path) > len(text):
-                over = not free.go(path) or free.matcher.is_accepting() or free.matcher.is_stopped()
-                bits = np.zeros_like(bits) if over else free.mask()
-            ids = _ids(bits, _FEW + 1)
-            words = {id: self._tokens.decode_bytes([id]) for id in ids}
-            longest = max(ids, key=lambda id: len(words[id]), default=0)
-            if over := not 0 < len(ids) <= _FEW or not all(map(words[longest].startswith, words.values())):
-                break
-            path.append(longest)
-            sizes.append(max(1, len(words[longest])))
-        self._must = path, sizes, over
-        return 0 < sum(sizes[len(text) :]) < _SPELLED
-
-
-class _Follower:
-    """A matcher at a text."""
-
-    def __init__(self, matcher: LLMatcher, vocab: int) -> None:
-        self.matcher = matcher
-        self._at: list[int] = []  # tokens that it has read
-        self._words = np.full((1, (vocab + 31) // 32), -1, np.int32)
-        self.bits: NDArray[np.uint8] = self._words.view(np.uint8)[0]
-
-    def go(self, text: Sequence[int]) -> bool:
-        """Move to a text; False: the grammar does not allow it, or it has ended.
-
-        Raises:
-            UserError: it cannot be followed there.
-        """
-        text = list(text)
-        same = common_prefix(self._at, text)
-        if same < len(self._at):
-            self.matcher.rollback(len(self._at) - same)
-            del self._at[same:]
-        if same < len(text):
-            if self.matcher.is_stopped():
-                return False
-            began = time.thread_time()
-            count = self.matcher.try_consume_tokens(text[same:])
-            self._check(same + count)
-            note_held(took_s := time.thread_time() - began)
-            if took_s > _SLOWEST_S * (len(text) - same):
-                raise UserError(f"the grammar is too slow after {same} new tokens: give a simpler one")
-            self._at += text[same : same + count]
-        return len(self._at) == len(text)
-
-    def mask(self) -> NDArray[np.uint8]:
-        """The tokens that may follow, one bit each."""
-        self.matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-        self._check(len(self._at))
-        return np.array(self.bits)
-
-    def _check(self, count: int) -> None:
-        if self.matcher.is_error():
-            reason = _reason(self.matcher)
-            raise UserError(
-                f"the grammar cannot be followed after {count} new tokens: {reason}; give a simpler one"
-            )
-
-
-def _ids(bits: NDArray[np.uint8], at_most: int) -> list[int]:
-    """The tokens of a mask if they are fewer than so many; else some that are as many."""
-    bytes_ = np.flatnonzero(bits)[:at_most]
-    found = [8 * int(byte) + bit for byte in bytes_ for bit in range(8) if int(bits[byte]) >> bit & 1]
-    return found[:at_most]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskForced, Token
+from sprinter.decode.draft import AskGrammar, Token
 from sprinter.decode.switch import Tracker
 from sprinter.engine.backends.base import DraftRow, PassInput, PromptRow, TargetRow, TreeRow
 from sprinter.engine.executor import RequestRun
@@ -81,7 +81,7 @@ class _Live:
     def awaits(self) -> Future[Any] | None:
         """What the input waits for: an answer of the grammar; None: nothing."""
         given = self.run.input
-        if isinstance(given, AskForced):
+        if isinstance(given, AskGrammar):
             return given.found
         adjust = given.adjust if isinstance(given, DraftRow | TreeRow | TargetRow) else None
         return adjust and adjust.masks
@@ -246,7 +246,8 @@ class Scheduler:
         asking, whole = self._asking(due), self._cut_short
         self._cut_short = bool(whole and self._alone)  # a step of new requests alone is not the whole one
         # The target reads last, as most methods ask it after a draft: a short text begins in its first step.
-        for kind in (None, AskForced, "draft", DraftRow, TreeRow, "target"):
+        # A grammar is asked what must follow, then what it keeps of a proposal.
+        for kind in (None, AskGrammar, AskGrammar, "draft", DraftRow, TreeRow, "target"):
             if kind in asking:
                 self._do(self._reading(asking[kind]) if isinstance(kind, str) else self._ready(asking[kind]))
                 asking = self._asking(due)  # their next inputs
@@ -259,7 +260,7 @@ class Scheduler:
         longest = max((one.passed_over for one in waiting), default=0)
         # A row that reads its prompt does not come to the target for many steps: nobody waits for it.
         under_way = sum(
-            len(group) for kind, group in asking.items() if kind not in ("target", "draft", AskForced)
+            len(group) for kind, group in asking.items() if kind not in ("target", "draft", AskGrammar)
         )
         silent = any(not one.request.record.tokens for one in waiting)
         # Requests that need the target since this step take part.
@@ -273,7 +274,8 @@ class Scheduler:
         """Those of a group that wait for no grammar. A short wait is shared, but for a request that arrives; a longer
         one is of its own row alone. Masks of a row alone, or of a batch, are found while the model reads."""
         found = [one.awaits for one in group]
-        if not isinstance(group[0].run.input, AskForced) and not (self._policy.first and len(self._live) > 1):
+        many = self._policy.first and len(self._live) > 1
+        if not many and not isinstance(group[0].run.input, AskGrammar):
             return group
         until = time.perf_counter() + _PATIENCE
         while (left := [one for one in found if one and not one.done()]) and not self.arrived():

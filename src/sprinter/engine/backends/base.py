@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sprinter.decode.adjust import Adjust
-from sprinter.decode.draft import AskForced, Ranked
+from sprinter.decode.draft import AskGrammar, Ranked
 from sprinter.decode.signals import SIGNALS
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling
@@ -233,9 +233,9 @@ class Scored:
     spent: Mapping[str, int] = field(default_factory=dict)
 
 
-PassInput = PromptRow | DraftRow | TreeRow | TargetRow | AskForced
+PassInput = PromptRow | DraftRow | TreeRow | TargetRow | AskGrammar
 """What a request asks of the models, or of its grammar."""
-PassOutput = PromptRead | Drafted | TipLaws | Scored | Sequence[int] | Exception
+PassOutput = PromptRead | Drafted | TipLaws | Scored | Sequence[int] | int | Exception
 """What they made of it; an exception concerns this request alone."""
 
 
