@@ -1,4 +1,4 @@
-"""Grammars that are followed in processes of their own say what they would say here, and what ends them ends no other."""
+"""Grammars in processes of their own say what they would say here, and what ends them ends no other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def options(regex: str) -> sprinter.GenerationOptions:
 
 @pytest.mark.parametrize("regex", HARD)
 def test_a_process_says_what_this_one_would(pair: sprinter.Pair, grammars: Grammars, regex: str) -> None:
-    assert (asked := grammars._asked(options(regex))) and pair.tokenizer is not None
+    asked = grammars._asked(options(regex))
+    assert asked and pair.tokenizer is not None
     vocab, ends = pair.models.vocab_size, [int(pair.tokenizer.eos_token_id), 5]  # type: ignore[arg-type]
     own = grammars._tokens("regex")
     here, there = compiled(asked[1], own.tokens, vocab).copy(ends), own.processes.follow(asked[1]).copy(ends)
@@ -58,7 +59,8 @@ def test_hard_grammars_have_a_process_and_plain_ones_none(grammars: Grammars) ->
 
 def test_processes_that_are_ended_end_their_own_texts_alone(grammars: Grammars) -> None:
     processes = grammars._tokens("regex").processes
-    assert (asked := grammars._asked(options(HARD[0])))
+    asked = grammars._asked(options(HARD[0]))
+    assert asked is not None
     text = processes.follow(asked[1]).copy([0])
     assert text.masks([()]).any()
     assert processes._first is not None
