@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -18,16 +14,8 @@ __all__ = ["Turns"]
 _THREADS = 2  # more would make the event loop wait for the interpreter's lock
 _PAUSE_S = 0.05
 _SLOW = 4  # threads of slow pieces, so that another owner's is not waited for
-_NICE = 10  # of slow pieces
 _REST = 4  # times a piece that its owner waits after it, where there are other owners
 Worked = TypeVar("Worked")
-
-
-def _yielding() -> None:
-    """Let this thread run where the engine's does not, if the system knows priorities of threads."""
-    if sys.platform == "linux":
-        with suppress(OSError):  # it runs behind others already, and may not come forward
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 class Turns:
@@ -44,7 +32,7 @@ class Turns:
     def __init__(self, crowded: Callable[[str], bool] = lambda owner: False) -> None:
         self.crowded = crowded
         self._threads = ThreadPoolExecutor(_THREADS, "sprinter-serve")
-        self._slow = ThreadPoolExecutor(_SLOW, "sprinter-slow", _yielding)
+        self._slow = ThreadPoolExecutor(_SLOW, "sprinter-slow")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, owner: str) -> asyncio.Lock:
@@ -62,7 +50,7 @@ class Turns:
         """The result of a piece of work; whoever is cancelled meanwhile leaves the line, or lets the piece end.
 
         Args:
-            slow: it may take seconds outside of Python: such pieces have a thread of their own.
+            slow: it may wait for seconds: such pieces have threads of their own.
         """
         turn, loop, took_s = self.of(owner), asyncio.get_running_loop(), 0.0
         await turn.acquire()
