@@ -14,7 +14,7 @@ from sprinter.decode.conformance import check_same_law
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin, Record
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
-from sprinter.decode.lookup import Lookup, look_up
+from sprinter.decode.lookup import Endings, Lookup
 from sprinter.decode.loop import Limits
 from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, PassShare, Replayed, RoundCount, Tracker
 from sprinter.random import AddressedDraws
@@ -65,13 +65,14 @@ def copies_of_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rounds that rest copy what followed the last token earlier; the numbers of tokens that they copied."""
     found: list[int] = []
 
-    def counted(text: Sequence[int], *settings: int) -> list[int]:
-        copied = look_up(text, *settings)
-        found.append(len(copied))
-        return copied
+    class Counted(Endings):
+        def look_up(self, text: Sequence[int], at_most: int) -> list[int]:
+            copied = super().look_up(text, at_most)
+            found.append(len(copied))
+            return copied
 
     monkeypatch.setattr(resting, "COPIES", Lookup(1, 1, length=2))
-    monkeypatch.setattr(resting, "look_up", counted)
+    monkeypatch.setattr(resting, "Endings", Counted)
     return found
 
 

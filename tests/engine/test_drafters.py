@@ -1,6 +1,7 @@
 """Drafters on real models: several drafts, prompt lookup, greedy drafts."""
 
 import dataclasses
+import random
 from collections import Counter
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import sprinter
 from sprinter.decode.draft import Origin
 from sprinter.decode.drafter import Context, Model, Proposals
-from sprinter.decode.lookup import Lookup, look_up
+from sprinter.decode.lookup import Endings, Lookup, _copy, _find
 from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed
 from sprinter.decode.trust import Gate
@@ -97,7 +98,23 @@ def test_several_drafts_share_what_they_have_in_common(tiny_pair: sprinter.Pair)
     ],
 )
 def test_look_up(text: list[int], n: int, least: int, at_most: int, found: list[int]) -> None:
-    assert look_up(text, n, least, at_most) == found
+    assert Endings(n, least, 99).look_up(text, at_most) == found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_endings_of_a_growing_text_are_those_of_the_whole(seed: int) -> None:
+    pick = random.Random(seed)
+    text = [pick.randrange(3) for _ in range(pick.randrange(1, 30))]
+    endings = Endings(4, 2, 99)
+    for _ in range(60):
+        whole = _find(text, 4, 2)
+        assert endings.look_up(text, 5) == ([] if whole is None else _copy(text, whole.source, 5))
+        text += [pick.randrange(3) for _ in range(pick.randrange(1, 4))]
+
+
+def test_endings_read_the_last_tokens_of_a_long_prompt() -> None:
+    assert Endings(2, 1, 4).look_up([1, 2, 3, 4, 5, 1], 2) == []
+    assert Endings(2, 1, 6).look_up([1, 2, 3, 4, 5, 1], 2) == [2, 3]
 
 
 def test_lookup_runs_no_draft_model(tiny_pair: sprinter.Pair) -> None:

@@ -27,6 +27,7 @@ from sprinter.decode.draft import (
 from sprinter.decode.drafter import one_hot_rows
 from sprinter.decode.grammar import Grammar
 from sprinter.decode.grow import Root
+from sprinter.decode.lookup import Endings
 from sprinter.decode.meter import Meter
 from sprinter.decode.review import review
 from sprinter.decode.sequence import NO_DRAFT, TokenSequence, Tree
@@ -122,6 +123,7 @@ class Pace:
         proposes: whether any round of this text does. switch: says which; None: all do.
         drafts: whether this round does. copies: whether it copies from the text instead.
         exact: whether it is judged exactly because no rule of the method drafted it.
+        endings: of the text, where such rounds look for copies.
     """
 
     proposes: bool
@@ -129,6 +131,7 @@ class Pace:
     drafts: bool = True
     copies: bool = False
     exact: bool = False
+    endings: Endings | None = None
 
     def begin_round(self, round: int) -> None:
         """Decide for a round."""

@@ -15,7 +15,7 @@ from sprinter.decode.drafter import NOTHING, Context, Drafter
 from sprinter.decode.registry import DRAFTER
 from sprinter.errors import UserError
 
-__all__ = ["Lookup", "look_up"]
+__all__ = ["Endings", "Lookup"]
 
 
 @DRAFTER.rule("lookup")
@@ -98,7 +98,28 @@ def _copy(text: Sequence[int], source: int, length: int) -> list[int]:
     return found
 
 
-def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:
-    """Tokens that followed the latest earlier occurrence of the text's last tokens; [] if there is none."""
-    found = _find(text, n, least)
-    return [] if found is None else _copy(text, found.source, at_most)
+class Endings:
+    """Where a text that only grows has stood before: what a round looks up does not depend on its length.
+
+    Args:
+        n, least: as for ``Lookup``. searched: number of a prompt's last tokens that are read.
+    """
+
+    def __init__(self, n: int, least: int, searched: int) -> None:
+        self._sizes, self._searched = range(least, n + 1), searched
+        self._last: dict[tuple[int, ...], int] = {}  # where each ending stood last
+        self._read = 0
+
+    def look_up(self, text: Sequence[int], at_most: int) -> list[int]:
+        """Tokens that followed the latest earlier occurrence of the text's last tokens; [] if there is none."""
+        first = 0 if self._read else max(0, len(text) - self._searched)
+        for end in range(max(self._read, first) + 1, len(text)):
+            for size in self._sizes:
+                if end - size >= first:
+                    self._last[tuple(text[end - size : end])] = end
+        self._read = max(self._read, len(text) - 1)
+        for size in reversed(self._sizes):
+            source = self._last.get(tuple(text[-size:])) if len(text) > size else None
+            if source is not None:
+                return _copy(text, source, at_most)
+        return []

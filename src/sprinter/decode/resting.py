@@ -6,13 +6,13 @@ from collections.abc import Generator
 
 from sprinter.decode.decoding import Answer, Decoding, LoopRequest
 from sprinter.decode.drafter import one_hot_rows
-from sprinter.decode.lookup import Lookup, look_up
+from sprinter.decode.lookup import Endings, Lookup
 from sprinter.decode.sequence import Tree
 
 __all__ = ["COPIES", "copy_run"]
 
 COPIES = Lookup(n=4, least=3, length=7)  # of rounds that rest
-_SEARCHED = 1024  # tokens in which a round that rests looks for a copy: its time is not charged
+_SEARCHED = 1024  # tokens of a prompt in which rounds that rest look for copies: their time is not charged
 
 
 def copy_run(decoding: Decoding, copies: bool) -> Generator[LoopRequest, Answer, bool]:
@@ -24,7 +24,9 @@ def copy_run(decoding: Decoding, copies: bool) -> Generator[LoopRequest, Answer,
     must, tokens = (yield from decoding.force()), list[int]()
     found = [] if must is None else list(must.tokens)
     if copies and not found:
-        found = look_up(text[-_SEARCHED:], COPIES.n, COPIES.least, at_most)
+        pace = decoding.pace
+        pace.endings = pace.endings or Endings(COPIES.n, COPIES.least, _SEARCHED)
+        found = pace.endings.look_up(text, at_most)
     for x in found:
         text.append(x)
         tokens.append(x)
