@@ -16,7 +16,7 @@ from sprinter.engine.pair import load_pair
 from sprinter.errors import UserError
 from sprinter.theory.fleet import METHODS, forecast, needed
 from sprinter.theory.load_costs import LoadCosts, fit, known, measure_load, weights
-from sprinter.theory.machines import MeasuredPasses, Roofline
+from sprinter.theory.machines import MeasuredPasses, Roofline, draft_lengths
 from sprinter.theory.settings import FleetSettings
 from sprinter.theory.speculation import expected_tokens
 
@@ -162,6 +162,31 @@ def test_a_fleet_is_as_small_as_the_rate_allows() -> None:
     assert needed(asked, Roofline(asked), "plain") is None
 
 
+def test_drafts_are_as_long_as_pays_among_so_many_rows() -> None:
+    asked = FleetSettings(rows=4, accept=0.8)
+
+    def lengths(*target: tuple[float, float], draft: float) -> list[tuple[int, int, int]]:
+        free = replace(COSTS, target=target, draft=((draft,) * 2,) * 2)
+        return draft_lengths(asked, MeasuredPasses(free))
+
+    flat, by_tokens = (0.01, 0.01), (0.01, 0.16)
+    assert lengths(flat, flat, draft=1e-6) == [(1, 4, 16)], "the longest, where tokens cost nothing"
+    assert lengths(by_tokens, by_tokens, draft=1e-6) == [(1, 4, 0)], "none, where a token costs a pass"
+    # 1 + 0.8 + 0.64 tokens for a pass and two steps: more than with one step or three
+    assert lengths(flat, flat, draft=0.004) == [(1, 4, 2)]
+    assert lengths(flat, by_tokens, draft=0.001)[0][2] > lengths(flat, by_tokens, draft=0.001)[-1][2] == 0
+
+
+def test_lengths_are_as_vllm_takes_them() -> None:
+    """Ranges from one row on, with no gap."""
+    asked = replace(GPU, rows=200, answer_tokens=400.0, prompt_tokens=400.0)
+    found = draft_lengths(asked, Roofline(asked))
+    assert [first for first, *_ in found] == [1, *(last + 1 for _, last, _ in found[:-1])]
+    assert found[-1][1] == 200 and [one[2] for one in found] == sorted(
+        (one[2] for one in found), reverse=True
+    )
+
+
 def test_memory_limits_rows_and_weights_must_fit() -> None:
     asked = replace(GPU, rows=4096, prompt_tokens=1950.0, kv_kib=1024.0)
     assert forecast(asked, Roofline(asked), "plain", 4).rows == int((72e9 - 18e9) / (2**20 * 2000))
@@ -177,6 +202,7 @@ def test_the_command_predicts_and_reads_its_own_costs(run: Run, tmp_path: Path) 
     kept.write_text(json.dumps({"costs": {name: getattr(COSTS, name) for name in COSTS.__slots__}}))
     status, out, err = run(*asked, "--costs", str(kept), "--json")
     assert status == 0 and [one["method"] for one in json.loads(out)["forecasts"]] == list(METHODS), err
+    assert json.loads(out)["draft_tokens"][0][0] == 1
 
 
 @pytest.mark.parametrize(("args", "words"), [

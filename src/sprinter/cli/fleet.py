@@ -66,7 +66,7 @@ def fleet(
     from sprinter.plots import png
     from sprinter.theory.figures import draw_fleet
     from sprinter.theory.fleet import METHODS, forecast, needed
-    from sprinter.theory.machines import MeasuredPasses, Roofline
+    from sprinter.theory.machines import MeasuredPasses, Roofline, draft_lengths
 
     if settings.parameters is not None and (costs is not None or loading.given()):
         raise UserError("--parameters describes a model on GPUs: leave out --costs and the options of models")
@@ -90,8 +90,10 @@ def fleet(
             "no fleet keeps these latencies: give a larger --first-ms or --between-ms, or more --rows"
         )
     told = {**asdict(settings), "lengths": settings.lengths and str(settings.lengths)}
+    lengths = draft_lengths(settings, Roofline(settings) if given is None else MeasuredPasses(given))
     data = {
         "settings": told, "costs": given and asdict(given), "forecasts": [one.to_dict() for one in found],
+        "draft_tokens": lengths,
         "out_of_reach": [method for method in METHODS if method not in {one.method for one in found}],
     }  # fmt: skip
     files: list[Path] = []
@@ -102,7 +104,7 @@ def fleet(
     if json:
         print_json({**data, "files": [str(file) for file in files]})
         return
-    _print(found, settings)
+    _print(found, settings, lengths)
     print_files(files)
 
 
@@ -122,7 +124,7 @@ def _measured(file: Path | None, loading: Loading, rows: int) -> LoadCosts:
         raise UserError(f"--costs '{file}' holds no costs ({error}): give {wanted}") from None
 
 
-def _print(found: list[Forecast], settings: FleetSettings) -> None:
+def _print(found: list[Forecast], settings: FleetSettings, lengths: list[tuple[int, int, int]]) -> None:
     rows = (
         (
             one.method, "-" if one.streams is None else str(one.streams), str(one.replicas * settings.gpus),
@@ -135,6 +137,15 @@ def _print(found: list[Forecast], settings: FleetSettings) -> None:
     heads = ("method", "streams", machines, "rows", "tokens/s", "texts/s", "first token, ms", "a token, ms",
              "between events, ms", "tokens/call", "busy")  # fmt: skip
     print_table(heads, rows, title="Predicted: median and 95 % of latencies")
+    each = ", ".join(
+        f"{drafted} for {first if first == last else f'{first} to {last}'}"
+        for first, last, drafted in lengths
+    )
+    console().print(
+        f"Draft tokens of an exact round that are fastest, by rows: {each}. For vLLM:\n"
+        f"num_speculative_tokens_per_batch_size={[list(one) for one in lengths]}",
+        soft_wrap=True, markup=False,
+    )  # fmt: skip
     if settings.rate is not None and not settings.replicas:
         console().print(
             f"The fewest that keep 95 % of first tokens within {settings.first_ms:g} ms and of events within "

@@ -12,9 +12,10 @@ from sprinter.errors import UserError
 from sprinter.theory.load_costs import LoadCosts
 from sprinter.theory.settings import FleetSettings
 
-__all__ = ["Costs", "MeasuredPasses", "Roofline"]
+__all__ = ["Costs", "MeasuredPasses", "Roofline", "draft_lengths"]
 
 _USABLE = 0.9  # of a GPU's memory
+_LONGEST = 16  # draft tokens of a round
 
 
 class Costs(Protocol):
@@ -45,6 +46,30 @@ class Costs(Protocol):
     def rows(self, settings: FleetSettings, mean: float) -> int:
         """Rows that fit into memory, of texts of so many tokens."""
         ...
+
+
+def draft_lengths(settings: FleetSettings, costs: Costs) -> list[tuple[int, int, int]]:
+    """The number of draft tokens of an exact round that is fastest, by rows that decode together: first and last number
+    of rows, tokens. That is vLLM's ``num_speculative_tokens_per_batch_size``; 0 is plain decoding.
+
+    All rows draft as much at the same time, over texts of mean length; a draft token stays with the chance
+    ``settings.accept`` (Leviathan et al. 2023, Eq. 1).
+    """
+    mean = settings.prompt_tokens + settings.answer_tokens / 2
+    found: list[tuple[int, int, int]] = []
+    for rows in range(1, costs.rows(settings, settings.prompt_tokens + settings.answer_tokens) + 1):
+
+        def token_s(drafted: int, rows: int = rows) -> float:
+            drafting = sum(costs.draft(rows, 1) for _ in range(drafted))
+            reading = costs.target(np.full(rows, drafted + 1), 0, int(rows * mean))
+            return (drafting + reading) / sum(settings.accept**i for i in range(drafted + 1))
+
+        best = min(range(_LONGEST + 1), key=token_s)
+        first = rows
+        if found and found[-1][2] == best:
+            first, *_ = found.pop()
+        found.append((first, rows, best))
+    return found
 
 
 class MeasuredPasses:
