@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate
+
 import pytest
 import torch
 from tests.decode.grammars import FollowingPair, ToyGrammar
 
 from sprinter.decode.draft import Record
-from sprinter.decode.enumerate import JOINT, EnumeratedDraws, joint_law, run_chain, target_joint_law
+from sprinter.decode.enumerate import (
+    JOINT,
+    EnumeratedDraws,
+    MarkovPair,
+    joint_law,
+    run_chain,
+    target_joint_law,
+)
 from sprinter.decode.loop import Limits
 from sprinter.decode.spec import METHODS, parse_method
 from sprinter.decode.switch import Replayed
+from sprinter.random import AddressedDraws
 
 SMALL = {
     "tree": "tree(expand=2, depth=2, nodes=3)", "static-tree": "static-tree(widths=2x1)",
@@ -90,3 +101,30 @@ def test_lossy_methods_keep_forced_tokens_and_meter_them() -> None:
         before = [one.id for one in record.tokens[:i]]
         if token.origin == "trusted" and len(grammar.allowed(before)) == 1:
             assert token.drift == 0
+
+
+@pytest.mark.parametrize("spec", ["opt(epsilon=0.8, gamma=3)", "relaxed(top_k=2, delta=0.4, gamma=3)",
+                                  "sprinter(tau=0.3, cap=3)", "certain(signal=margin, cap=6)"])  # fmt: skip
+@pytest.mark.parametrize("budget", [0.05, 0.2])
+def test_a_budget_is_kept_by_the_laws_that_follow_the_grammar(spec: str, budget: float) -> None:
+    """At every token. A trusted one costs the distance of the masked laws, not that of the others."""
+    method, used, trusted, far_apart = replace(parse_method(spec), budget=budget), 0.0, 0, 0
+    for seed in range(4):
+        grammar = ToyGrammar(4, seed)
+        pair, plain = FollowingPair(grammar, 2, sharp=2.0), MarkovPair(4, 2, sharp=2.0)
+        limits = Limits(80, grammar=grammar, like=torch.empty(0, 4, dtype=torch.float64))
+        record = run_chain(method, pair, (0,), limits, AddressedDraws(seed), complete=True)
+        drifts = [token.drift or 0.0 for token in record.tokens]
+        for n, total in enumerate(accumulate(drifts), 1):
+            assert total <= budget * n + 1e-6
+        assert record.stats.spent_drift == pytest.approx(sum(drifts)) and record.stats.drift_coverage == 1
+        used += sum(drifts) / len(drifts) / 4
+        for i, token in enumerate(record.tokens):
+            text = (0, *(one.id for one in record.tokens[:i]))
+            masked, unmasked = (float((one.p(text) - one.q(text)).abs().sum() / 2) for one in (pair, plain))
+            if token.origin == "trusted":
+                assert token.drift == pytest.approx(masked, abs=1e-9)
+                trusted, far_apart = trusted + 1, far_apart + (abs(masked - unmasked) > 0.01)
+    assert used > 0.3 * budget, "it is spent"
+    assert bool(trusted) == ("sprinter" in spec or "certain" in spec)
+    assert not trusted or far_apart > trusted / 4

@@ -11,7 +11,7 @@ from tests.serve.server import TEMPLATE, Running, serving
 import sprinter
 from sprinter.serve.conversations import readable_messages
 
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 PROMPT = "The river rises in the mountains and"
 SAID: list[Any] = [{"role": "user", "content": "Where does the river rise?"}]
 FIXED: dict[str, Any] = {"seed": 5, "max_tokens": 12, "sprinter": {"method": "speculative"}}
@@ -73,17 +73,34 @@ def test_a_text_ends_with_the_row_and_is_not_refused(server: Running) -> None:
     assert found["usage"]["total_tokens"] == 512
 
 
-@pytest.mark.parametrize("path", [TEXT, CHAT])
-def test_a_long_prompt_is_refused_in_the_words_that_clients_know(server: Running, path: str) -> None:
-    for size in (255, 300, 30_000):
-        text = "word " * size
-        body: dict[str, Any] = (
-            {"prompt": text} if path == TEXT else {"messages": [{**SAID[0], "content": text}]}
-        )
-        error = server.post(path, FIXED | {"max_tokens": 1} | body).json()["error"]
-        assert (
-            error["code"] == "context_length_exceeded" and "maximum context length is 256" in error["message"]
-        )
+LONG = "word " * 300
+TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"text of {n}": (TEXT, {"prompt": "word " * n}) for n in (255, 300, 30_000)},
+    **{f"chat of {n}": (CHAT, {"messages": [{**SAID[0], "content": "word " * n}]}) for n in (255, 300, 30_000)},
+    "ids": (TEXT, {"prompt": [5] * 256}), "many ids": (TEXT, {"prompt": [5] * 30_000}),
+    "texts": (TEXT, {"prompt": [PROMPT, LONG]}), "lists of ids": (TEXT, {"prompt": [[5], [5] * 300]}),
+    "echo": (TEXT, {"prompt": LONG, "echo": True}), "echo alone": (TEXT, {"prompt": LONG, "echo": True, "logprobs": 1,
+                                                                        "max_tokens": 0}),
+    "stream": (TEXT, {"prompt": LONG, "stream": True}), "input": (RESPONSES, {"input": LONG}),
+    "messages": (RESPONSES, {"input": [{**SAID[0], "content": LONG}]}),
+    "instructions": (RESPONSES, {"input": PROMPT, "instructions": LONG}),
+    "streamed input": (RESPONSES, {"input": LONG, "stream": True}),
+}  # fmt: skip
+
+
+def says_too_long(answer: Any) -> bool:
+    error = answer.json()["error"]
+    return (answer.status_code, error["code"], error["type"]) == (
+        400, "context_length_exceeded", "invalid_request_error"
+    ) and "maximum context length is 256" in error["message"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TOO_LONG)
+def test_a_long_prompt_is_refused_in_the_words_that_clients_know(server: Running, kind: str) -> None:
+    path, body = TOO_LONG[kind]
+    limit = {"max_output_tokens": 1} if path == RESPONSES else {"max_tokens": 1}
+    answer = server.post(path, {"seed": 5, **limit, **body})
+    assert says_too_long(answer), answer.text
 
 
 def test_eos_is_ignored_and_forbidden_on_request(server: Running, pair: sprinter.Pair) -> None:
@@ -139,6 +156,8 @@ def test_a_suffix_is_read_before_the_text(
     )
     assert found["choices"][0]["text"] == expected.text
     assert found["usage"]["prompt_tokens"] == len(before) + len(behind) + 3
+    for long in ({"suffix": LONG}, {"prompt": LONG}):
+        assert says_too_long(filling.post(TEXT, FIXED | {"prompt": PROMPT, "suffix": " the sea."} | long))
     echoed = filling.post(TEXT, FIXED | {"prompt": PROMPT, "suffix": "x", "echo": True})
     assert echoed.status_code == 400 and "exclude each other" in echoed.json()["error"]["message"]
 

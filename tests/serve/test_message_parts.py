@@ -178,6 +178,24 @@ def test_tools_are_called_through_openais_client(
     assert client_again(server, request | {"messages": back, "tool_choice": "none"}).choices
 
 
+def test_several_calls_are_streamed(server: Running, pair: sprinter.Pair, template: Any, says: Any) -> None:
+    """Each in an event when it is complete, with its index and an id of its own; then the reason of the end."""
+    template(BOTH)
+    other = CALL.replace("Rome", "Oslo")
+    says(f"I look.<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{other}\n</tool_call>")
+    with server.openai() as client:
+        events = list(client.chat.completions.create(**asked(pair, tools=[TOOL], stream=True)))
+    calls = [one for event in events for one in event.choices[0].delta.tool_calls or ()]
+    assert [one.index for one in calls] == [0, 1] and len({one.id for one in calls}) == 2
+    found = [json.loads(one.function.arguments) for one in calls]
+    assert found == [ARGUMENTS, ARGUMENTS | {"place": "Oslo"}]
+    assert {one.function.name for one in calls} == {"weather"} and {one.type for one in calls} == {"function"}
+    assert "".join(event.choices[0].delta.content or "" for event in events) == "I look."
+    assert [event.choices[0].finish_reason for event in events if event.choices[0].finish_reason] == [
+        "tool_calls"
+    ]
+
+
 def client_again(server: Running, request: Any) -> Any:
     with server.openai() as client:
         return client.chat.completions.create(**request)
@@ -222,3 +240,27 @@ def test_lossy_methods_are_confined_to_a_part_of_the_text(pair: sprinter.Pair) -
     assert "only" not in exact["choices"][0]["sprinter"]["method"]
     with pytest.raises(UserError, match="span"), serving(pair, only="thinking"):
         pass
+
+
+@pytest.mark.parametrize("method", ["relaxed(top_k=10, delta=0.9)", "sprinter(tau=0.2)"])
+def test_the_answer_after_lossy_reasoning_is_exact(pair: sprinter.Pair, template: Any, method: str) -> None:
+    """Token by token: drift within ``<think>``, none behind it."""
+    pytest.importorskip("llguidance", reason="it is not a dependency of the tests")
+    template(TEMPLATE + "<think>\n{# </think> #}")
+    body = {
+        "messages": SAID, "max_tokens": 120, "seed": 1, "sprinter": {"method": method, "tokens": True},
+        "structured_outputs": {"regex": "[a-z ]{40}</think>[a-z ]{60}"},
+    }  # fmt: skip
+    inside, outside = list[float](), list[float]()
+    with serving(pair, only="think") as found:
+        for seed in range(3):
+            answer = found.post(CHAT, body | {"seed": seed})
+            assert answer.status_code == 200, answer.text
+            (choice,) = answer.json()["choices"]
+            assert choice["message"]["reasoning_content"] and choice["message"]["content"]
+            text, report = "", choice["sprinter"]
+            assert "only=think" in report["method"] and not report["lossless"]
+            for token in report["tokens"]:
+                (outside if "</think>" in text else inside).append(token["drift"] or 0.0)
+                text += token["text"]
+    assert sum(inside) > 0.1 and len(outside) > 20 and max(outside) <= 1e-6
