@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import time
@@ -83,6 +84,27 @@ def test_a_model_of_pydantic_is_its_schema(pair: sprinter.Pair) -> None:
     assert out.request is not None
     assert pair.generate(out.prompt_ids, out.request).text == out.text
     assert GenerationOptions(**out.request.to_dict()).response_format == out.request.response_format
+
+
+def test_formats_that_json_schema_does_not_define_are_notes(pair: sprinter.Pair) -> None:
+    """As validators have it. Those that it defines are followed, or refused."""
+
+    def form(**more: Any) -> dict[str, Any]:
+        parts = {
+            "at": {"type": "string", "maxLength": 15, **more},
+            "format": {"enum": ["path"]},
+            "same": {"const": {"format": "path"}},
+        }
+        schema = {"type": "object", "properties": parts, "required": [*parts], "additionalProperties": False}
+        return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+    out = pair.generate("The river", response_format=form(format="path"), max_new_tokens=200, seed=1)
+    assert out.text == pair.generate("The river", response_format=form(), max_new_tokens=200, seed=1).text
+    assert json.loads(out.text)["same"] == {"format": "path"}
+    ip = pair.generate("The river", response_format=form(format="ipv4"), max_new_tokens=200, seed=1)
+    assert ipaddress.IPv4Address(json.loads(ip.text)["at"])
+    with pytest.raises(UserError, match="response_format cannot be followed: Unknown format: iri"):
+        pair.generate("The river", response_format=form(format="iri"))
 
 
 def test_an_end_is_written_where_the_grammar_may_end(pair: sprinter.Pair) -> None:

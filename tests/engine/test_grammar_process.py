@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import sprinter
+from sprinter.engine import grammar_process
 from sprinter.engine.grammar import Grammars
-from sprinter.engine.grammar_process import GrammarProcess
+from sprinter.engine.grammar_process import GrammarProcess, GrammarProcesses
 from sprinter.engine.grammar_text import GrammarError, GrammarText, compiled
+from sprinter.errors import UserError
 
 HARD = ("[a-c]{2,40}(river|rise)?", "(the |a )*(river|mountain) rises", r"[0-9]{1,3}(\.[0-9]+)?")
 
@@ -53,19 +63,133 @@ def test_a_process_says_what_this_one_would(pair: sprinter.Pair, grammars: Gramm
 def test_hard_grammars_have_a_process_and_plain_ones_none(grammars: Grammars) -> None:
     hard = grammars.prepare(options(HARD[0]))
     plain = grammars.prepare(sprinter.GenerationOptions(response_format={"type": "json_object"}))
-    assert hard and isinstance(hard._text, GrammarProcess) and hard.size >= 8 << 20
+    assert hard and isinstance(hard._text, GrammarProcess) and hard._text.size >= 4 << 20
     assert plain and isinstance(plain._text, GrammarText)
 
 
-def test_processes_that_are_ended_end_their_own_texts_alone(grammars: Grammars) -> None:
-    processes = grammars._tokens("regex").processes
-    asked = grammars._asked(options(HARD[0]))
+def children(pid: int) -> dict[int, str]:
+    """The processes below one, and their states."""
+    below: dict[int, list[int]] = {}
+    states = dict[int, str]()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent, *_ = file.read_text().rpartition(")")[2].split()
+            below.setdefault(int(parent), []).append(int(file.parent.name))
+            states[int(file.parent.name)] = state
+    found, left = dict[int, str](), [pid]
+    while left:
+        for one in below.get(left.pop(), ()):
+            found[one] = states[one]
+            left.append(one)
+    return found
+
+
+def until(true: Callable[[], bool], for_s: float = 20) -> bool:
+    end = time.monotonic() + for_s
+    while not (found := true()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+
+def follow(grammars: Grammars, regex: str) -> tuple[GrammarProcesses, GrammarProcess]:
+    asked = grammars._asked(options(regex))
     assert asked is not None
-    text = processes.follow(asked[1]).copy([0])
-    assert text.masks([()]).any()
+    processes = grammars._tokens("regex").processes
+    return processes, processes.follow(asked[1])
+
+
+@pytest.mark.parametrize("what", ["group", "follower"])
+def test_a_process_that_is_ended_is_replaced(grammars: Grammars, what: str) -> None:
+    """For the same grammar, text and position, and with a new process that forks if there is none."""
+    processes, process = follow(grammars, HARD[0])
+    text = process.copy([0])
+    before = text.masks([(), (3,)])
     assert processes._first is not None
-    os.killpg(processes._first[0].pid, signal.SIGKILL)
-    processes._first[0].wait()
+    first = processes._first[0].pid
+    if what == "group":
+        os.killpg(first, signal.SIGKILL)
+        processes._first[0].wait()
+    else:
+        (own,) = children(first)
+        os.kill(own, signal.SIGKILL)
+    assert np.array_equal(text.masks([(), (3,)]), before)
+    assert processes.follow(process._grammar).copy([0]).masks([()]).any()
+
+
+def test_a_process_that_ends_over_one_text_is_asked_again_about_others_alone(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = follow(grammars, HARD[0])[1]
+    calls, real = list[Any](), GrammarProcess._call
+
+    def call(self: GrammarProcess, given: Any, **more: Any) -> Any:
+        calls.append(given)
+        if isinstance(given, list | tuple) and given[1] == 0:
+            raise EOFError
+        return real(self, given, **more)
+
+    hard, easy = process.copy([0]), process.copy([0])
+    assert easy.masks([()]).any()
+    monkeypatch.setattr(GrammarProcess, "_call", call)
     with pytest.raises(GrammarError, match="cannot be followed on: it takes too long"):
-        text.masks([()])
-    assert processes.follow(asked[1]).copy([0]).masks([()]).any(), "others have a new one"
+        hard.masks([()])
+    assert [isinstance(one, str) for one in calls] == [False, True, False], "asked, begun again, asked"
+    assert easy.masks([()]).any()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the system does not list processes")
+def test_processes_are_few_small_and_leave_nothing(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_process, "_MOST", 4)
+    processes, kept = follow(grammars, HARD[0])
+    text = kept.copy([0])
+    mask = text.masks([()])
+    files = len(os.listdir("/proc/self/fd"))
+    held = [follow(grammars, f"[a-c]{{2,40}}{i}")[1] for i in range(12)]
+    assert processes._first is not None
+    first = processes._first[0].pid
+    assert until(lambda: len(children(first)) <= 4) and "Z" not in children(first).values()
+    assert len(os.listdir("/proc/self/fd")) <= files + 4
+    assert np.array_equal(text.masks([()]), mask), "the one that was used longest ago is begun again"
+    assert all(one.copy([0]).masks([()]).any() for one in held) and until(lambda: len(children(first)) <= 4)
+    monkeypatch.setattr(grammar_process, "_MOST_BYTES", 2 * held[-1].size)
+    processes.make_room()
+    assert until(lambda: len(children(first)) == 2)
+    del held, kept, text
+    gc.collect()
+    assert until(lambda: not children(first))
+
+
+def test_no_process_can_be_made(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    grammars.warm()
+    monkeypatch.setattr("socket.socketpair", none)
+    with pytest.raises(UserError, match=r"regex cannot be followed now: no process can be made .*open files"):
+        grammars.prepare(options(HARD[0]))
+
+
+SERVING = """
+import sys, sprinter
+pair = sprinter.load_pair(compile=False)
+pair._runtime.grammars.prepare(sprinter.GenerationOptions(regex="[a-c]{2,40}x"))
+print("ready", flush=True)
+schema = {"type": "integer", "multipleOf": 123456789}
+pair.generate("A", response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes end with their parents on Linux")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_nothing_is_left_of_a_process_that_ends_while_a_grammar_is_computed(how: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVING], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ
+    ) as server:
+        assert server.stdout is not None and server.stdout.readline() == b"ready\n"
+        assert until(lambda: len(children(server.pid)) == 3), "one that forks, and two grammars"
+        found = children(server.pid)
+        server.send_signal(how)
+        server.wait(20)
+    assert until(lambda: not any(Path(f"/proc/{one}").exists() for one in found), 3)

@@ -35,11 +35,17 @@ if TYPE_CHECKING:
 __all__ = ["Grammars", "TextGrammar", "is_confined"]
 
 _KEPT_BYTES = 512 << 20  # of compiled grammars of a pair
-_PROCESS = 8 << 20  # bytes of a process beside its grammar
+_PROCESS = 1 << 20  # bytes of a grammar here that is followed in a process
 # As ``json.dumps`` writes: few places where a text may go on in several ways, and no endless white space.
 _JSON: dict[str, Any] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _LONGEST = 1 << 20
 """Maximum number of characters of a grammar."""
+_FORMATS = frozenset((
+    "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
+    "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
+    "color", "host-name", "ip-address", "phone", "style", "utc-millisec",
+))  # fmt: skip
+"""Formats of strings that a version of JSON Schema defines."""
 _threads = cache(MaskThreads)
 
 
@@ -136,7 +142,7 @@ class Grammars:
             process = own.processes.follow(grammar)
         except GrammarError as error:
             raise UserError(f"{name} {error}") from None
-        return TextGrammar(process, self._vocab, size=process.size + _PROCESS)
+        return TextGrammar(process, self._vocab, size=_PROCESS)
 
 
 def _llguidance(name: str) -> Any:
@@ -195,9 +201,23 @@ def _read_format(given: Mapping[str, Any]) -> str:
         raise UserError(f"response_format has type {kind!r}: give 'text', 'json_object' or 'json_schema'")
     llguidance = _llguidance("response_format")
     try:
-        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON))
+        return str(
+            llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_checked(schema)), defaults=_JSON)
+        )
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"response_format cannot be followed: {error}") from None
+
+
+def _checked(schema: Any) -> Any:
+    """A schema without formats that no version of JSON Schema defines: they are notes, such as pydantic's "path"."""
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [_checked(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        name: value if name in ("const", "enum") else _checked(value) for name, value in schema.items()
+        if name != "format" or not isinstance(value, str) or value in _FORMATS
+    }  # fmt: skip
 
 
 def _reader(name: str, kind: str) -> Callable[[Any], str]:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock, Timer
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 from sprinter.engine import grammar_text
 from sprinter.engine.grammar_text import GrammarError, receive, send
@@ -24,10 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarProcess", "GrammarProcesses"]
 
-_WALL_S = 60
-"""Seconds in which a grammar must be compiled."""
+_MOST, _MOST_BYTES = 64, 512 << 20
+"""Maximum number of processes that follow grammars by one tokenizer, and of bytes that they take."""
+_OWN = 4 << 20  # bytes of a process beside its grammar
+_WALL_S = 60  # in which a grammar must be compiled where processes have no other limit
 _TOO_HARD = "it takes too long, too much memory, or nests too deeply; give a simpler one"
 _FORKS = hasattr(os, "fork")
+
+
+class _Line(NamedTuple):
+    """To a process."""
+
+    asked: IO[bytes]
+    answers: IO[bytes]
+    end: Callable[[], None]
+    """Ends the process, or lets an answer end."""
 
 
 class GrammarProcesses:
@@ -42,6 +55,7 @@ class GrammarProcesses:
     def __init__(self, tokenizer: tuple[str, int, int], packages: Path) -> None:
         self._tokenizer, self._packages, self._lock = tokenizer, packages, Lock()
         self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._all: WeakSet[GrammarProcess] = WeakSet()
 
     def follow(self, grammar: str) -> GrammarProcess:
         """Compile a grammar in a new process.
@@ -49,10 +63,28 @@ class GrammarProcesses:
         Raises:
             GrammarError: it cannot be compiled within the limits.
         """
+        made = GrammarProcess(self, grammar)
+        with self._lock:
+            self._all.add(made)
+        self.make_room()
+        return made
+
+    def line(self) -> _Line:
+        """To a new process.
+
+        Raises:
+            GrammarError: the system allows none.
+        """
+        try:
+            return self._line()
+        except OSError as error:
+            raise GrammarError(f"cannot be followed now: no process can be made for it ({error})") from None
+
+    def _line(self) -> _Line:
         if not _FORKS:
             process = self._started()
             assert process.stdin and process.stdout
-            return GrammarProcess(grammar, process.stdin, process.stdout, process.kill)
+            return _Line(process.stdin, process.stdout, process.kill)
         own, other = socket.socketpair()
         with other, self._lock:
             try:
@@ -61,7 +93,18 @@ class GrammarProcesses:
                 self._first = None
                 self._bring(other)
         stream: Any = own.makefile("rwb")
-        return GrammarProcess(grammar, stream, stream, partial(_shut, own))
+        return _Line(stream, stream, partial(_shut, own))
+
+    def make_room(self) -> None:
+        """End the largest processes, or those that were used longest ago, of too many that answer nothing now. They are
+        begun again when their texts ask."""
+        with self._lock:
+            live = sorted((one for one in self._all if one.size), key=lambda one: one.used)
+        count, size = len(live), sum(one.size for one in live)
+        while live and (count > _MOST or size > _MOST_BYTES):
+            one = live.pop(0) if count > _MOST else live.pop(live.index(max(live, key=lambda one: one.size)))
+            if took := one.rest():
+                count, size = count - 1, size - took
 
     def _bring(self, other: socket.socket) -> None:
         """Send the forking process a socket."""
@@ -85,10 +128,11 @@ class GrammarProcesses:
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    control.close()  # those that it has forked end with their own
+    control.close()  # those that it has forked end with it, or with their own
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            pipe.close()
+            with suppress(OSError):  # what it has not read
+                pipe.close()
     process.wait()
 
 
@@ -100,63 +144,107 @@ def _shut(own: socket.socket) -> None:
 
 
 class GrammarProcess:
-    """A process that follows a grammar.
-
-    Args:
-        asked: of it. answers: by it. end: ends it, or lets an answer end.
+    """A process that follows a grammar; another one once it has ended.
 
     Attributes:
-        size: bytes that it takes.
+        size: bytes that it takes; 0: there is none now.
+        used: when it was asked last.
 
     Raises:
         GrammarError: see ``GrammarProcesses.follow``.
     """
 
-    def __init__(self, grammar: str, asked: IO[bytes], answers: IO[bytes], end: Callable[[], None]) -> None:
-        self._asked, self._answers, self._lock = asked, answers, Lock()
+    def __init__(self, processes: GrammarProcesses, grammar: str) -> None:
+        self._processes, self._grammar, self._lock = processes, grammar, Lock()
         self._gone: deque[int] = deque()
         self._names = count()
-        weakref.finalize(self, end)
-        timer = Timer(_WALL_S, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            self.size: int = self._call(grammar)
-        except EOFError:
-            raise GrammarError(f"cannot be followed: {_TOO_HARD}") from None
-        finally:
-            timer.cancel()
+        self._line: _Line | None = None
+        self._end: Callable[[], object] = _nothing
+        self.size, self.used = 0, 0.0
+        with self._lock:
+            self._begin()
 
     def copy(self, ends: Sequence[int]) -> ProcessText:
         """The grammar of another text."""
         return ProcessText(self, next(self._names), tuple(ends))
 
     def ask(self, text: int, ends: tuple[int, ...], name: str, *given: Any) -> Any:
-        """The answer of a text's method.
+        """The answer of a text's method. A process that has ended, perhaps over another text, is replaced once.
 
         Raises:
-            GrammarError: as the method; the process has ended.
+            GrammarError: as the method; a new process has ended too.
         """
         with self._lock:
-            gone = [self._gone.popleft() for _ in range(len(self._gone))]
-            try:
-                return self._call((gone, text, ends, name, given), masks=name == "masks")
-            except EOFError:
-                raise GrammarError(f"cannot be followed on: {_TOO_HARD}") from None
+            for fresh in (self._line is None, True):
+                if self._line is None:
+                    self._begin()
+                gone, size = [self._gone.popleft() for _ in range(len(self._gone))], self.size
+                try:
+                    found = self._call((gone, text, ends, name, given), masks=name == "masks")
+                    break
+                except EOFError:
+                    self._stop()
+                    if fresh:
+                        raise GrammarError(f"cannot be followed on: {_TOO_HARD}") from None
+            grown = self.size > size
+        if grown:
+            self._processes.make_room()
+        return found
 
     def forget(self, text: int) -> None:
         """A text is not asked about any more."""
         self._gone.append(text)
 
-    def _call(self, given: Any, *, masks: bool = False) -> Any:
+    def rest(self) -> int:
+        """End the process if it answers nothing now; the number of bytes that it took."""
+        if not self._lock.acquire(blocking=False):
+            return 0
         try:
-            send(self._asked, given)
-            found, error = receive(self._answers)
+            size = self.size
+            self._stop()
+            return size
+        finally:
+            self._lock.release()
+
+    def _begin(self) -> None:
+        self._line = line = self._processes.line()
+        self._end = weakref.finalize(self, line.end)
+        timer = None if _FORKS else Timer(_WALL_S, line.end)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            self._call(self._grammar)
+        except EOFError:
+            self._stop()
+            raise GrammarError(f"cannot be followed: {_TOO_HARD}") from None
+        except GrammarError:
+            self._stop()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _stop(self) -> None:
+        self._end()
+        self._line, self.size = None, 0
+
+    def _call(self, given: Any, *, masks: bool = False) -> Any:
+        assert self._line is not None
+        self.used = time.monotonic()
+        try:
+            send(self._line.asked, given)
+            found, error, size = receive(self._line.answers)
+            self.size = size + _OWN
             if error is not None:
                 raise GrammarError(error)
-            return receive(self._answers) if masks else found
+            return receive(self._line.answers) if masks else found
         except OSError:
             raise EOFError from None
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
 
 
 class ProcessText:

@@ -21,7 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -41,6 +41,8 @@ _LIMITS = {"verbose_errors": False, "max_items_in_row": 50_000, "max_grammar_siz
 grammar's size: a tenth of a second at this one."""
 _COMPILE_S, _FOLLOW_S = 5, 2
 """CPU time after which a process ends that compiles a grammar, or answers about one."""
+_WALL_S = 60
+"""Time after which it ends too: others may have all CPU time."""
 _COMPILED, _FOLLOWED = 48 << 20, 256 << 20
 """Bytes that a process may take to compile a grammar, and in all."""
 _STACK = 64 << 20  # bytes
@@ -350,37 +352,44 @@ def receive(stream: IO[bytes]) -> Any:
     if shape is None:
         return given
     bits = stream.read(shape[0] * shape[1])
+    if len(bits) < shape[0] * shape[1]:
+        raise EOFError
     return np.frombuffer(bits, np.uint8).reshape(shape)
 
 
 def _serve(tokens: LLTokenizer, vocab: int, asked: IO[bytes], answers: IO[bytes]) -> None:
-    """Compile the grammar that comes, and answer questions about its texts until they end. An answer is a pair, of what
-    is found, which may follow as masks, and what is wrong."""
-    try:
-        before, grammar = _peak(), receive(asked)
-        _limit(_COMPILE_S, _COMPILED)
-        first, texts = compiled(grammar, tokens, vocab), dict[int, GrammarText]()
-        _limit(_COMPILE_S, _FOLLOWED)
-        send(answers, [_peak() - before, None])
-    except GrammarError as error:
-        send(answers, [None, str(error)])
+    """Compile the grammar that comes, and answer questions about its texts until they end. An answer is what is found,
+    which may follow as masks, what is wrong, and the bytes that all takes."""
+    before, grammar, texts = _peak(), receive(asked), dict[int, GrammarText]()
+
+    def answer(work: Callable[[], Any]) -> bool:
+        found, error = None, None
+        _alarm(_WALL_S)
+        try:
+            found = work()
+        except GrammarError as wrong:
+            error = str(wrong)
+        _alarm(0)  # not while it waits for a question
+        masks = isinstance(found, np.ndarray)
+        send(answers, [None if masks else found, error, _peak() - before])
+        if masks:
+            send(answers, None, found)
+        return error is None
+
+    _limit(_COMPILE_S, _COMPILED)
+    first: list[GrammarText] = []
+    if not answer(lambda: first.append(compiled(grammar, tokens, vocab))):
         return
+    _limit(_COMPILE_S, _FOLLOWED)
     while True:
         gone, text, ends, name, given = receive(asked)
         for one in gone:
             texts.pop(one, None)
         if text not in texts:
-            texts[text] = first.copy(ends)
+            texts[text] = first[0].copy(ends)
         _limit(_FOLLOW_S)
-        try:
-            found = getattr(texts[text], name)(*(tuple(map(_hashable, one)) for one in given))
-        except GrammarError as error:
-            send(answers, [None, str(error)])
-        else:
-            masks = isinstance(found, np.ndarray)
-            send(answers, [None if masks else found, None])
-            if masks:
-                send(answers, None, found)
+        method = getattr(texts[text], name)
+        answer(partial(method, *(tuple(map(_hashable, one)) for one in given)))
 
 
 def _hashable(given: Any) -> Any:
@@ -398,6 +407,14 @@ def _limit(cpu_s: float, more: int = 0) -> None:
             pages = int(Path("/proc/self/statm").read_text().split()[5])
             most = pages * resource.getpagesize() + more + _STACK
             resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def _alarm(after_s: int) -> None:
+    """Let this process end after so long; 0: not."""
+    import signal
+
+    if hasattr(signal, "alarm"):
+        signal.alarm(after_s)
 
 
 def _peak() -> int:
@@ -424,18 +441,36 @@ def _main(packages: str, control: int | None) -> None:
     import socket
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    with suppress(OSError):  # whatever takes the system's memory, they end first, and are begun again
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    first = os.getpid()
     with socket.socket(fileno=control) as bring:
         while True:
             word, (*found,), *_ = socket.recv_fds(bring, 1, 1)
             if not word:
                 return
-            if os.fork() == 0:
-                bring.close()
-                stream: Any = socket.socket(fileno=found[0]).makefile("rwb")
-                with suppress(EOFError, OSError):
-                    _serve(tokens, vocab, stream, stream)
-                os._exit(0)
+            with suppress(OSError):  # no process more can be made, and who asked finds the end of the socket
+                if os.fork() == 0:
+                    bring.close()
+                    try:
+                        _end_with(first)
+                        stream: Any = socket.socket(fileno=found[0]).makefile("rwb")
+                        _serve(tokens, vocab, stream, stream)
+                    finally:
+                        os._exit(0)
             os.close(found[0])
+
+
+def _end_with(parent: int) -> None:
+    """Let this process end with the one that forked it, whatever it computes; where the system cannot, it ends by its
+    limits."""
+    import ctypes
+    import signal
+
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 if __name__ == "__main__":

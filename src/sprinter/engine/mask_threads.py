@@ -47,3 +47,5 @@ class MaskThreads:
                 found.set_result(find())
             except Exception as error:
                 found.set_exception(error)
+            except BaseException as error:  # a panic of llguidance, which would end more than this text
+                found.set_exception(RuntimeError(repr(error)))
