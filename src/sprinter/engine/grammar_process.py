@@ -34,7 +34,7 @@ _TOO_HARD = "it takes too long, too much memory, or nests too deeply; give a sim
 _FORKS = hasattr(os, "fork")
 
 
-class _Line(NamedTuple):
+class _Wire(NamedTuple):
     """To a process."""
 
     asked: IO[bytes]
@@ -69,22 +69,22 @@ class GrammarProcesses:
         self.make_room()
         return made
 
-    def line(self) -> _Line:
+    def wire(self) -> _Wire:
         """To a new process.
 
         Raises:
             GrammarError: the system allows none.
         """
         try:
-            return self._line()
+            return self._wire()
         except OSError as error:
             raise GrammarError(f"cannot be followed now: no process can be made for it ({error})") from None
 
-    def _line(self) -> _Line:
+    def _wire(self) -> _Wire:
         if not _FORKS:
             process = self._started()
             assert process.stdin and process.stdout
-            return _Line(process.stdin, process.stdout, process.kill)
+            return _Wire(process.stdin, process.stdout, process.kill)
         own, other = socket.socketpair()
         with other, self._lock:
             try:
@@ -93,7 +93,7 @@ class GrammarProcesses:
                 self._first = None
                 self._bring(other)
         stream: Any = own.makefile("rwb")
-        return _Line(stream, stream, partial(_shut, own))
+        return _Wire(stream, stream, partial(_shut, own))
 
     def make_room(self) -> None:
         """End the largest processes, or those that were used longest ago, of too many that answer nothing now. They are
@@ -158,7 +158,7 @@ class GrammarProcess:
         self._processes, self._grammar, self._lock = processes, grammar, Lock()
         self._gone: deque[int] = deque()
         self._names = count()
-        self._line: _Line | None = None
+        self._wire: _Wire | None = None
         self._end: Callable[[], object] = _nothing
         self.size, self.used = 0, 0.0
         with self._lock:
@@ -175,10 +175,11 @@ class GrammarProcess:
             GrammarError: as the method; a new process has ended too.
         """
         with self._lock:
-            for fresh in (self._line is None, True):
-                if self._line is None:
+            size = self.size
+            for fresh in (self._wire is None, True):
+                if self._wire is None:
                     self._begin()
-                gone, size = [self._gone.popleft() for _ in range(len(self._gone))], self.size
+                gone = [self._gone.popleft() for _ in range(len(self._gone))]
                 try:
                     found = self._call((gone, text, ends, name, given), masks=name == "masks")
                     break
@@ -207,9 +208,9 @@ class GrammarProcess:
             self._lock.release()
 
     def _begin(self) -> None:
-        self._line = line = self._processes.line()
-        self._end = weakref.finalize(self, line.end)
-        timer = None if _FORKS else Timer(_WALL_S, line.end)
+        self._wire = wire = self._processes.wire()
+        self._end = weakref.finalize(self, wire.end)
+        timer = None if _FORKS else Timer(_WALL_S, wire.end)
         if timer is not None:
             timer.daemon = True
             timer.start()
@@ -227,18 +228,18 @@ class GrammarProcess:
 
     def _stop(self) -> None:
         self._end()
-        self._line, self.size = None, 0
+        self._wire, self.size = None, 0
 
     def _call(self, given: Any, *, masks: bool = False) -> Any:
-        assert self._line is not None
+        assert self._wire is not None
         self.used = time.monotonic()
         try:
-            send(self._line.asked, given)
-            found, error, size = receive(self._line.answers)
+            send(self._wire.asked, given)
+            found, error, size = receive(self._wire.answers)
             self.size = size + _OWN
             if error is not None:
                 raise GrammarError(error)
-            return receive(self._line.answers) if masks else found
+            return receive(self._wire.answers) if masks else found
         except OSError:
             raise EOFError from None
 
