@@ -23,6 +23,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 NAME = "engine/commits"
 METHODS = ("autoregressive", "speculative(gamma=4)")
+GATED = "sprinter"  # of the pair that has a gate
 ARMS: dict[str, dict[str, Any]] = {
     "builtin, eager": {"compile": False},
     "builtin, kernels": {"compile": True},
@@ -136,7 +137,7 @@ def main() -> None:
         for rows in options.rows:
             prompts = [f"Chapter {i}: the river rises in the mountains and" for i in range(rows)]
             tokens = 4 if SMOKE else 64 if which == "builtin" else 32 if rows <= 16 else 16
-            for method in METHODS:
+            for method in (*METHODS, GATED) if which == "builtin" else METHODS:
                 asked = {
                     "prompts": prompts,
                     "rows": rows,
