@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from benchmarks.gpu.parts import LIST, cut, join
+from scripts.parts import LIST, cut, join
 
 
 @pytest.fixture

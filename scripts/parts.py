@@ -1,7 +1,7 @@
 """Bring large files to a machine that takes them in parts: cut them here, join them there as the parts arrive.
 
-    python benchmarks/gpu/parts.py cut FOLDER FILE ... [--mib 60]
-    python benchmarks/gpu/parts.py join FOLDER OUT
+    python scripts/parts.py cut FOLDER FILE ... [--mib 60]
+    python scripts/parts.py join FOLDER OUT
 
 ``cut`` writes parts of at most 60 MiB, and ``parts.json`` with the SHA-256 of each part and of each file. ``join`` adds
 to the files in OUT every part that has arrived and is the next one, checks its hash, and removes it, so that disks hold
