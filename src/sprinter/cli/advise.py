@@ -153,7 +153,7 @@ def advise(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Name the command line for your case, and why: three questions."""
+    """Ask three questions, then print the command line for your case, and the reason for it."""
     if None in (drift, cost, where) and not _asks():
         raise UserError("there is nobody to ask: give --drift, --cost and --where")
     if drift is None:

@@ -16,19 +16,19 @@ _ABOUT = {
     "generate": "Generate a text; show the origin of each token and the statistics.",
     "chat": "Talk to a chat model; show the origin of each token, and what each answer cost.",
     "serve": "Serve the pair over HTTP, with OpenAI's interface: completions, chat completions, models.",
-    "methods": "List the decoding methods: their rules, and whether they keep the target's law.",
+    "methods": "List the decoding methods, their rules, and whether they preserve the target distribution.",
     "doctor": (
         "Check the installation: versions, devices, models, runners, and a short generation; or probe your own texts."
     ),
-    "advise": "Name the command line for your case, and why: three questions.",
+    "advise": "Ask three questions, then print the command line for your case, and the reason for it.",
     "demo": "Compare plain decoding, an exact method and a lossy one with drift of at most 0.1 (well under a minute).",
     "eval": "Evaluate a pair on tasks of lm-evaluation-harness: accuracy by method, and what it cost.",
     "tune": "Find the fastest method within a budget on drift, on your prompts and this machine; write a profile.",
     "gate": "Make a gate for your pair and your texts: label, train, evaluate.",
-    "draft": "Make a draft for your target: distil a model, find the size that pays, train heads, cut the vocabulary.",
-    "theory": "The papers' theorems: simulate, draw, count, and predict your pair with them.",
+    "draft": "Make a draft for your target: distil a model, find its best size, train heads, reduce the vocabulary.",
+    "theory": "The papers' theorems: simulate them, draw them, and predict your pair with them.",
     "bench": "Measure methods and other engines on suites of prompts: speed, drift, quality; one report.",
-    "reproduce": "Run a paper's protocol on a pair: its tables beside the paper's, a verdict on each claim.",
+    "reproduce": "Run a paper's protocol on a pair: its tables compared with the paper's, and a verdict on each claim.",
     "convert": "Write a model in another format.",
 }
 """The commands, each in the module of its name: a function of this name, or a group, whose functions are in GROUP."""

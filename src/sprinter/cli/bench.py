@@ -98,7 +98,7 @@ def run(
     config: Annotated[
         Path | None,
         option(
-            "TOML file of these options, by their long names; those of the command line take their place.",
+            "TOML file of these options, by their long names; options of the command line override them.",
             default=False,
             is_eager=True,
             callback=_read_config,
@@ -109,7 +109,7 @@ def run(
     quality: Annotated[bool, _judging("ROUGE, perplexity under the target, exact match, ...")] = True,
     likelihood: Annotated[
         bool,
-        _judging("Score the answers under the target, which takes a forward pass each: perplexity, judge."),
+        _judging("Score each answer by a forward pass of the target: perplexity, judge."),
     ] = True,
     run_code: RunCodeOption = False,
     judge: Annotated[

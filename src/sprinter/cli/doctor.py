@@ -58,7 +58,7 @@ def doctor(
     probe: Annotated[
         Path | None,
         option(
-            "Your texts instead of the checks: how far the draft agrees, what passes cost, which methods can pay. "
+            "Your texts instead of the checks: how far the draft agrees, what passes cost, which methods are faster. "
             "One text a line (.txt), or .jsonl with prompt and answer, or messages.",
             default=False,
         ),

@@ -187,9 +187,7 @@ def sizes(
         option("LAYERS, LAYERSxWIDTH or LAYERS/VOCABULARY; may be repeated.", default="1, 2 and 4 layers"),
     ] = None,
     steps: Annotated[int, option("Steps of each short training.")] = 200,
-    positions: Annotated[
-        float, option("Positions that the full training is to see, for the expected β.")
-    ] = 1e6,
+    positions: Annotated[float, option("Positions of the full training, for the expected β.")] = 1e6,
     draft_dtype: Annotated[
         str | None, option("dtype of the draft when its steps are timed.", default="the target's")
     ] = None,
@@ -197,7 +195,7 @@ def sizes(
     texts: TextSettings = TextSettings(),
     json: JsonOption = False,
 ) -> None:
-    """Tell which size of draft pays: short trainings of several shapes, and the costs of their steps here.
+    """Find the best size of a draft: train several shapes briefly, and time their steps on this machine.
 
     Give --out of a distillation to use its texts. An interrupted run continues.
     """
@@ -328,7 +326,7 @@ def vocabulary(
 ) -> None:
     """Choose the tokens that a draft may write, the most frequent ones of your texts, for --draft-vocabulary.
 
-    Where a vocabulary is large, its output layer is a large part of a small draft. Exact methods stay exact.
+    If the vocabulary is large, the output layer is a large part of a small draft. Exact methods stay exact.
     """
     from sprinter.training.drafts.vocabulary import choose_vocabulary
 

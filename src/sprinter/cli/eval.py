@@ -29,7 +29,7 @@ def eval(
     method: Annotated[
         list[str] | None,
         option(
-            "May be repeated: each is a run of its own.",
+            "May be repeated: each method is a separate run.",
             "--method",
             "-m",
             default="exact",

@@ -49,19 +49,20 @@ _PANELS = {
 def fleet(
     settings: Any = None,
     costs: Annotated[
-        Path | None, option("Costs as an earlier --json has them.", default="measured here", panel="Server")
+        Path | None,
+        option("File of costs that an earlier --json printed.", default="measured here", panel="Server"),
     ] = None,
     loading: Loading = Loading(),
     out: Annotated[
-        Path | None, option("Directory for fleet.json and fleet.png.", default="numbers alone")
+        Path | None, option("Directory for fleet.json and fleet.png.", default="numbers only")
     ] = None,
     figures: FiguresOption = True,
     json: JsonOption = False,
 ) -> None:
     """Predict throughput, latencies and GPUs of plain, exact and trusting decoding under load.
 
-    Passes cost what is measured on the pair here, or what --costs says; with --parameters what GPUs take by bandwidth
-    and arithmetic.
+    Costs of passes are measured on the pair here, or read from --costs; with --parameters they follow from the
+    bandwidth and arithmetic of the GPUs.
     """
     from sprinter.plots import png
     from sprinter.theory.figures import draw_fleet

@@ -146,7 +146,7 @@ def mine(
     loading: Loading = Loading(),
     compare: Annotated[
         Literal["number", "choice"],
-        option("What of two answers must agree: the final number (as in GSM8K), or the chosen letter."),
+        option("What must agree in two answers: the final number (as in GSM8K), or the chosen letter."),
     ] = "number",
     reading: ReadingSettings = ReadingSettings(),
     new_tokens: Annotated[int, option("Maximum length of an answer.", "--max-new-tokens")] = 256,
@@ -154,11 +154,11 @@ def mine(
         str, option("Lossless method that writes the answers.", "--method", "-m")
     ] = "autoregressive",
     rows: Annotated[int, option("Prompts at a time; each group of them is a file.")] = 16,
-    share: Annotated[float, option("Share of the tokens that differ which is tried.")] = 1.0,
-    seed: Annotated[int, option("Of the share.")] = 0,
+    share: Annotated[float, option("Share of the differing tokens to try.")] = 1.0,
+    seed: Annotated[int, option("Seed of the choice of these tokens.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Put the draft's token where it differs from the target's greedy answer, and see whether the answer stays.
+    """Replace tokens of the target's greedy answer by the draft's, and test whether the answer stays.
 
     'sprinter gate train --preset judge' and '--preset diversed' learn from it. To continue a run that was interrupted,
     give the same command again.
@@ -225,7 +225,7 @@ def train(
     ] = 0,
     recall: Annotated[
         float | None,
-        option("For judge: the threshold keeps this share of the harmful tokens out.", default="0.9"),
+        option("For judge: share of the harmful tokens that the threshold must reject.", default="0.9"),
     ] = None,
     repeats: RepeatsOption = 500,
     force: Annotated[bool, option("Replace a head in --out.", "--force")] = False,
@@ -383,7 +383,7 @@ def roc(
     gate: Annotated[str, option("Directory or hub id of the gate or other head.", default=False)],
     more: MoreLabelsOption = None,
     out: Annotated[
-        Path | None, option("Directory for report.json and three PNG files.", default="numbers alone")
+        Path | None, option("Directory for report.json and three PNG files.", default="numbers only")
     ] = None,
     repeats: RepeatsOption = 500,
     seed: Annotated[int, option("Seed of the bootstrap.", min=0, max=2**63 - 1)] = 0,

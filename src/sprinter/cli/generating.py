@@ -25,7 +25,7 @@ _MORE: dict[str, dict[str, Any]] = {
     "logit_bias": {"metavar": "ID=NUMBER", "kind": str},
     "logprobs": {"default": "none; with --json or --prompts"},
     "presence_penalty": {"default": "0"}, "frequency_penalty": {"default": "0"},
-    "budget": {"default": "what the method says"},
+    "budget": {"default": "the method's own"},
     "never_slower": {"default": "without a method, and with auto"},
     "chat_template_kwargs": {"default": False, "metavar": "JSON"},
     "response_format": {"default": False, "metavar": "JSON"},

@@ -73,9 +73,7 @@ class Loading:
             default="by device",
         ),
     ] = None
-    draft_dtype: Annotated[MaybeText, _run("Of the draft, where it is to differ.", default="as --dtype")] = (
-        None
-    )
+    draft_dtype: Annotated[MaybeText, _run("dtype of the draft, if it differs.", default="as --dtype")] = None
     runner: Annotated[
         RunnerName,
         _run(
@@ -85,14 +83,14 @@ class Loading:
         ),
     ] = "auto"
     draft_runner: Annotated[
-        RunnerName | None, _run("Of the draft, where it is to differ.", default="as --runner")
+        RunnerName | None, _run("Runner of the draft, if it differs.", default="as --runner")
     ] = None
     compile: Annotated[
         bool | None,
         _run(
-            "Have our kernels run forward passes on a CPU (seconds to compile, once), CUDA graphs on a GPU.",
+            "Run forward passes through our kernels on a CPU, through CUDA graphs on a GPU.",
             "--compile/--no-compile",
-            default="where it is free",
+            default="if it costs nothing",
         ),
     ] = None
     profile: Annotated[

@@ -9,7 +9,7 @@ __all__ = ["methods"]
 
 
 def methods(json: JsonOption = False) -> None:
-    """List the decoding methods: their rules, and whether they keep the target's law."""
+    """List the decoding methods, their rules, and whether they preserve the target distribution."""
     import sprinter
 
     rows = sprinter.methods()

@@ -48,7 +48,7 @@ def reproduce(
     restart: RestartOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Run a paper's protocol on a pair: its tables beside the paper's, a verdict on each claim."""
+    """Run a paper's protocol on a pair: its tables compared with the paper's, and a verdict on each claim."""
     from sprinter.bench.quality.rouge import check_rouge
     from sprinter.reproduce.claims import ENOUGH
     from sprinter.reproduce.papers import PAPERS, check_suites, trials

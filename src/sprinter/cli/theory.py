@@ -101,12 +101,12 @@ def simulate(
     ] = 100,
     seed: Annotated[int, option("Seed of chains and draws.")] = 10,
     out: Annotated[
-        Path | None, option("Directory for simulate.json and the figures.", default="numbers alone")
+        Path | None, option("Directory for simulate.json and the figures.", default="numbers only")
     ] = None,
     figures: FiguresOption = True,
     json: JsonOption = False,
 ) -> None:
-    """Check the theorems by simulation: non-stationary Markov chains answer the real decode loop."""
+    """Check the theorems by simulation: the real decode loop over non-stationary Markov chains."""
     from sprinter.plots import png
     from sprinter.theory.figures import SIMULATIONS
     from sprinter.theory.simulation import Setting, run_all
@@ -162,7 +162,7 @@ def pareto(
     loading: Loading = Loading(),
     probing: ProbingOptions = ProbingOptions(),
     out: Annotated[
-        Path | None, option("Directory for pareto.json and pareto.png.", default="numbers alone")
+        Path | None, option("Directory for pareto.json and pareto.png.", default="numbers only")
     ] = None,
     figures: FiguresOption = True,
     json: JsonOption = False,
@@ -369,7 +369,7 @@ def flops(
     method: Annotated[
         list[str] | None,
         option(
-            "Count this method both ways, by a short probe; may be repeated.",
+            "Count this method by passes and by tokens, with a short probe; may be repeated.",
             "--method",
             "-m",
             autocompletion=complete_method,

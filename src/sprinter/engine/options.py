@@ -215,7 +215,7 @@ class GenerationOptions(Checked):
         tuple[NonEmpty | Annotated[tuple[Id, ...], Field(min_length=1)], ...], BeforeValidator(_words),
         Expected("is not a list of texts and lists of token ids, none of them empty", "one"),
     ] = Field((), description=(
-        "A text that is not written, in the tokenizer's spelling. Texts, or sequences of token ids; see "
+        "A text that must not be written, in the tokenizer's spelling. Texts, or sequences of token ids; see "
         "docs/sampling.md."
     ))  # fmt: skip
     min_new_tokens: WholeNumber = Field(
@@ -247,7 +247,7 @@ class GenerationOptions(Checked):
         "Refuse a method whose text does not have the target's own law."
     ))  # fmt: skip
     budget: Annotated[RealNumber, Field(ge=0, le=1)] | None = Field(None, description=(
-        "With a method or a profile: maximum mean drift a token, of the text and of each beginning of it. As the "
+        "With a method or a profile: maximum mean drift per token, in the text and in each prefix of it. As the "
         "method's part ``budget=``; 0: the text is decoded exactly; None: the method's."
     ))  # fmt: skip
     never_slower: bool | None = Field(None, description=(

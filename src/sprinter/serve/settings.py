@@ -33,7 +33,7 @@ class ServeSettings:
     )
     method: str | None = stated(None, "Method of requests that name none. None: exact.")
     budget: float | None = stated(
-        None, "With --method or --profile: maximum mean drift a token of requests that name none. None: what the "
+        None, "With --method or --profile: maximum mean drift per token of requests that name none. None: what the "
         "method says.", ge=0, le=1,
     )  # fmt: skip
     only: str | None = stated(
@@ -41,7 +41,9 @@ class ServeSettings:
         "Part of a text in which lossy methods may be lossy, such as think or code, not-code. None: all of it.",
     )
     require_lossless: bool = stated(False, "Refuse lossy methods.")
-    never_slower: bool = stated(True, "Stop drafting while it does not pay, in requests without a method.")
+    never_slower: bool = stated(
+        True, "Stop drafting while it gives no speedup, in requests without a method."
+    )
     rows: Positive = stated(8, "Texts generated at the same time.")
     max_len: Positive | None = stated(
         None, "Tokens of a row, prompt included. None: the context, at most 2048."
@@ -90,7 +92,7 @@ class ServeSettings:
     )
     share_prefixes: bool = stated(
         False,
-        "Reuse what was read of a text for all keys. They may then tell by the time what others have sent.",
+        "Share cached prefixes among all keys. Response times may then reveal what others have sent.",
     )
     rate_limit: Positive | None = stated(
         None, "Texts per minute of a key. None: none. Without keys of an address; at least one a request."

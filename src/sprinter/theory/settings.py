@@ -31,24 +31,30 @@ class FleetSettings:
     prompt_tokens: RealNumber = stated(256.0, "Mean length of prompts.", ge=1)
     answer_tokens: RealNumber = stated(128.0, "Mean length of answers.", ge=1)
     spread: RealNumber = stated(0.0, "Standard deviation of lengths over their mean.", ge=0, le=4)
-    lengths: Path | None = stated(None, "File of lengths, a prompt's and an answer's a line. None: drawn.")
-    texts: Positive = stated(400, "Texts that are simulated of a replica.")
+    lengths: Path | None = stated(
+        None, "File of lengths: those of a prompt and its answer per line. None: drawn."
+    )
+    texts: Positive = stated(400, "Simulated texts per replica.")
     seed: Natural = stated(0, "The same seed gives the same result.")
     gamma: Positive = stated(4, "Draft tokens of an exact round.")
-    accept: RealNumber = stated(0.7, "Chance that the target keeps such a token.", ge=0, le=1)
+    accept: RealNumber = stated(
+        0.7, "Chance that the target keeps a draft token of an exact round.", ge=0, le=1
+    )
     trust: RealNumber = stated(0.8, "Chance that a draft token is trusted.", ge=0, le=1)
-    tail: Natural = stated(0, "Tokens drafted behind the first one that is not trusted.")
+    tail: Natural = stated(0, "Tokens drafted after the first one that is not trusted.")
     keep: RealNumber = stated(0.5, "Chance that the target keeps a token that is not trusted.", ge=0, le=1)
     cap: Positive = stated(20, "Longest run of trusted tokens, with the one that is checked.")
-    round_trip_ms: RealNumber = stated(0.0, "Milliseconds to a target elsewhere, and back.", ge=0)
+    round_trip_ms: RealNumber = stated(0.0, "Round trip to a remote target, in milliseconds.", ge=0)
     slowdown: RealNumber = stated(
-        1.0, "Time of the engine beside clients and server over its time alone.", gt=0
+        1.0, "Engine's time while clients and server run, divided by its time alone.", gt=0
     )
     step_ms: RealNumber = stated(0.0, "Milliseconds of the server for a step of the engine.", ge=0)
     event_ms: RealNumber = stated(0.0, "Milliseconds of the server for an event of a stream.", ge=0)
     text_ms: RealNumber = stated(0.0, "Milliseconds of the server for a request.", ge=0)
-    first_ms: RealNumber = stated(1000.0, "With a rate: longest time to the first token, of 95 %.", gt=0)
-    between_ms: RealNumber = stated(200.0, "With a rate: longest time between events, of 95 %.", gt=0)
+    first_ms: RealNumber = stated(
+        1000.0, "With a rate: limit of the time to the first token, for 95 %.", gt=0
+    )
+    between_ms: RealNumber = stated(200.0, "With a rate: limit of the time between events, for 95 %.", gt=0)
     step_tokens: Natural = stated(0, "Tokens of prompts in a step, of all rows. 0: 64; on GPUs 2048.")
     parameters: RealNumber | None = stated(
         None, "Billions of weights of a target on GPUs. None: costs are measured here.", gt=0

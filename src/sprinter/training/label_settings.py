@@ -34,17 +34,18 @@ class LabelSettings(ReadingSettings):
     """What the records depend on, besides pair and data."""
 
     seed: WholeNumber = stated(
-        0, "The same seed gives the same records. Of the completions and of the drawn x."
+        0, "The same seed gives the same records. Seed of the completions and of the drawn x."
     )
     temperature: RealNumber = like(
         Sampling.model_fields["temperature"],
-        description="Of the completions; labels have their own. These and laws are raw (temperature 1).",
+        description="Temperature of the completions; labels have their own. These and laws are raw (temperature 1).",
     )
     prompt_share: Annotated[RealNumber, Field(ge=0, le=1)] = stated(
         0.3, "Share of a running text's words used as prompt."
     )
     prompt_tokens: Natural = stated(
-        128, "Maximum prompt length of running text; longer ones are truncated, with 0 none, and too long ones skipped."
+        128, "Maximum prompt length of running text; longer prompts are truncated. 0: none is, and prompts that do not "
+        "fit are skipped."
     )  # fmt: skip
     new_tokens: Positive = stated(20, "Labelled positions per text.")
     classes_per_prompt: WholeNumber = stated(

@@ -24,7 +24,7 @@ class TextSettings(ReadingSettings):
     seed: WholeNumber = stated(0, "Seed of the texts: text i has seed + i.")
     temperature: RealNumber = like(
         Sampling.model_fields["temperature"],
-        description="The target writes at it: that of later use. Its laws are stored raw (temperature 1).",
+        description="Temperature of the target's texts: that of later use. Its laws are stored raw (temperature 1).",
     )
     new_tokens: Positive = stated(256, "Maximum length of the target's answers.")
     prompt_tokens: Positive = stated(
@@ -162,7 +162,9 @@ class TrainingSettings:
         None, "Temperature of the laws in the loss. None: that of the texts. Or 1 where that is out of range."
     )
     freeze_embeddings: bool = stated(False, "Keep the target's embeddings as they are.")
-    on_policy: Share = stated(0.0, "Share of the steps, the last ones, that also see the draft's own drafts.")
+    on_policy: Share = stated(
+        0.0, "Share of the steps, at the end, that also train on the draft's own drafts."
+    )
     gamma: Positive = stated(5, "Length of those drafts.")
     checkpoint: Positive = stated(100, "Steps between checkpoints.")
     seed: WholeNumber = stated(0, "Seed of texts, weights and batches.")
