@@ -34,9 +34,9 @@ from sprinter_kernels.layers import Matrix, QuantisedEmbedding, QuantisedLinear,
 from sprinter_kernels.layout import FORMATS, eight_bits, four_bits  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=native.instruction_sets())
+@pytest.fixture(params=native.instruction_sets())
 def built(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set that this processor has, in turn."""
+    """Each instruction set that this processor has, in turn; not for the module, whose other tests have the best one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(native.ASKED, request.param)
         native.native.cache_clear()

@@ -39,10 +39,18 @@ TINY = (
 )
 
 
+@pytest.fixture
+def few_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laws along three texts a data set, where they are of 20 however few prompts are asked for."""
+    for module in ("fsd", "svip"):
+        monkeypatch.setattr(f"sprinter.reproduce.{module}.ENOUGH", 3)
+
+
 def read(folder: Path, paper: str) -> dict[str, Any]:
     return dict(json.loads((folder / f"{paper}.json").read_text(encoding="utf-8")))
 
 
+@pytest.mark.usefixtures("few_laws")
 @pytest.mark.parametrize("paper", PAPERS)
 def test_a_paper_on_the_built_in_pair(paper: str, run: Run, tmp_path: Path) -> None:
     command = ("reproduce", paper, "--data", str(made_up_data()), "--out", str(tmp_path), *TINY, "--json")
@@ -87,6 +95,7 @@ def test_a_paper_on_the_built_in_pair(paper: str, run: Run, tmp_path: Path) -> N
         assert all(0 < int(few) < 0.3 * int(all_) for few, all_ in zip(judged, trained, strict=True))
 
 
+@pytest.mark.usefixtures("few_laws")
 def test_fsd_on_one_data_set(run: Run, tmp_path: Path) -> None:
     command = (
         "reproduce",
