@@ -92,10 +92,10 @@ test-all: ready ## pytest, slow tests too (not those that need a GPU or real mod
 test-gpu: ready ## pytest, those tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu
 
-test-gguf: users ## the tests of GGUF files and llama.cpp (built once, some minutes), in an environment of their own
+test-gguf: users ## the tests that need llama.cpp (built once, some minutes) and those beside them, in an environment of its own
 	@echo "== pytest with llama.cpp"
 	@$(USERS)/bin/python -m pytest -m "not slow and not gpu and not real" --skips gpu,kernels,peers $(PARALLEL) \
-		$$(grep -rlE 'NO_LLAMA|NO_GGUF' tests --include='test_*.py')
+		$$(grep -rlF 'importorskip("llama_cpp"' tests --include='test_*.py')
 
 test-real: users ## the tests on SmolLM2 (98 MB), also through llama.cpp; REAL=smollm2,qwen or all: on more (2 GB)
 	@test ! -x $(FETCH) || for name in $(if $(filter all,$(REAL)),smollm2 qwen gemma,$(subst $(comma), ,$(REAL))); do \
