@@ -134,9 +134,15 @@ def try_page(commands: Sequence[str]) -> None:
 
 
 def installs() -> None:
-    """Run every install line as it is printed; pip keeps the wheel of llama.cpp, which takes minutes to build."""
-    count = 0
-    for page in (page for page in pages() if lines(page)):
+    """Run every install line as it is printed; pip keeps the wheel of llama.cpp, which takes minutes to build.
+
+    A page whose lines all stand on pages before it, as those of the tutorial, brings nothing new.
+    """
+    count, seen = 0, set[str]()
+    for page in pages():
+        if seen.issuperset(lines(page)):
+            continue
+        seen |= {*lines(page)}
         print(f"== {page.relative_to(ROOT)}", flush=True)
         given = [re.sub(r"^\S*pip", "pip", line) for line in lines(page)]  # /opt/sprinter is the user's
         # an install line of an example comes after the package
