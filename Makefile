@@ -130,7 +130,7 @@ test-lowest: ## the same with the lowest versions that pyproject.toml states
 	@$(PYTHON) scripts/environments.py lowest
 
 test-doors: ## the tests of doors beside the tools that they open: vLLM on a CPU, lm-evaluation-harness, Ray Serve
-	@timeout 1200 $(PYTHON) scripts/environments.py doors
+	@timeout 1800 $(PYTHON) scripts/environments.py doors
 
 test-clients: ready ## clients of the server, each in an environment of its own: openai, LangChain, LiteLLM, guidellm, vLLM's, lm-eval
 	@timeout 1200 $(PYTHON) scripts/environments.py clients
