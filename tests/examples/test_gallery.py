@@ -18,7 +18,7 @@ PICTURES = ROOT / "docs" / "gallery"
 SCRIPTS = sorted(path.stem for path in GALLERY.glob("*.py") if path.stem != "draw")
 DOORS = {"lm_eval_harness": "tests/doors/test_lm_eval.py", "inside_vllm": "tests/doors/test_vllm.py"}
 """Scripts of another environment, and the tests that run them there."""
-SMALLER = {r"(=\w+), max_new_tokens=\d+": r"\1, max_new_tokens=12", r'"--repeats", "50"': '"--repeats", "2"'}
+SMALLER = {r"(=\w+), max_new_tokens=\d+": r"\1, max_new_tokens=12", r'"--repeats", "50"': '"--repeats", "20"'}
 """What takes a chart's script its minute, and a size at which it draws the same lines from fewer tokens."""
 CHARTS = ("budget", "own_gate", "own_rule", "pareto")
 
