@@ -36,7 +36,7 @@ from sprinter_kernels.layout import FORMATS, eight_bits, four_bits  # noqa: E402
 
 @pytest.fixture(params=native.instruction_sets())
 def built(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set that this processor has, in turn; not for the module, whose other tests have the best one."""
+    """Each instruction set that this processor has, in turn; a test at a time, as all others have the best one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(native.ASKED, request.param)
         native.native.cache_clear()
