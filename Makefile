@@ -22,9 +22,8 @@ FETCH    := ../shared/models/fetch.sh
 REAL     ?= smollm2
 
 comma    := ,
-# A line before and after what pip installs in silence: $(call step,what it is,arguments of pip). Python compiles what is
-# imported, which is a small part.
-step      = began=$$(date +%s); echo "   $(1) ..." && $(PIP) install --no-compile -c constraints.txt $(2) && \
+# A line before and after what pip installs in silence: $(call step,what it is,arguments of pip)
+step      = began=$$(date +%s); echo "   $(1) ..." && $(PIP) install -c constraints.txt $(2) && \
 	echo "   $(1): $$(($$(date +%s) - began)) s"
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
