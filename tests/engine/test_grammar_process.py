@@ -108,11 +108,11 @@ def test_a_process_that_is_ended_is_replaced(grammars: Grammars, what: str) -> N
     first = processes._first[0].pid
     if what == "group":
         os.killpg(first, signal.SIGKILL)
-        processes._first[0].wait()
     else:
         (own,) = children(first)
         os.kill(own, signal.SIGKILL)
     assert np.array_equal(text.masks([(), (3,)]), before)
+    assert not Path(f"/proc/{first}").exists() or what == "follower", "it has been waited for"
     assert processes.follow(process._grammar).copy([0]).masks([()]).any()
 
 

@@ -28,6 +28,7 @@ __all__ = ["GrammarProcess", "GrammarProcesses"]
 
 _MOST, _MOST_BYTES = 64, 512 << 20
 """Maximum number of processes that follow grammars by one tokenizer, and of bytes that they take."""
+_TRIES = 3  # to have one forked: the one that forks may be ended meanwhile
 _OWN = 4 << 20  # bytes of a process beside its grammar
 _WALL_S = 60  # in which a grammar must be compiled where processes have no other limit
 _TOO_HARD = "it takes too long, too much memory, or nests too deeply; give a simpler one"
@@ -55,6 +56,7 @@ class GrammarProcesses:
     def __init__(self, tokenizer: tuple[str, int, int], packages: Path) -> None:
         self._tokenizer, self._packages, self._lock = tokenizer, packages, Lock()
         self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._end_first: Callable[[], object] = _nothing
         self._all: WeakSet[GrammarProcess] = WeakSet()
 
     def follow(self, grammar: str) -> GrammarProcess:
@@ -77,22 +79,34 @@ class GrammarProcesses:
         """
         try:
             return self._wire()
-        except OSError as error:
+        except (EOFError, OSError) as error:
             raise GrammarError(f"cannot be followed now: no process can be made for it ({error})") from None
 
     def _wire(self) -> _Wire:
         if not _FORKS:
             process = self._started()
             assert process.stdin and process.stdout
+            send(process.stdin, self._tokenizer)
+            receive(process.stdout)
             return _Wire(process.stdin, process.stdout, process.kill)
-        own, other = socket.socketpair()
-        with other, self._lock:
-            try:
-                self._bring(other)
-            except OSError:  # it has been ended
-                self._first = None
-                self._bring(other)
-        stream: Any = own.makefile("rwb")
+        with self._lock:
+            for tries in reversed(range(_TRIES)):
+                own, other = socket.socketpair()
+                stream: Any = own.makefile("rwb")
+                try:
+                    with other:
+                        self._bring(other)
+                    receive(stream)
+                    break
+                except (
+                    EOFError,
+                    OSError,
+                ) as error:  # the one that forks has been ended, or can have no process more
+                    _shut(own)
+                    self._end_first()
+                    self._first = None
+                    if not tries:
+                        raise OSError(str(error) or "the system allows none") from None
         return _Wire(stream, stream, partial(_shut, own))
 
     def make_room(self) -> None:
@@ -111,20 +125,20 @@ class GrammarProcesses:
         if self._first is None:
             control, given = socket.socketpair()
             with given:
-                self._first = self._started(given.fileno()), control
-            weakref.finalize(self, _end, *self._first)
+                process = self._started(given.fileno())
+            self._end_first = weakref.finalize(self, _end, process, control)
+            assert process.stdin
+            send(process.stdin, self._tokenizer)
+            self._first = process, control
         socket.send_fds(self._first[1], [b"x"], [other.fileno()])
 
     def _started(self, *control: int) -> subprocess.Popen[bytes]:
         script = str(Path(grammar_text.__file__).resolve())
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-I", script, str(self._packages), *map(str, control)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=control,
             start_new_session=True,  # what a terminal interrupts is the server, which ends it
         )  # fmt: skip
-        assert process.stdin
-        send(process.stdin, self._tokenizer)
-        return process
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:

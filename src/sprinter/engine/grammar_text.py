@@ -358,8 +358,9 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def _serve(tokens: LLTokenizer, vocab: int, asked: IO[bytes], answers: IO[bytes]) -> None:
-    """Compile the grammar that comes, and answer questions about its texts until they end. An answer is what is found,
-    which may follow as masks, what is wrong, and the bytes that all takes."""
+    """Say that this process is there, compile the grammar that comes, and answer questions about its texts until they
+    end. An answer is what is found, which may follow as masks, what is wrong, and the bytes that all takes."""
+    send(answers, None)
     before, grammar, texts = _peak(), receive(asked), dict[int, GrammarText]()
 
     def answer(work: Callable[[], Any]) -> bool:
