@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 from pathlib import Path
@@ -108,6 +109,29 @@ def test_work_of_an_owner_rests_where_others_ask_too(monkeypatch: pytest.MonkeyP
         leave()
         await waiting
         assert done == ["alice", "bob", "alice again"]
+
+    asyncio.run(main())
+
+
+def test_what_fails_when_nobody_waits_for_it_is_not_logged() -> None:
+    async def main() -> None:
+        turns, go, told = Turns(), threading.Event(), list[Any]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+
+        def fail() -> None:
+            assert go.wait(30)
+            raise ValueError
+
+        work = asyncio.create_task(turns.run("alice", fail, slow=True))
+        await asyncio.sleep(0.01)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        go.set()
+        assert await turns.run("alice", lambda: 5) == 5
+        del work
+        gc.collect()
+        assert not told
 
     asyncio.run(main())
 

@@ -63,7 +63,9 @@ class Turns:
             finally:
                 took_s = time.thread_time() - began
 
-        def leave(_: object) -> None:
+        def leave(done: asyncio.Future[Worked]) -> None:
+            if not done.cancelled():
+                done.exception()  # nobody may wait for it any more, which asyncio would write to the log
             loop.call_later(_REST * took_s if self.crowded(owner) else 0, turn.release)
 
         try:
