@@ -67,9 +67,10 @@ def test_messages_have_the_fields_that_the_template_reads(pair: sprinter.Pair) -
 
 
 def test_a_text_ends_with_the_row_and_is_not_refused(server: Running) -> None:
-    found = text_of(server, TEXT, prompt=PROMPT, max_tokens=10_000, ignore_eos=True)
+    long = "word " * 220
+    found = text_of(server, TEXT, prompt=long, max_tokens=10_000, ignore_eos=True)
     assert found["usage"]["total_tokens"] == 256 and found["choices"][0]["finish_reason"] == "length"
-    found = text_of(server, TEXT, prompt=[PROMPT, "A"], max_tokens=10_000, ignore_eos=True)
+    found = text_of(server, TEXT, prompt=[long, long + "A"], max_tokens=10_000, ignore_eos=True)
     assert found["usage"]["total_tokens"] == 512
 
 

@@ -210,7 +210,7 @@ def test_texts_of_a_seed_are_the_same_in_a_crowd(double: Running) -> None:
         {
             "messages": SAID,
             "seed": seed,
-            "max_tokens": 60,
+            "max_tokens": 24,
             "temperature": 1.0,
             **one,
             "sprinter": {"method": method},
