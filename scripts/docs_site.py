@@ -32,39 +32,46 @@ MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
 COMMAND = re.compile(r"^  (\w[\w-]*)  ", re.M)
 METHODS = """# Methods, by kind
 
-Every preset at its defaults. Tick a kind to see only its methods. Words: [glossary](../glossary.md); rules and how to
+Every preset at its defaults. Tick kinds or drafters to see only their methods. Words: [glossary](../glossary.md); rules and how to
 compose them: [methods](../methods/README.md).
 
 <p id="kinds"></p>
+
+<p id="drafters">Drafter: </p>
 
 {table}
 
 <script src="methods.js"></script>
 """
 SCRIPT = """"use strict";
-// Boxes above the table: a row is shown if it is of every kind that is ticked.
+// Boxes above the table: a row is shown if its cell of a column has all that is ticked for that column.
 (() => {
-  const kinds = ["lossless", "lossy", "no training", "needs training", "no draft model"];
   const rows = [...document.querySelectorAll("table tbody tr")];
-  const boxes = kinds.map((kind) => {
-    const label = document.createElement("label"), box = document.createElement("input");
-    box.type = "checkbox";
-    box.addEventListener("change", () => {
-      const wanted = kinds.filter((_, i) => boxes[i].checked);
-      for (const row of rows) {
-        const own = row.lastElementChild.textContent.split(", ");
-        row.hidden = wanted.some((one) => !own.includes(one));
-      }
-    });
-    label.append(box, " " + kind);
-    label.style.cssText = "margin-right: 1.5em; white-space: nowrap";
-    document.getElementById("kinds").append(label);
-    return box;
-  });
+  const columns = [
+    ["kinds", 3, ["lossless", "lossy", "no training", "needs training", "no draft model"]],
+    ["drafters", 2, ["draft model", "several drafts", "tree", "heads", "copies", "none"]],
+  ];
+  const boxes = [];
+  const show = () => {
+    for (const row of rows)
+      row.hidden = boxes.some(([box, column, kind]) =>
+        box.checked && !row.cells[column].textContent.split(", ").includes(kind));
+  };
+  for (const [id, column, kinds] of columns)
+    for (const kind of kinds) {
+      const label = document.createElement("label"), box = document.createElement("input");
+      box.type = "checkbox";
+      box.addEventListener("change", show);
+      boxes.push([box, column, kind]);
+      label.append(box, " " + kind);
+      label.style.cssText = "margin-right: 1.5em; white-space: nowrap";
+      document.getElementById(id).append(label);
+    }
 })();
 """
 TRAINED = ("gate", "specdec++", "disco", "judge", "diversed", "heads")
 """Rules and drafters that read what was trained."""
+TREES, COPIES = ("static", "dynamic", "sparse", "drawn", "widened"), ("lookup", "suffix", "recycle")
 
 
 def asked(*words: str) -> str:
@@ -88,19 +95,29 @@ def commands() -> str:
     return "\n".join(lines)
 
 
+def drafters(spec: str) -> list[str]:
+    """Who drafts, by kind."""
+    names = re.findall(r"\w+", re.sub(r"otherwise=nothing|drawn=\w+", "", spec))
+    found = {"tree": TREES, "heads": ("heads",), "copies": COPIES, "none": ("nothing",)}
+    kinds = [kind for kind, own in found.items() if any(name in own for name in names)]
+    drafts = re.search(r"drafts=(\d+)", spec)
+    several = ["several drafts"] if drafts and int(drafts[1]) > 1 else []
+    model = {"model", "allocated"} & {*names} or ("tree" in kinds and "heads" not in kinds)
+    return ["draft model"] * bool(model) + several + kinds
+
+
 def methods() -> str:
     """The page of methods."""
-    rows = ["| method | paper | kind |", "| --- | --- | --- |"]
+    rows = ["| method | paper | drafter | kind |", "| --- | --- | --- | --- |"]
     for one in json.loads(asked("methods", "--json"))["methods"]:
         rules = [str(one[part] or "").partition("(")[0] for part in ("trust", "stop", "accept")]
         drafter = one["drafter"]
         kinds = ["lossless" if one["lossless"] else "lossy"]
         trained = any(rule in TRAINED for rule in rules) or "heads" in drafter
         kinds.append("needs training" if trained else "no training")
-        alone = drafter.startswith(("nothing", "lookup", "suffix", "recycle")) and "model" not in drafter
-        if "heads" in drafter or alone:
+        if "draft model" not in (own := drafters(drafter)):
             kinds.append("no draft model")
-        rows.append(f"| `{one['spec']}` | {one['paper']} | {', '.join(kinds)} |")
+        rows.append(f"| `{one['spec']}` | {one['paper']} | {', '.join(own)} | {', '.join(kinds)} |")
     return METHODS.format(table="\n".join(rows))
 
 

@@ -250,17 +250,22 @@ def reworded(text: str) -> str:
 
 
 def paper_pages() -> dict[Path, str]:
-    """docs/papers/: a page a paper, from the runs of ``sprinter reproduce`` in papers/PAPER-PAIR.json.
+    """docs/papers/: a page a paper, its errata and the runs of ``sprinter reproduce`` in papers/PAPER-PAIR.json.
 
     Raises:
         ValueError: a run may not be published.
     """
     pages: dict[Path, list[str]] = {}
+    errata = tomllib.loads((RESULTS / "papers" / "errata.toml").read_text(encoding="utf-8"))
     for path in sorted(RESULTS.glob("papers/*.json")):
         results = json.loads(reworded(path.read_text(encoding="utf-8")))
         single_run(results)
         title, about, *rest = paper_page(results, path.stem).split("\n\n")
-        lines = pages.setdefault(ROOT / "docs" / "papers" / f"{results['paper']}.md", [title, "", about])
+        page = ROOT / "docs" / "papers" / f"{results['paper']}.md"
+        if page not in pages:
+            items = [textwrap.fill(f"- {one}", 120, subsequent_indent="  ") for one in errata[page.stem]]
+            pages[page] = [title, "", about, "", "## Errata", "", *items]
+        lines = pages[page]
         pair = path.stem.removeprefix(f"{results['paper']}-")
         lines += ["", f"## Pair: {pair}"]
         for part in rest:
