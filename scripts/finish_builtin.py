@@ -131,7 +131,8 @@ def card(recipe: Recipe, size: int) -> str:
     lines = ["", "| source | licence |", "| --- | --- |", DATA_LICENCES, "", "## Texts", "", *texts]
     limits = (
         "English stories for small children, and nothing else: it knows nothing, and may repeat what its texts "
-        "contain. A pair to try and measure decoding with."
+        'contain. Some of its words do not exist (below: "bearp", "wasoo", "brownip", "grumpyhe"), and at temperature '
+        "0.7 most texts end in a loop. A pair to try and measure decoding with."
     )
     about = "Made by `scripts/cut_builtin.py`. " + limits
     own = card_text("Target of Sprinter's built-in pair", "sprinter", about, rows, lines, "transformers")

@@ -79,7 +79,7 @@ def script_where(results: dict[str, Any]) -> str:
     return (
         f"Run `{command.strip()}` on {records.machine(env)}{load}; torch {env['torch']}, transformers "
         f"{env['transformers']}, commit {env['commit']}"
-        f"{', which has the script' if script and not (ROOT / script[0]).is_file() else ''}."
+        f"{', which has the script (it is gone since)' if script and not (ROOT / script[0]).is_file() else ''}."
     )
 
 
@@ -148,6 +148,9 @@ say which.
 | topic | what is measured |
 | --- | --- |
 {}
+
+Tables that were here before 28 November 2026: [where removed tables went](removed-tables.md). What a record holds:
+[records](reference/records.md#published-results).
 
 Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand.
 """
