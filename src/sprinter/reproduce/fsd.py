@@ -333,7 +333,7 @@ def levels_table(study: Study) -> list[PaperTable]:
     missing = (
         ""
         if gap.outcome
-        else "target and draft cannot be told apart by this score, so there is no gap to lose"
+        else "target and draft do not differ significantly by this score, so there is no gap to lose"
     )
 
     def loses(arm: str, most: float, least: float) -> tuple[Check, ...]:
