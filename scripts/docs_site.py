@@ -32,8 +32,8 @@ MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
 COMMAND = re.compile(r"^  (\w[\w-]*)  ", re.M)
 METHODS = """# Methods, by kind
 
-Every preset at its defaults. Tick kinds or drafters to see only their methods. Words: [glossary](../glossary.md); rules and how to
-compose them: [methods](../methods/README.md).
+Every preset at its defaults. Tick kinds or drafters to see only their methods. Words: [glossary](../glossary.md); rules
+and how to compose them: [methods](../methods/README.md).
 
 <p id="kinds"></p>
 
