@@ -12,9 +12,12 @@ import types
 from pathlib import Path
 
 import pytest
+from tests.blocks import run_here
 from tests.test_method_pages import HEADINGS
+from torch import Tensor
 
-from sprinter.decode import ACCEPT, check_accept, parse_method
+from sprinter.decode import ACCEPT, check_accept, parse_method, signal
+from sprinter.decode.signals import SIGNALS
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = (
@@ -80,6 +83,23 @@ def test_the_rule_and_the_page_of_the_example_are_sound(monkeypatch: pytest.Monk
     assert parse_method("accept=least(chance=0.1)").accept == module.Least(0.1)
     parts = re.split(r"^## (.+)$", page, flags=re.M)
     assert parts[1::2] == HEADINGS and "| `chance` | `0.2` |" in page
+
+
+def test_the_signal_of_the_page_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = run_here("docs/adding-a-rule.md", __file__)[-1]
+    ours = {name: SIGNALS[name] for name in ("margin", "margin_processed")}
+    for name in ours:
+        monkeypatch.delitem(SIGNALS, name)
+    exec(block, {"signal": signal, "Tensor": Tensor})
+    for name, one in ours.items():
+        made = SIGNALS[name]
+        assert made is not one
+        assert (made.base, made.inputs, made.span, made.capture) == (
+            one.base,
+            one.inputs,
+            one.span,
+            one.capture,
+        )
 
 
 def test_the_files_that_the_checklists_name_exist() -> None:

@@ -1,9 +1,8 @@
-"""Every block of Python and shell in README and docs runs, or a comment above it says why not.
+"""Every block of Python and shell of the pages runs, here or in the test that a comment above it names.
 
 A block is run as its page has it, the blocks of a page one after the other, in a folder with sample files. Models that
-a page names are tiny ones, and counts are cut, so that a page takes seconds. Before a block, ``<!-- not run: REASON
--->`` or ``<!-- run by FILE -->`` (a test that runs it) leaves it out. Of ``sprinter`` commands that are not run, the
-options are checked.
+a page names are tiny ones, and counts are cut, so that a page takes seconds. ``tests/blocks.py`` lists what is not run;
+of such ``sprinter`` commands the options are checked.
 """
 
 from __future__ import annotations
@@ -11,22 +10,27 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+from benchmarks.smoke import made_up_data
+from tests.blocks import LINES, NOT_RUN, PAGES, ROOT, Block, blocks, commands
 from tests.cli.chats import TEMPLATE
 from tests.cli.tiny import HIDDEN, save_tiny, tiny_tokenizer
 from typer.main import get_command
 
 import sprinter
+from sprinter.bench.arms import parse
 from sprinter.cli import main
 from sprinter.cli.app import app
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST
@@ -35,54 +39,9 @@ from sprinter.heads.artifact import save_head
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
 from sprinter.models import source
+from sprinter.tuning import run as tuning
+from sprinter.tuning.candidates import candidates
 
-ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(
-    r"<!-- (not run: .+?|run by .+?) -->|^( *)```(python|py|sh|bash|console)\n(.*?)^ *```$", re.M | re.S
-)
-
-
-class Block(NamedTuple):
-    """A block of a page: the line before it, its language, its text, and why it is not run here ("": it is)."""
-
-    line: int
-    kind: str
-    code: str
-    reason: str
-
-
-def blocks(page: Path) -> list[Block]:
-    text, found, reason = page.read_text(encoding="utf-8"), [], ""
-    for one in BLOCK.finditer(text):
-        if one[1]:
-            assert not reason, f"{page}: two reasons for one block"
-            reason = " ".join(one[1].split())
-            continue
-        code = re.sub(rf"^{one[2]}", "", one[4], flags=re.M)
-        found.append(
-            Block(text.count("\n", 0, one.start(4)), "python" if "py" in one[3] else "shell", code, reason)
-        )
-        reason = ""
-    assert not reason, f"{page}: a reason without a block"
-    return found
-
-
-PAGES = {
-    page.relative_to(ROOT).as_posix(): found
-    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-    if (found := blocks(page))
-}
-ELSEWHERE = {
-    r"pip install|\S+ -m venv": "make test-install",
-    r".* --runner llamacpp": "llama.cpp's environment: make test-gguf",
-    r"sprinter bench (?!list)|sprinter reproduce": "minutes of measuring: tests/bench, tests/reproduce",
-    r"sprinter tune|.* --profile": "minutes of measuring: tests/cli/test_tune.py, tests/tuning",
-    r"sprinter draft sizes .*--shape": "shapes of a real model: tests/training/test_drafts_made.py",
-    r".* --device cuda": "needs a GPU",
-    r".* --dtype gguf": "needs GGUF files: tests/models/test_draft_vocabulary.py",
-    r"sprinter --install-completion": "changes the start files of a shell",
-}
-"""What a line of a shell block begins with, and where such lines are run, or why they are not."""
 TALK = [
     {"role": "user", "content": "What is 12 * 7?"},
     {"role": "assistant", "content": "It is 84, of course."},
@@ -101,6 +60,8 @@ SHORT = {
     "generate": "-n 8", "gate label": "-n 4 --limit 40", "gate mine": "--max-new-tokens 8 --limit 8",
     "gate train --labels": "--epochs 1 --drift 0.5", "draft distill": "-n 8 --steps 2", "draft sizes": "-n 8 --steps 2",
     "draft train": "-n 8 --steps 2", "draft vocabulary": "--size 64", "doctor": "--probe-tokens 24",
+    "bench -": "-n 4 --warmup 0 --data DIR --no-analysis",
+    "tune": "-n 6 --prompts 2 --time none --no-figures",
 }  # fmt: skip
 """Command → options with small counts; of an option that is given twice the last one counts."""
 
@@ -158,7 +119,9 @@ class Page:
         return code
 
     def python(self, name: str, block: Block) -> None:
-        exec(compile("\n" * block.line + self._here(block.code), name, "exec"), self.names)
+        code = re.sub(r"\blimit=\d+", "limit=2", self._here(block.code))
+        code = code.replace("TuneSettings(b", "TuneSettings(new_tokens=6, b")
+        exec(compile("\n" * block.line + code, name, "exec"), self.names)
 
     def shell(self, line: str, *, run: bool) -> None:
         """One command, with variables, comments, a pipe into it and a file for its output."""
@@ -167,8 +130,12 @@ class Page:
         if given := re.fullmatch(r"(\w+)=(\S+)", line):
             self.variables[given[1]] = given[2]
             return
-        if any(re.match(one, shlex.join(words)) for one in ELSEWHERE):
+        if any(re.match(one, shlex.join(words)) for one in LINES):
             run = False
+        if run and words[0] == "cd":
+            Path(words[1]).mkdir(parents=True)
+            os.chdir(words[1])
+            return
         typed, out = b"", None
         if ">" in words:
             words, out = words[: (at := words.index(">"))], words[at + 1]
@@ -187,6 +154,11 @@ class Page:
             return
         self.ran += 1
         command = next((one for one in SHORT if shlex.join(words[1:]).startswith(one)), "")
+        if command == "bench -":
+            words = [re.sub(r":\d+$", ":1", word) for word in words]
+        if words[1:3] == ["bench", "compare"]:
+            for folder in words[3:]:
+                shutil.copytree("run", folder)
         self._patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
         short = shlex.split(SHORT.get(command, ""))
         if command == "doctor" and "--probe" not in words:
@@ -207,31 +179,16 @@ def check_options(words: Sequence[str]) -> bool:
     return True
 
 
-def commands(code: str) -> Iterator[str]:
-    """The commands of a block: lines that a backslash or an open quote continues are one."""
-    open_ = ""
-    for line in code.splitlines():
-        open_ += line
-        if open_.endswith("\\"):
-            open_ = open_[:-1]
-            continue
-        try:
-            words = shlex.split(open_, comments=True)
-        except ValueError:
-            open_ += "\n"
-            continue
-        if words:
-            yield open_
-        open_ = ""
-    assert not open_, f"an open quote: {open_}"
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_blocks_run(
     name: str, tiny: dict[str, Path], builtin: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file, text in FILES.items():
         (tmp_path / file).write_text(text)
+    (tmp_path / "DIR").symlink_to(made_up_data())
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for arms in ("methods", "peers"):  # two of each
+        monkeypatch.setitem(parse._SETS, arms, lambda every=parse._SETS[arms]: every()[:2])
     for known in (TRUST, STOP, ACCEPT, DRAFTER, METHODS):  # what a page registers goes with it
         monkeypatch.setattr(known, "_items", dict(known._items))
     monkeypatch.chdir(tmp_path)
@@ -240,6 +197,7 @@ def test_blocks_run(
     monkeypatch.setattr(
         source, "_find_gguf", lambda path, name, which, _: source.Provenance(tiny[which], name)
     )
+    monkeypatch.setattr(tuning, "candidates", lambda *given: candidates(*given)[:8])  # of some hundred
     monkeypatch.setattr("sprinter.heads.files._from_hub", lambda *_: tiny["gate"])
     names = {"sprinter": sprinter, "pair": builtin, "TARGET": "org/target", "DRAFT": "org/draft"}
     with ExitStack() as stack:
@@ -255,12 +213,22 @@ def test_blocks_run(
 
 
 def test_tests_that_reasons_name_are_there() -> None:
-    for name, reason in ((name, block.reason) for name, found in PAGES.items() for block in found):
+    reasons = [(name, block.reason) for name, found in PAGES.items() for block in found if block.reason]
+    for name, reason in reasons:
         if reason.startswith("run by "):
             assert name in (ROOT / reason.removeprefix("run by ")).read_text(encoding="utf-8"), name
-    reasons = [*ELSEWHERE.values(), *(block.reason for found in PAGES.values() for block in found)]
-    named = re.findall(r"tests/[\w./]+\b", " ".join(reasons))
-    assert len(named) > 5 and [one for one in named if not (ROOT / one).exists()] == []
+    named = re.findall(r"tests/[\w./]+\b", " ".join(LINES.values()))
+    assert len(named) > 2 and [one for one in named if not (ROOT / one).exists()] == []
+
+
+def test_what_is_not_run_is_listed_with_its_reason() -> None:
+    found = {
+        (block.reason.removeprefix("not run: "), name)
+        for name, those in PAGES.items()
+        for block in those
+        if block.reason.startswith("not run: ")
+    }
+    assert found == set(NOT_RUN.items())
 
 
 def test_a_new_block_is_run_unless_a_reason_stands_above_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ LOADING = {
     "--target": "t", "--draft": "d", "--gate": "g", "--head": "h", "--tokenizer": "k", "--revision": "r",
     "--draft-revision": "s", "--draft-vocabulary": "v", "--trust-remote-code": None, "--device": "cpu",
     "--dtype": "float32", "--runner": "torch", "--compile": None, "--profile": "f",
-    "--suffix-cache": "c",
+    "--suffix-cache": "c", "--template": "{file}",
 }  # fmt: skip
 GIVEN = {
     "draft": "d", "gate": "g", "heads": ["h"], "tokenizer": "k", "revision": "r", "draft_revision": "s",
@@ -53,13 +54,14 @@ OWN = {
     "chat": {"prefix_reuse": "all"},
     "reproduce": {"prefix_cache_bytes": 0},
 }  # beside the options of loading
-_SUFFIXES = {"--suffix-cache"}
+_SUFFIXES = {"--suffix-cache", "--template"}
 _PROFILE = {"--profile", *_SUFFIXES}
 _HEADS = {"--gate", "--head", "--compile", *_PROFILE}
 _LABELS = {*_HEADS, "--draft-vocabulary"}
 _DRAFTS = {*_HEADS, "--draft", "--draft-revision", "--draft-vocabulary"}
 UNUSED = {  # what a command has no use for
-    "gate label": _LABELS, "gate mine": _LABELS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
+    "gate label": _LABELS, "gate mine": _LABELS, "doctor": {"--profile", "--suffix-cache"},
+    "demo": _PROFILE, "theory predict": _PROFILE,
     "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "eval": _PROFILE, "draft distill": _DRAFTS,
     "draft sizes": _DRAFTS, "draft train": _DRAFTS, "draft vocabulary": _DRAFTS,
     "theory fleet": _PROFILE, "reproduce": _PROFILE, "bench": _SUFFIXES,
@@ -104,7 +106,7 @@ def test_every_option_reaches_the_loader(
     file.write_text("a few words\n")
     words = [word.format(file=file, folder=tmp_path / "out") for word in COMMANDS[name]]
     for option, value in LOADING.items():
-        words += [] if option in unused else [option] if value is None else [option, value]
+        words += [] if option in unused else [option] if value is None else [option, value.format(file=file)]
     status, out, err = run(*words)
     assert "that is all" in out + err and status in (1, 2)
     left_out = {option.removeprefix("--").replace("-", "_") for option in unused}
@@ -122,6 +124,24 @@ def test_every_option_reaches_the_loader(
     plain = {"draft": drafted[1] if drafted else None, "gate": None, "heads": (), "device_map": "auto"}
     assert asked[1:] in ([], [("t", plain | extra)])
     assert len(asked) == 2 or name == "generate"
+
+
+def test_a_template_takes_the_place_of_the_tokenizers_own(
+    run: Run, places: Places, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ``generate``, and of each pair of ``serve``."""
+    found: list[Any] = []
+    monkeypatch.setattr("sprinter.serve.run.serve", lambda *given: found.append(given))
+    status, out, _ = run(
+        "generate", "Hi", "--chat", *places.pair, "--template", template, "-n", "4", "--json"
+    )
+    assert status == 0 and json.loads(out)["messages"] == [{"role": "user", "content": "Hi"}]
+    named = f"a=target={places.target},template={template}"
+    assert run("serve", "--pair", named, "--pair", f"b=target={places.target}").status == 0
+    written = [source.load().tokenizer.chat_template for source in found[0][1]]
+    assert written == [Path(template).read_text(), None]
+    status, _, err = run("serve", *places.pair, "--template", "nowhere")
+    assert status == 2 and "cannot read --template nowhere" in err
 
 
 @pytest.mark.parametrize(("args", "word"), [

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+from tests.blocks import run_here
 from tests.cli.tiny import Places, Run
 from tests.serve.server import Running, serving, until
 
@@ -52,6 +54,21 @@ def test_a_chat_of_two_turns(
     assert "remote" not in here["answers"][0]["stats"]
     status, _, err = run("chat", *remote, "--template", template, "-n", "4", stdin=b"Hello\n")
     assert status == 0 and "round trips" in err and "tokens paid" in err
+
+
+def test_the_block_of_the_page(server: Running, places: Places, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = run_here("docs/remote.md", __file__)
+    for name, own in (
+        ("https://host:8000", server.url),
+        ("org/small", places.draft),
+        ('"dir"', f'"{places.gate}"'),
+    ):
+        assert name in block
+        block = block.replace(name, str(own))
+    made: dict[str, Any] = {"sprinter": sprinter}
+    exec(block, made)
+    assert made["out"].stats.remote["round_trips"] > 0 < made["out"].stats.new_tokens
+    assert capsys.readouterr().out.count("\n") == 2
 
 
 def test_a_bench_of_two_arms(run: Run, remote: list[str], tmp_path: Path) -> None:

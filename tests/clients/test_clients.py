@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.blocks import run_here
 from tests.serve.server import TEMPLATE, Running, builtin_pair, serving
 
 import sprinter
@@ -71,6 +72,16 @@ def run(name: str, *command: str, **more: str) -> str:
 def test_a_library(server: Running, name: str) -> None:
     said = run(f"client-{name}", "python", str(HERE / f"{name}_client.py"), server.url)
     assert json.loads(said.splitlines()[-1])
+
+
+def test_the_block_of_the_page(server: Running, tmp_path: Path) -> None:
+    (block,) = run_here("docs/serve.md", __file__)
+    script, here = tmp_path / "page.py", block.replace("http://127.0.0.1:8000", server.url)
+    assert here != block and '"qwen"' in here
+    script.write_text(
+        here.replace('"qwen"', '"builtin"') + 'assert answer.usage_metadata["output_tokens"] > 0\n'
+    )
+    assert "output_tokens" in run("client-langchain", "python", str(script))
 
 
 @pytest.mark.parametrize("kind", ["local-completions", "local-chat-completions"])

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.blocks import commands, run_here
 from typer.testing import CliRunner
 
-from sprinter.cli.app import app as commands
+import sprinter
+from sprinter.cli.app import app as command_line
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -29,7 +31,7 @@ for left in (2, 1, 0):  # a busy machine starts Ray too slowly for it
         if not left:
             raise
 serve.start(http_options={"port": PORT})
-serve.run(app({"replicas": "2", "num_cpus": "0.5", "rows": "2"}))
+serve.run(app(ARGS))
 http = httpx2.Client(base_url="http://127.0.0.1:PORT", timeout=120, trust_env=False)
 asked = {"prompt": "The river rises", "max_tokens": 12, "temperature": 0}
 
@@ -48,13 +50,24 @@ serve.shutdown()
 
 
 def test_two_replicas() -> None:
+    """By the arguments of the page's line, but for the built-in pair and no GPU; two rows, so that texts wait."""
     pytest.importorskip("ray.serve", exc_type=ImportError)
+    install, line = commands(*run_here("examples/ray/README.md", __file__))
+    assert install == "pip install 'ray[serve]'" and line.startswith("serve run examples.ray.serve_app:app ")
+    args = dict(word.split("=") for word in line.split()[3:]) | {
+        "replicas": "2",
+        "num_cpus": "0.5",
+        "rows": "2",
+    }
+    assert args.pop("num_gpus") == "1"
+    args |= {name: str(sprinter.builtin_paths()[name]) for name in ("target", "draft")}
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
-        [sys.executable, "-c", RUN.replace("PORT", str(port))], cwd=ROOT, env=env, capture_output=True, text=True,
+        [sys.executable, "-c", RUN.replace("PORT", str(port)).replace("ARGS", repr(args))],
+        cwd=ROOT, env=env, capture_output=True, text=True,
         timeout=280, check=False,
     )  # fmt: skip
     told = [line for line in ended.stdout.splitlines() if line.startswith("TOLD")]
@@ -76,7 +89,7 @@ def test_the_manifest_asks_what_the_server_has() -> None:
     found = manifest()
     assert set(found) == {"Deployment", "Service", "HorizontalPodAutoscaler"}
     (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
-    shown = CliRunner().invoke(commands, ["serve", "--help-all"]).output
+    shown = CliRunner().invoke(command_line, ["serve", "--help-all"]).output
     assert all(word in shown for word in container["args"] if word.startswith("--"))
     paths = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
     served = (ROOT / "src/sprinter/serve/app.py").read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +26,12 @@ os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_LOGGING_LEVEL": "ERROR",
 }  # fmt: skip
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
+from tests.blocks import commands, run_here  # noqa: E402
 from tests.doors.laws import LAWS, engine, law_row, narrow, random_model, session_goes_on  # noqa: E402
 from tests.doors.server import asked, serving  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
 from sprinter.doors.vllm import engine_args, register  # noqa: E402
-from sprinter.doors.vllm.__main__ import serve_flags  # noqa: E402
 from sprinter.doors.vllm.requests import is_named  # noqa: E402
 
 PATHS = builtin_paths()
@@ -323,12 +324,45 @@ def test_an_eagle3_head_drafts_in_vllm_as_in_our_engine(tmp_path: Path) -> None:
     assert sum(there for there, _ in passes) < 0.97 * 6 * 48, f"it drafts in vain: {passes}"
 
 
+# --- the page's blocks ------------------------------------------------------------------------------------------------
+def with_builtin(code: str) -> str:
+    """With the built-in pair in place of names on the hub."""
+    return re.sub(r"org/(target|draft|gate)", lambda name: str(PATHS[name[1]]), code)
+
+
+def test_the_blocks_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    general, first, _ = run_here("docs/vllm.md", __file__)
+    made: dict[str, Any] = {}
+    with monkeypatch.context() as patched:
+        patched.setattr(vllm, "LLM", partial(LLM, **SHARED))
+        exec(with_builtin(general), made)
+    (report,) = _reports(made["llm"]).values()
+    assert not report["lossless"] and report["drift_coverage"] == 1
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_PLUGINS", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        assert name in first
+    capsys.readouterr()
+    exec(first, made)
+    (report,) = _reports(made["llm"]).values()
+    assert report["new_tokens"] == 32 and report["mean_drift"] <= 0.05
+    assert "'mean_drift'" in capsys.readouterr().out
+
+
 # --- the server -------------------------------------------------------------------------------------------------------
 def test_a_server_takes_methods_and_reports(tmp_path: Path) -> None:
-    """A server with the flags that the page names: methods in ``vllm_xargs``, reports and metrics."""
-    flags = serve_flags(engine_args(str(PATHS["draft"]), gate=str(PATHS["gate"]), method="svip"))
+    """A server by the page's lines: methods in ``vllm_xargs``, reports and metrics."""
+    export, line = commands(run_here("docs/vllm.md", __file__)[-1])
+    env = dict(word.split("=") for word in export.split()[1:])
+    begin, _, inner = line.partition(" $(")
+    assert begin == "vllm serve org/target" and env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    python, *words = with_builtin(inner.removesuffix(")")).split()
+    assert python == "python"
+    # a shell, too, splits what is printed at spaces alone
+    flags = subprocess.run(
+        [sys.executable, *words], check=True, capture_output=True, text=True
+    ).stdout.split()
     log = tmp_path / "log"
-    with serving(log, flags, VLLM_PLUGINS="sprinter") as url:
+    with serving(log, flags, **env) as url:
         body = {"model": "m", "prompt": "The river", "max_tokens": 16, "temperature": 0}
         answers = {}
         for own in ("svip", '{"method": "sprinter", "budget": 0.1}'):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.blocks import run_here
 from tests.engine.joint_laws import distance, law_of_texts
 from tests.engine.table_backend import TableModel
 from tests.models.tiny import word_tokenizer
@@ -38,6 +40,21 @@ def ids(out: sprinter.Generation) -> list[int]:
 def test_it_is_one_short_file() -> None:
     source = Path(__file__).with_name("table_backend.py").read_text(encoding="utf-8")
     assert len(source.splitlines()) < 120
+
+
+def test_the_line_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = run_here("docs/adding-a-backend.md", __file__)
+    monkeypatch.chdir(tmp_path)
+    word_tokenizer(WORDS).save_pretrained("directory")
+    made: dict[str, Any] = {
+        "sprinter": sprinter,
+        "MyModel": lambda _: TableModel(WORDS, 1, eos=0),
+        "MyDraft": lambda _: TableModel(WORDS, 2, eos=0),
+    }
+    exec(line, made)
+    assert (
+        made["pair"].generate("w1 w2", method="speculative(gamma=3)", max_new_tokens=8).stats.target_calls > 0
+    )
 
 
 @pytest.mark.parametrize("method", [*METHODS, "auto", "certain(threshold=0.5)"])

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.blocks import commands, run_here
 
 import sprinter
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
-PROMPT = "one two three one two three one two"
+PROMPT = "one two three one two three one"
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +33,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_its_own_tests_pass_and_it_is_listed_and_generates(environment: dict[str, str]) -> None:
-    command = ["generate", PROMPT, "--max-new-tokens", "24", "--temperature", "0", "--json", "--method"]
-    methods = ("bigrams(gamma=4)", "drafter=bigrams(least=2),stop=svip(h=0.3),accept=exact")
-    lines = [["methods", "--json"], *([*command, method] for method in methods)]
+    install, *shown = map(shlex.split, commands(*run_here("examples/plugin/README.md", __file__)))
+    assert install == ["pip", "install", "./examples/plugin"] and len(shown) == 2
+    more = ["--max-new-tokens", "24", "--temperature", "0", "--json"]
+    lines = [["methods", "--json"], *([*line[1:], *more] for line in shown)]
     code = f"""
 import pytest
 assert pytest.main(["-q", "-p", "no:cacheprovider", "tests"]) == 0

@@ -248,6 +248,7 @@ def test_a_file_on_the_hub(files: Path, monkeypatch: pytest.MonkeyPatch) -> None
         return str(files / "target-f16.gguf")
 
     monkeypatch.setattr(source, "hf_hub_download", fetched)
+    monkeypatch.setattr(source, "snapshot_download", lambda *_, **__: None)
     pair = load_models("org/repo/model.gguf", revision="v1")
     assert asked == [("org/repo", "model.gguf", "v1")]
     assert (pair.target.id, pair.target.revision) == ("org/repo/model.gguf", files.name)

@@ -18,7 +18,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def no_hub(*_: object, **__: object) -> str:
         raise OSError("no hub")
 
-    monkeypatch.setattr(source, "hf_hub_download", no_hub)
+    monkeypatch.setattr(
+        source, "hf_hub_download", lambda *_, **__: pytest.fail("a download retries for 23 s")
+    )
+    monkeypatch.setattr(source, "snapshot_download", no_hub)
     monkeypatch.setenv("SPRINTER_MODELS", str(tmp_path))
     return tmp_path
 

@@ -163,6 +163,15 @@ def test_mistakes_are_named(server: Running, path: str, fields: dict[str, Any], 
     assert "max_new_tokens" not in error["message"]
 
 
+def test_without_a_chat_template_completions_are_named(server: Running, template: Any) -> None:
+    template(None)
+    for path, body in ((CHAT, {"messages": SAID}), ("/v1/responses", {"input": "Hi"})):
+        answer = server.post(path, body)
+        error = refusal(answer)
+        assert (answer.status_code, error["code"]) == (400, "no_chat_template")
+        assert "ask for a completion" in error["message"] and "tokenizer" not in error["message"]
+
+
 @pytest.mark.parametrize("body", [
     b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": NaN}', b"[" * 100_000, b'{"a":' * 50_000,
     b'{"prompt": "x", "temperature": 1e999}', b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",

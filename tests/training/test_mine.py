@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.blocks import commands, run_here
 from tests.models.tiny import fresh, save, word_tokenizer
 
 import sprinter
@@ -239,6 +242,28 @@ def test_the_command_line_makes_a_head_that_decodes(
     always = pair.generate([5, 6, 7], method="judge(threshold=0)", max_new_tokens=24, temperature=0, seed=1)
     assert {token.origin for token in always.tokens} <= {Origin.ACCEPTED, Origin.BONUS, Origin.TARGET}
     assert "recorded" not in pair.generate([5], method="judge", max_new_tokens=2).method
+
+
+def test_the_blocks_of_the_pages(
+    folder: Path, learnable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random models answer no question: what the page trains on is ``learnable`` in place of its own mined tokens."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    for name, model in (("T", "target"), ("D", "draft")):
+        shutil.copytree(folder / model, name)
+        tokenizer.save_pretrained(name)
+    Path("questions.jsonl").write_text(json.dumps({"question": "w3 w4"}) + "\n")
+    mined, train, generate = commands(*run_here("docs/methods/accept/judge.md", __file__))
+    assert main([*shlex.split(mined)[1:], "--max-new-tokens", "4"]) == 0
+    assert json.loads(Path("mined/mined.json").read_text())["prompts"] == 1
+    shutil.rmtree("mined")
+    shutil.copytree(learnable, "mined")
+    (weight,) = commands(*run_here("docs/methods/accept/diversed.md", __file__))
+    for line in (train, f"{generate} -n 8", weight):
+        assert main(shlex.split(line)[1:]) == 0, line
+    assert load_head(Path("my-judge")).config.tau > 0 and load_head(Path("my-weight"))
 
 
 def test_bad_input_at_the_command_line(

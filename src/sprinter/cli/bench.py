@@ -53,7 +53,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-@loads("suffix_cache")
+@loads("suffix_cache", "template")
 @takes("settings", BenchSettings, without=("min_p",), panels={"Sampling": "top_k top_p"}, more=_SHOWN)
 def run(
     context: typer.Context,

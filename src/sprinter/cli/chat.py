@@ -14,7 +14,6 @@ from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, check_models, load, loads
 from sprinter.cli.options import JsonOption, complete_method
 from sprinter.cli.pages import print_json
-from sprinter.cli.prompts import read_text
 from sprinter.cli.signature import option
 from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
@@ -31,9 +30,6 @@ def chat(
     options: GenerationOptions = AT_DEFAULTS,
     loading: Loading = Loading(),
     system: Annotated[str | None, option("System prompt.", default="the template's own")] = None,
-    template: Annotated[
-        Path | None, option("File with a chat template (Jinja).", default="the tokenizer's own")
-    ] = None,
     prefix_reuse: Annotated[
         Literal["exact", "all"],
         option(
@@ -47,21 +43,16 @@ def chat(
 
     Reads messages and commands (/help) from the terminal, or from standard input, one on a line.
     """
-    if loading.target is None and template is None:
+    if loading.target is None and loading.template is None:
         raise UserError(
             "the built-in models are no chat models: give --target (and --draft) with a chat template, "
             "or --template FILE"
         )
-    spelled = None
-    if template is not None:
-        spelled = read_text(template.expanduser(), f"--template {template}", "a file with a Jinja template")
     check_models(options, loading)
     typed = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
     if typed:
         print("loading the models ...", file=sys.stderr)
     pair = load(loading, prefix_reuse=prefix_reuse)
-    if spelled is not None and pair.tokenizer is not None:
-        pair.tokenizer.chat_template = spelled
     commands = Commands(Session(pair, options, system), json=json)
     read = typed_entries(commands.note) if typed else piped_entries()
     if typed:

@@ -38,7 +38,7 @@ _TAIL = 2
 """Untrusted tokens that a target call of the lossy method checks: longer tails cost more draft steps than they save."""
 
 
-@loads("profile", "suffix_cache")
+@loads("profile", "suffix_cache", "template")
 def demo(
     loading: Loading = Loading(),
     max_new_tokens: Annotated[

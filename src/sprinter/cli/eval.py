@@ -20,7 +20,7 @@ from sprinter.errors import UserError, install_line
 __all__ = ["eval"]
 
 
-@loads("profile", "suffix_cache")
+@loads("profile", "suffix_cache", "template")
 @generates("budget", "require_lossless", "seed")
 def eval(
     tasks: Annotated[

@@ -38,7 +38,7 @@ _PANELS = {
 }
 
 
-@loads("profile", "suffix_cache")
+@loads("profile", "suffix_cache", "template")
 @takes(
     "settings",
     FleetSettings,

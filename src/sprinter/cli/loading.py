@@ -7,8 +7,10 @@ import os
 import sys
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from sprinter.cli.prompts import read_text
 from sprinter.cli.signature import Decorator, option, takes
 from sprinter.errors import UserError
 
@@ -48,6 +50,9 @@ class Loading:
         ),
     ] = None
     tokenizer: Annotated[MaybeText, _model("Tokenizer, if not the target's own.")] = None
+    template: Annotated[
+        MaybeText, _model("File with a chat template (Jinja).", default="the tokenizer's own")
+    ] = None
     revision: Annotated[MaybeText, _model("Branch, tag or commit of the target on the hub.")] = None
     draft_revision: Annotated[MaybeText, _model("Branch, tag or commit of the draft on the hub.")] = None
     draft_vocabulary: Annotated[
@@ -107,6 +112,7 @@ class Loading:
     def __post_init__(self) -> None:
         if self.device is not None and self.device_map is not None:
             raise UserError("--device-map takes the place of --device: give one of them")
+        self.spelled_template()  # before models are loaded
         if self.trust_remote_code and (self.target, self.draft, self.tokenizer) == (None, None, None):
             raise UserError(
                 "trust_remote_code=True is for models that bring code; the built-in pair has none: give --target too"
@@ -121,6 +127,14 @@ class Loading:
                     f"{which}={getattr(self, which)} is of a {model} on the hub: give --{model} too"
                 )
 
+    def spelled_template(self) -> str | None:
+        """Text of the file with a chat template."""
+        if self.template is None:
+            return None
+        return read_text(
+            Path(self.template).expanduser(), f"--template {self.template}", "a file with a Jinja template"
+        )
+
     def given(self) -> dict[str, Any]:
         """Options with values other than their defaults, by name."""
         return {
@@ -134,6 +148,7 @@ class Loading:
         given = {"target": None, "draft": None, "gate": None, **self.given()}
         if (kept := self.draft_vocabulary) is not None and kept.isdecimal():
             given["draft_vocabulary"] = int(kept[:400])  # as long as Python reads it: it is refused
+        given.pop("template", None)
         return {"heads": given.pop("head", ()), **given}
 
 
@@ -156,6 +171,8 @@ def load(loading: Loading, **defaults: Any) -> Pair:
     from sprinter import load_pair
 
     pair = load_pair(**{**defaults, **loading.arguments()})
+    if (template := loading.spelled_template()) is not None and pair.tokenizer is not None:
+        pair.tokenizer.chat_template = template
     if pair.runner_reason is not None:
         logging.getLogger("sprinter").warning("runner: %s", pair.runner_reason)
     return pair

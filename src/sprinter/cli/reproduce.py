@@ -20,7 +20,7 @@ from sprinter.reproduce.settings import ReproduceSettings
 __all__ = ["reproduce"]
 
 
-@loads("profile", "suffix_cache")
+@loads("profile", "suffix_cache", "template")
 @takes("settings", ReproduceSettings)
 def reproduce(
     paper: Annotated[str, typer.Argument(metavar="PAPER", help="sprinter, svip, fsd or yin.")],

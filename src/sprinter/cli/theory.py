@@ -156,7 +156,7 @@ def _print_checks(data: dict[str, Any], files: list[Path]) -> None:
     print_files(files)
 
 
-@loads("profile", "suffix_cache")
+@loads("profile", "suffix_cache", "template")
 @takes("probing", ProbingOptions)
 def pareto(
     loading: Loading = Loading(),
@@ -218,7 +218,7 @@ def _print_curves(data: dict[str, Any], files: list[Path]) -> None:
 _PREDICTED = ("autoregressive", "speculative", "sprinter")
 
 
-@loads("profile", "suffix_cache")
+@loads("profile", "suffix_cache", "template")
 @generates("top_k", "top_p")
 @takes("probing", ProbingOptions)
 def predict(
@@ -350,7 +350,7 @@ def _cells(dial: str, row: dict[str, Any] | None) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-@loads("profile", "suffix_cache")
+@loads("profile", "suffix_cache", "template")
 def flops(
     models: Annotated[
         list[str] | None,

@@ -42,7 +42,7 @@ def _read(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "time_s": _seconds(given["time_s"])}
 
 
-@loads("profile", "suffix_cache")
+@loads("profile", "suffix_cache", "template")
 @takes("settings", TuneSettings, without=_KEPT, panels=_PANELS, more=_MORE, read=_read, time_s="10m")
 def tune(
     data: Annotated[

@@ -121,7 +121,7 @@ def _template(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> s
     if tokenizer.chat_template is None and "chat_template" not in given:
         raise UserError(
             "the prompt is messages and the pair's tokenizer has no chat template: give text or a chat model, "
-            "or set pair.tokenizer.chat_template"
+            "or set pair.tokenizer.chat_template (on the command line --template FILE)"
         )
     try:
         template = tokenizer.get_chat_template(given.get("chat_template"), given.get("tools"))

@@ -164,6 +164,8 @@ def _find_gguf(path: Path, name: str, which: str, revision: str | None) -> Prove
     if revision is None and (kept := _kept(on_hub[1], on_hub[2])) is not None:
         return Provenance(kept, name)
     try:
+        # asks for the repository alone: without a network this fails at once, and a download after 23 s of retries
+        snapshot_download(on_hub[1], revision=revision, allow_patterns=[])
         path = Path(hf_hub_download(on_hub[1], on_hub[2], revision=revision))
     except Exception as error:
         raise load_error(error, name, which) from error

@@ -35,7 +35,10 @@ def readable_messages(
 
 def _template_of(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Any] = ()) -> str:
     if tokenizer.chat_template is None:
-        return ""  # refused where it is applied
+        message = (
+            "this model has no chat template: ask for a completion, or start the server with --template FILE"
+        )
+        raise Refusal(400, message, "no_chat_template", "messages")
     return str(tokenizer.get_chat_template(None, list(tools) or None))
 
 
