@@ -42,12 +42,11 @@ TOOL = {
 }  # fmt: skip
 
 
-def qwen() -> list[str]:
-    """Options of the Qwen pair."""
-    return [
-        "--target", str(models_folder() / "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf"),
-        "--draft", str(models_folder() / "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf"), "--dtype", "gguf",
-    ]  # fmt: skip
+QWEN = (
+    "--target", "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf", "--draft", "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
+    "--dtype", "gguf",
+)  # fmt: skip
+"""Options of the Qwen pair; commands run in the folder of its files."""
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -59,7 +58,8 @@ def page(*options: str, height: int) -> Iterator[Any]:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    server = subprocess.Popen([*SPRINTER, "serve", "--port", str(port), *options], stderr=subprocess.DEVNULL)
+    command = [*SPRINTER, "serve", "--port", str(port), *options]
+    server = subprocess.Popen(command, cwd=models_folder(), stderr=subprocess.DEVNULL)
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
@@ -98,7 +98,7 @@ def ask(shown: Any, text: str, tokens: int) -> None:
 
 def draw_page() -> None:
     """Two methods side by side on the built-in pair, one token pointed at."""
-    with page("--model-name", "builtin", height=1130) as shown:
+    with page(height=1130) as shown:
         shown.select_option('.side[data-side="0"] select', label="sprinter")
         shown.check("#compare")
         shown.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
@@ -111,7 +111,7 @@ def draw_page() -> None:
 
 def draw_tools() -> None:
     """JSON by a schema, then a call of a tool and what the model makes of its result, on the Qwen pair."""
-    with page(*qwen(), height=1000) as shown:
+    with page(*QWEN, height=1000) as shown:
         shown.fill("#temperature", "0")
         shown.select_option("#answer", "json_schema")
         shown.fill("#schema", json.dumps(SCHEMA))
@@ -153,7 +153,7 @@ def converse() -> Any:
         "COLORTERM": "truecolor",
     }
     subprocess.run(["stty", "rows", str(LINES), "cols", str(COLUMNS)], stdin=terminal, check=True)
-    command = [*SPRINTER, "chat", *qwen(), "--temperature", "0"]
+    command = [*SPRINTER, "chat", *QWEN, "--temperature", "0"]
     with subprocess.Popen(
         command, stdin=terminal, stdout=terminal, stderr=terminal, env=size | {"SPRINTER_HISTORY": ""}
     ):
@@ -177,7 +177,7 @@ def converse() -> Any:
 def draw_chat() -> None:
     """Each row of the screen as runs of one style."""
     screen = converse()
-    words = " ".join(["$ sprinter chat", *(Path(one).name for one in qwen()), "--temperature 0"])
+    words = " ".join(["$ sprinter chat", *QWEN, "--temperature 0"])
     rows = [row for row in range(LINES) if screen.display[row].strip()]
     made, wide, high = [], 8.4, 20
     first = words.find("--draft")

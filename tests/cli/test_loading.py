@@ -140,6 +140,7 @@ def test_a_template_takes_the_place_of_the_tokenizers_own(
     assert run("serve", "--pair", named, "--pair", f"b=target={places.target}").status == 0
     written = [source.load().tokenizer.chat_template for source in found[0][1]]
     assert written == [Path(template).read_text(), None]
+    assert run("serve").status == 0 and found[-1][1][0].name == "builtin"
     status, _, err = run("serve", *places.pair, "--template", "nowhere")
     assert status == 2 and "cannot read --template nowhere" in err
 

@@ -81,7 +81,8 @@ def _pairs(given: Sequence[str], loading: Loading, settings: Any) -> tuple[list[
     from sprinter.serve.registry import NamedSource
 
     if not given:
-        return [NamedSource(settings.model_name, partial(load, loading))], {}
+        name = settings.model_name or (None if loading.target else "builtin")
+        return [NamedSource(name, partial(load, loading))], {}
     named = named_pairs(given, loading)
     if settings.model_name is not None:
         raise UserError(
