@@ -146,17 +146,11 @@ def converse() -> Any:
     screen.write_process_input = lambda answer: os.write(master, answer.encode())  # where the cursor is
     stream = pyte.ByteStream(screen)
     master, terminal = pty.openpty()
-    size = os.environ | {
-        "COLUMNS": str(COLUMNS),
-        "LINES": str(LINES),
-        "TERM": "xterm-256color",
-        "COLORTERM": "truecolor",
-    }
+    env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor", "SPRINTER_HISTORY": ""}
     subprocess.run(["stty", "rows", str(LINES), "cols", str(COLUMNS)], stdin=terminal, check=True)
     command = [*SPRINTER, "chat", *QWEN, "--temperature", "0"]
-    with subprocess.Popen(
-        command, stdin=terminal, stdout=terminal, stderr=terminal, env=size | {"SPRINTER_HISTORY": ""}
-    ):
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    with subprocess.Popen(command, **ends, env=env, cwd=models_folder()):
         os.close(terminal)
         left, quiet = list(TYPED), 0.0
         while True:

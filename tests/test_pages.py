@@ -21,12 +21,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 from benchmarks.smoke import made_up_data
 from tests.blocks import LINES, NOT_RUN, PAGES, ROOT, Block, blocks, commands
 from tests.cli.chats import TEMPLATE
 from tests.cli.tiny import HIDDEN, save_tiny, tiny_tokenizer
+from tests.models.test_lora import write as write_adapter
 from typer.main import get_command
 
 import sprinter
@@ -68,9 +70,9 @@ SHORT = {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Directories of a tiny target, a draft and a gate."""
-    found = {name: tmp_path_factory.mktemp("tiny") / name for name in ("target", "draft", "gate")}
-    save_tiny(found["target"], seed=1)
+    """Directories of a tiny target, a draft, a gate and an adapter."""
+    found = {name: tmp_path_factory.mktemp("tiny") / name for name in ("target", "draft", "gate", "adapter")}
+    write_adapter(found["adapter"], save_tiny(found["target"], seed=1))
     draft = save_tiny(found["draft"], seed=2, layers=1)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
@@ -111,6 +113,16 @@ class Page:
 
         models = Models(replace(settings, port=0, drain_timeout_s=1), *given)
         self.ports[str(settings.port)] = self._stack.enter_context(running(models)).port
+
+    def ask_servers(self) -> None:
+        """Every model of the page's servers answers, but for GGUF files, which are not there."""
+        for port in self.ports.values():
+            url = f"http://127.0.0.1:{port}/v1"
+            names = [one["id"] for one in httpx2.get(f"{url}/models", trust_env=False).json()["data"]]
+            for name in names:
+                body = {"model": name, "prompt": "The river", "max_tokens": 2, "sprinter": {"method": "svip"}}
+                answer = httpx2.post(f"{url}/completions", json=body, timeout=60, trust_env=False)
+                assert answer.status_code == 200 or name == "code", answer.text
 
     def _here(self, code: str) -> str:
         """Code that asks the servers of this page."""
@@ -186,6 +198,8 @@ def test_blocks_run(
     for file, text in FILES.items():
         (tmp_path / file).write_text(text)
     (tmp_path / "DIR").symlink_to(made_up_data())
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "sql").symlink_to(tiny["adapter"])
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     for arms in ("methods", "peers"):  # two of each
         monkeypatch.setitem(parse._SETS, arms, lambda every=parse._SETS[arms]: every()[:2])
@@ -208,6 +222,7 @@ def test_blocks_run(
                     page.shell(line, run=not block.reason)
             elif not block.reason:
                 page.python(name, block)
+        page.ask_servers()
         page.names.clear()
         gc.collect()  # a pair with a file of texts writes it when it is released: into this folder
 
