@@ -25,6 +25,7 @@ LINES = {
     r".* --runner llamacpp": "make test-gguf: tests/engine/test_llamacpp.py, tests/bench/test_peer_llamacpp.py",
     r"sprinter reproduce": "minutes, even with small counts, with which tests/reproduce/test_papers.py runs each paper",
     r".* --device cuda": "needs a GPU",
+    r"sprinter draft sizes .*--shape": "shapes of a large model: tests/training/test_drafts_made.py",
     r".* --dtype gguf": "needs files with blocks: tests/models/test_draft_vocabulary.py",
     r"sprinter --install-completion": "changes the start files of a shell",
     r"docker ": "needs a container engine",

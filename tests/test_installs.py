@@ -97,6 +97,10 @@ def test_what_is_tried_with_other_versions_exists() -> None:
     assert set(environments.TOOLS) <= environments.pins().keys()
 
 
+def test_the_page_installs_the_vllm_that_the_doors_are_tested_with() -> None:
+    assert f"pip install {environments.VLLM} " in (ROOT / "docs/vllm.md").read_text(encoding="utf-8")
+
+
 def test_a_release_tries_the_pinned_torch_and_a_newer_one() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))["jobs"]
     tried = jobs["try"]["strategy"]["matrix"]
