@@ -118,6 +118,7 @@ def draw_tools() -> None:
         ask(shown, "The longest river of Europe?", 80)
         shown.select_option("#answer", "text")
         shown.fill("#tools", json.dumps([TOOL], indent=1))
+        shown.select_option("#choice", "required")
         ask(shown, "How high is the water of the Volga, for three days?", 120)
         shown.fill(".results textarea", '{"metres": [4.1, 4.3, 4.0]}')
         shown.screenshot(path=FIGURES / "page-tools.png")
