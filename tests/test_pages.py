@@ -62,7 +62,7 @@ SHORT = {
     "generate": "-n 8", "gate label": "-n 4 --limit 40", "gate mine": "--max-new-tokens 8 --limit 8",
     "gate train --labels": "--epochs 1 --drift 0.5", "draft distill": "-n 8 --steps 2", "draft sizes": "-n 8 --steps 2",
     "draft train": "-n 8 --steps 2", "draft vocabulary": "--size 64", "doctor": "--probe-tokens 24",
-    "bench -": "-n 4 --warmup 0 --data DIR --no-analysis",
+    "bench -": "-n 4 --warmup 0 --data DIR --no-analysis --no-quality",
     "tune": "-n 6 --prompts 2 --time none --no-figures",
 }  # fmt: skip
 """Command → options with small counts; of an option that is given twice the last one counts."""
@@ -131,8 +131,7 @@ class Page:
         return code
 
     def python(self, name: str, block: Block) -> None:
-        code = re.sub(r"\blimit=\d+", "limit=2", self._here(block.code))
-        code = code.replace("TuneSettings(b", "TuneSettings(new_tokens=6, b")
+        code = re.sub(r"\blimit=\d+", "limit=2, new_tokens=4", self._here(block.code))
         exec(compile("\n" * block.line + code, name, "exec"), self.names)
 
     def shell(self, line: str, *, run: bool) -> None:
