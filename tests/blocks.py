@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_RUN = {
     "CI does these steps": "CONTRIBUTING.md",
     "hours, and real models": "CONTRIBUTING.md",
+    "needs a cluster": "docs/deploy.md",
     "the weights are 200 GB": "docs/drafts.md",
     "from PyTorch's index; make test-doors installs this release from PyPI": "docs/vllm.md",
 }

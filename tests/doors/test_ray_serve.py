@@ -52,7 +52,8 @@ serve.shutdown()
 def test_two_replicas() -> None:
     """By the arguments of the page's line, but for the built-in pair and no GPU; two rows, so that texts wait."""
     pytest.importorskip("ray.serve", exc_type=ImportError)
-    install, line = commands(*run_here("examples/ray/README.md", __file__))
+    (block,) = {*run_here("docs/deploy.md", __file__), *run_here("examples/ray/README.md", __file__)}
+    install, line = commands(block)
     assert install == "pip install 'ray[serve]'" and line.startswith("serve run examples.ray.serve_app:app ")
     args = dict(word.split("=") for word in line.split()[3:]) | {
         "replicas": "2",
