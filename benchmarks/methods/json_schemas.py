@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -71,8 +72,14 @@ def outcome(out: sprinter.Generation, schema: Any) -> str:
     """ "valid", "invalid" or "cut"."""
     if out.finish_reason != "eos":
         return "cut" if out.finish_reason == "length" else out.finish_reason
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    return "valid" if kind(schema).is_valid(json.loads(out.text)) else "invalid"
+    exact = json.loads(
+        json.dumps(schema), parse_float=Decimal
+    )  # 2.36 is a multiple of 0.01, but not of floats
+    kind = jsonschema.validators.validator_for(exact, default=jsonschema.Draft202012Validator)
+    try:
+        return "valid" if kind(exact).is_valid(json.loads(out.text, parse_float=Decimal)) else "invalid"
+    except json.JSONDecodeError:
+        return "invalid"
 
 
 @dataclass

@@ -60,6 +60,19 @@ def test_a_process_says_what_this_one_would(pair: sprinter.Pair, grammars: Gramm
         text = (*text, int(pick.choice(allowed)))
 
 
+def test_where_processes_cannot_fork_each_is_started(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = follow(grammars, HARD[0])[1].copy([0]).masks([(), (3,)])
+    monkeypatch.setattr(grammar_process, "_FORKS", False)
+    process = follow(grammars, HARD[0])[1]
+    assert np.array_equal(process.copy([0]).masks([(), (3,)]), wanted)
+    assert process.rest() and np.array_equal(process.copy([0]).masks([(), (3,)]), wanted)
+    with pytest.raises(GrammarError, match="cannot be followed"):
+        process._processes.follow("start: missing")
+    assert process.rest() and not process.size
+
+
 def test_hard_grammars_have_a_process_and_plain_ones_none(grammars: Grammars) -> None:
     hard = grammars.prepare(options(HARD[0]))
     plain = grammars.prepare(sprinter.GenerationOptions(response_format={"type": "json_object"}))
@@ -114,6 +127,26 @@ def test_a_process_that_is_ended_is_replaced(grammars: Grammars, what: str) -> N
     assert np.array_equal(text.masks([(), (3,)]), before)
     assert not Path(f"/proc/{first}").exists() or what == "follower", "it has been waited for"
     assert processes.follow(process._grammar).copy([0]).masks([()]).any()
+
+
+def test_a_long_text_is_read_as_it_was_followed(pair: sprinter.Pair, grammars: Grammars) -> None:
+    """Token by token, with a mask before each: without them llguidance's lexer gives up, and says so nowhere."""
+    part = {"type": "string", "maxLength": 500, "minLength": 1, "pattern": r"^(?:\S+\s+){0,49}\S+$"}
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": part}}}}
+    asked = grammars._asked(sprinter.GenerationOptions(response_format=form))
+    assert asked is not None and pair.tokenizer is not None
+    own, vocab = grammars._tokens("response_format"), pair.models.vocab_size
+    ids = tuple(
+        own.tokens.tokenize_str('{"a": "Well,              : 4    1,         4,            ],        4, ')
+    )
+    followed, process = compiled(asked[1], own.tokens, vocab).copy([0]), own.processes.follow(asked[1])
+    for n in range(len(ids) + 1):
+        (mask,) = followed.masks([ids[:n]])
+        assert n == len(ids) or mask[ids[n] >> 3] >> (ids[n] & 7) & 1
+    assert not mask[0] & 1, "it may not end within a string"
+    assert np.array_equal(compiled(asked[1], own.tokens, vocab).copy([0]).masks([ids])[0], mask)
+    assert np.array_equal(process.copy([0]).masks([ids])[0], mask)
+    assert process.copy([0]).kept((), ids) == len(ids)
 
 
 def test_a_process_that_ends_over_one_text_is_asked_again_about_others_alone(
@@ -176,8 +209,12 @@ import sys, sprinter
 pair = sprinter.load_pair(compile=False)
 pair._runtime.grammars.prepare(sprinter.GenerationOptions(regex="[a-c]{2,40}x"))
 print("ready", flush=True)
-schema = {"type": "integer", "multipleOf": 123456789}
-pair.generate("A", response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+while True:
+    schema = {"type": "integer", "multipleOf": 123456789}
+    try:
+        pair.generate("A", response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+    except sprinter.UserError:
+        pass
 """
 
 

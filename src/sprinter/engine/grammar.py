@@ -7,6 +7,7 @@ have used it. A hard grammar is followed in a process of its own.
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -201,9 +202,12 @@ def _read_format(given: Mapping[str, Any]) -> str:
         raise UserError(f"response_format has type {kind!r}: give 'text', 'json_object' or 'json_schema'")
     llguidance = _llguidance("response_format")
     try:
-        return str(
-            llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_checked(schema)), defaults=_JSON)
-        )
+        text = json.dumps(schema)
+        if not _FORMATS.issuperset(
+            re.findall(r'"format": "(.*?)"', text)
+        ):  # a walk that takes longer than all else
+            text = json.dumps(_checked(schema))
+        return str(llguidance.LLMatcher.grammar_from_json_schema(text, defaults=_JSON))
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"response_format cannot be followed: {error}") from None
 

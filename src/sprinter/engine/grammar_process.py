@@ -88,7 +88,7 @@ class GrammarProcesses:
             assert process.stdin and process.stdout
             send(process.stdin, self._tokenizer)
             receive(process.stdout)
-            return _Wire(process.stdin, process.stdout, process.kill)
+            return _Wire(process.stdin, process.stdout, partial(_end, process))
         with self._lock:
             for tries in reversed(range(_TRIES)):
                 own, other = socket.socketpair()
@@ -141,8 +141,11 @@ class GrammarProcesses:
         )  # fmt: skip
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    control.close()  # those that it has forked end with it, or with their own
+def _end(process: subprocess.Popen[bytes], control: socket.socket | None = None) -> None:
+    if control is None:
+        process.kill()
+    else:
+        control.close()  # those that it has forked end with it, or with their own sockets
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):  # what it has not read

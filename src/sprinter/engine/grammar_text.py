@@ -192,12 +192,10 @@ class GrammarText:
 
     def kept(self, text: tuple[int, ...], tokens: tuple[int, ...]) -> int:
         """Number of the first tokens that may follow a text one after the other."""
-        free = self._free
-        if not free.go(text):
-            return len(tokens)
-        count = free.matcher.validate_tokens(list(tokens))
-        ended = count < len(tokens) and tokens[count] in self._ends and free.go([*text, *tokens[:count]])
-        return count + bool(ended and free.matcher.is_accepting())
+        for i, id in enumerate(tokens):
+            if not int(self._mask((*text, *tokens[:i]))[id >> 3]) >> (id & 7) & 1:
+                return i
+        return len(tokens)
 
     def forced(self, text: tuple[int, ...]) -> list[int]:
         """Tokens that must follow a text, in their usual spelling if the grammar allows others of the same bytes."""
@@ -275,16 +273,24 @@ class _Follower:
         if same < len(self._at):
             self.matcher.rollback(len(self._at) - same)
             del self._at[same:]
-        if same < len(text):
+            self._check(same)
+        for i in range(same, len(text)):
             if self.matcher.is_stopped():
                 return False
+            if (
+                i > same
+            ):  # without it what a mask allows may not be read: only masks give the lexer means to go on
+                self.mask()
             began = time.thread_time()
-            count = self.matcher.try_consume_tokens(text[same:])
-            self._check(same + count)
-            if time.thread_time() - began > _SLOWEST_S * (len(text) - same):
-                raise GrammarError(f"is too slow after {same} new tokens: give a simpler one")
-            self._at += text[same : same + count]
-        return len(self._at) == len(text)
+            count = self.matcher.try_consume_tokens(text[i : i + 1])
+            self._check(i + count)
+            if not count:
+                self.mask()  # fails if it was not the grammar that did not allow the token
+                return False
+            self._at.append(text[i])
+            if time.thread_time() - began > _SLOWEST_S:
+                raise GrammarError(f"is too slow after {i} new tokens: give a simpler one")
+        return True
 
     def mask(self) -> NDArray[np.uint8]:
         """The tokens that may follow, one bit each."""
