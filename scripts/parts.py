@@ -55,6 +55,7 @@ def join(folder: Path, out: Path) -> list[str]:
     for name, facts in told.items():
         file, at = out / name, 0
         have = file.stat().st_size if file.exists() else 0
+        have *= have <= facts["bytes"]  # a longer one is another file
         with file.open("ab") as made:
             for part in facts["parts"]:
                 own, at = folder / part["name"], at + part["bytes"]

@@ -57,6 +57,13 @@ def test_a_damaged_part_is_refused_and_brought_again(files: list[Path], tmp_path
     assert join(parts, out) == [] and there(files, out)
 
 
+def test_a_longer_file_of_the_same_name_is_written_anew(files: list[Path], tmp_path: Path) -> None:
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    out.mkdir()
+    (out / "draft.gguf").write_bytes(b"\0" * 3001)
+    assert join(parts, out) == [] and there(files, out)
+
+
 def test_a_file_that_was_damaged_there_is_removed(files: list[Path], tmp_path: Path) -> None:
     parts, out = tmp_path / "parts", tmp_path / "out"
     out.mkdir()

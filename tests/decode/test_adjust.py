@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import pytest
 import torch
 from tests.decode.adjusted import adjusted
+from tests.decode.grammars import ToyGrammar
 from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessor,
@@ -108,6 +110,18 @@ def test_every_node_of_a_tree_has_its_own_text() -> None:
     for n, row in enumerate(chain):
         wanted = adjusted(ALL, PROMPT, [2, *tokens[: n + 1]], logits[n])
         torch.testing.assert_close(row, wanted, atol=1e-6, rtol=0)
+
+
+def test_a_grammar_is_not_asked_about_an_empty_proposal() -> None:
+    class Silent(ToyGrammar):
+        def kept(self, text: Sequence[int], tokens: Sequence[int]) -> Future[int]:
+            assert tokens
+            return super().kept(text, tokens)
+
+    adjuster = Adjuster(Adjustments(grammar=Silent(VOCAB)), PROMPT, VOCAB)
+    nothing = Draft((), torch.empty(0, VOCAB), {}, proposed=True)
+    assert adjuster.kept(nothing) is None and adjuster.allow(nothing) is nothing
+    assert adjuster.kept(nothing._replace(tokens=(1,), laws=torch.eye(VOCAB)[[1]])) is not None
 
 
 def test_the_prompts_last_token_is_no_new_token() -> None:

@@ -162,9 +162,11 @@ class Adjuster:
         return ids
 
     def kept(self, draft: Draft) -> Future[int] | None:
-        """Begin to find how many of a proposal's first tokens the grammar allows; None: there is no grammar."""
+        """Begin to find how many of a proposal's first tokens the grammar allows; None: there is nothing to ask."""
         grammar = self._settings.grammar
-        return None if grammar is None else grammar.kept(self._text[self._prompt_len :], draft.tokens)
+        if grammar is None or not draft.tokens:
+            return None
+        return grammar.kept(self._text[self._prompt_len :], draft.tokens)
 
     def allow(self, draft: Draft, n: int | None = None) -> Draft:
         """A proposal up to the first token that is forbidden.

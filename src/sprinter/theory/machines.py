@@ -58,11 +58,11 @@ def draft_lengths(settings: FleetSettings, costs: Costs) -> list[tuple[int, int,
     mean = settings.prompt_tokens + settings.answer_tokens / 2
     found: list[tuple[int, int, int]] = []
     for rows in range(1, costs.rows(settings, settings.prompt_tokens + settings.answer_tokens) + 1):
+        step_s = costs.draft(rows, 1)
 
-        def token_s(drafted: int, rows: int = rows) -> float:
-            drafting = sum(costs.draft(rows, 1) for _ in range(drafted))
+        def token_s(drafted: int, rows: int = rows, step_s: float = step_s) -> float:
             reading = costs.target(np.full(rows, drafted + 1), 0, int(rows * mean))
-            return (drafting + reading) / sum(settings.accept**i for i in range(drafted + 1))
+            return (drafted * step_s + reading) / sum(settings.accept**i for i in range(drafted + 1))
 
         best = min(range(_LONGEST + 1), key=token_s)
         first = rows
