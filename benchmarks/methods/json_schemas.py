@@ -1,6 +1,6 @@
 """Answers by published JSON schemas: is every one valid, and what does a token cost with the schema and without?
 
-    python benchmarks/methods/json_schemas.py --schemas DIR [--count 300] [--target MODEL] [--method SPEC]
+    python benchmarks/methods/json_schemas.py --schemas DIR [--count 300] [--rows 1 8] [--method SPEC]
 
 ``DIR`` is the folder ``data`` of JSONSchemaBench (github.com/guidance-ai/jsonschemabench): files in folders, of which
 every n-th is taken. A schema that cannot be followed exactly is refused in one line; an answer that its limit of tokens
@@ -148,6 +148,7 @@ def main() -> None:
     parser = option_parser(__doc__, data=False)
     parser.add_argument("--schemas", type=Path, required=not SMOKE, help="folder of schemas")
     parser.add_argument("--count", type=int, default=sized(300, 3), help="number of schemas")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, ROWS], help="texts at once")
     parser.add_argument("--target", help="model; none: the built-in pair")
     parser.add_argument("--draft", help="its draft")
     parser.add_argument("--method", default="speculative(gamma=3)", help="an exact method that drafts")
@@ -162,7 +163,7 @@ def main() -> None:
     found: dict[str, Counter[str]] = {}
     reasons, wrong, compile_s, group = Counter[str](), list[Any](), list[float](), list[Asked]()
     chat, biases = bool(pair.tokenizer is not None and pair.tokenizer.chat_template), closing(pair)
-    timed = {rows: {name: Timed(rows) for name in ("schema", "none")} for rows in (1, ROWS)}
+    timed = {rows: {name: Timed(rows) for name in ("schema", "none")} for rows in options.rows}
 
     def write() -> None:
         for rows, arms in timed.items():
@@ -174,7 +175,7 @@ def main() -> None:
                 ])  # fmt: skip
                 for (part, schema, *_), out in zip(some, outs, strict=True):
                     how = outcome(out, schema)
-                    if rows == ROWS:
+                    if rows == options.rows[-1]:
                         found.setdefault(part, Counter())[how] += 1
                     if how not in ("valid", "cut"):
                         wrong.append(
