@@ -31,7 +31,8 @@ def app(args: dict[str, str]) -> Any:
     def server() -> Any:
         pair = load_pair(**models)  # before Ray counts the replica as ready
         # keys and TLS are for what stands before Ray's proxy, and so are names of hosts
-        settings = ServeSettings(rows=rows, model_name=args.get("model_name"), allowed_hosts=("*",))
+        name = args.get("model_name", None if "target" in args else "builtin")
+        settings = ServeSettings(rows=rows, model_name=name, allowed_hosts=("*",))
         return make_app(Service(settings, lambda: pair))
 
     @serve.deployment(

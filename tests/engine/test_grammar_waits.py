@@ -87,6 +87,16 @@ def test_owners_have_a_thread_each() -> None:
     assert order == ["one", "busy 0", "busy 1", "busy 2"]
 
 
+def test_a_question_that_is_cancelled_holds_up_none() -> None:
+    threads, began, go = MaskThreads(), Event(), Event()
+    busy = threads.submit("a", lambda: (began.set(), go.wait(60)))
+    assert began.wait(60)
+    left, next_one = threads.submit("a", lambda: 1), threads.submit("a", lambda: 2)
+    assert left.cancel()
+    go.set()
+    assert busy.result(60) and next_one.result(60) == 2
+
+
 def test_what_cannot_be_found_is_the_error_of_its_own_answer() -> None:
     threads = MaskThreads()
 

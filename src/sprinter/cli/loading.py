@@ -171,7 +171,9 @@ def load(loading: Loading, **defaults: Any) -> Pair:
     from sprinter import load_pair
 
     pair = load_pair(**{**defaults, **loading.arguments()})
-    if (template := loading.spelled_template()) is not None and pair.tokenizer is not None:
+    if (template := loading.spelled_template()) is not None:
+        if pair.tokenizer is None:
+            raise UserError("--template is for a tokenizer, and this pair has none: give --tokenizer")
         pair.tokenizer.chat_template = template
     if pair.runner_reason is not None:
         logging.getLogger("sprinter").warning("runner: %s", pair.runner_reason)

@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
 from functools import cache, partial
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -155,7 +154,7 @@ def _llguidance(name: str) -> Any:
 
 
 def _own_tokenizer(tokenizer: PreTrainedTokenizerBase | None, vocab: int, name: str) -> _Own:
-    packages = Path(_llguidance(name).__file__).resolve().parents[1]
+    _llguidance(name)
     if tokenizer is None:
         raise UserError(f"{name} needs a tokenizer, and this pair has none: load it with tokenizer=...")
     size = max(vocab, max(tokenizer.get_vocab().values(), default=0) + 1)
@@ -164,7 +163,7 @@ def _own_tokenizer(tokenizer: PreTrainedTokenizerBase | None, vocab: int, name: 
         backend = copy(tokenizer.backend_tokenizer)  # what it pads and cuts off is no part of texts
         backend.no_padding(), backend.no_truncation()
         given = backend.to_str(), size, eos
-        return _Own(tokenizer_of(*given), GrammarProcesses(given, packages))
+        return _Own(tokenizer_of(*given), GrammarProcesses(given))
     except Exception as error:
         raise UserError(f"{name} cannot be followed with this pair's tokenizer: {error}") from None
 
@@ -202,7 +201,7 @@ def _read_format(given: Mapping[str, Any]) -> str:
         raise UserError(f"response_format has type {kind!r}: give 'text', 'json_object' or 'json_schema'")
     llguidance = _llguidance("response_format")
     try:
-        text = json.dumps(schema)
+        text = json.dumps(schema, default=dict)  # mappings of other types
         if not _FORMATS.issuperset(
             re.findall(r'"format": "(.*?)"', text)
         ):  # a walk that takes longer than all else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -50,11 +51,11 @@ class GrammarProcesses:
     Where processes cannot fork (Windows), each makes the tokenizer anew, and has no limits but that of compiling.
 
     Args:
-        tokenizer: the arguments of ``tokenizer_of``. packages: the folder that has llguidance.
+        tokenizer: the arguments of ``tokenizer_of``.
     """
 
-    def __init__(self, tokenizer: tuple[str, int, int], packages: Path) -> None:
-        self._tokenizer, self._packages, self._lock = tokenizer, packages, Lock()
+    def __init__(self, tokenizer: tuple[str, int, int]) -> None:
+        self._tokenizer, self._lock = tokenizer, Lock()
         self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._end_first: Callable[[], object] = _nothing
         self._all: WeakSet[GrammarProcess] = WeakSet()
@@ -135,7 +136,7 @@ class GrammarProcesses:
     def _started(self, *control: int) -> subprocess.Popen[bytes]:
         script = str(Path(grammar_text.__file__).resolve())
         return subprocess.Popen(
-            [sys.executable, "-I", script, str(self._packages), *map(str, control)],
+            [sys.executable, "-I", script, json.dumps([one for one in sys.path if one]), *map(str, control)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=control,
             start_new_session=True,  # what a terminal interrupts is the server, which ends it
         )  # fmt: skip

@@ -25,6 +25,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+if __name__ == "__main__":  # the folders that have packages, in the process that began this one
+    sys.path[:] = json.loads(sys.argv[1])
+
 import numpy as np
 
 if TYPE_CHECKING:
@@ -39,8 +42,9 @@ _HARD = ('"multipleOf"', '"pattern', '"allOf"', '"format"')
 _LIMITS = {"verbose_errors": False, "max_items_in_row": 50_000, "max_grammar_size": 1 << 14}
 """Limits of a parser. Of a row each alternative of a schema has some items. A token takes up to the square of the
 grammar's size: a tenth of a second at this one."""
-_COMPILE_S, _FOLLOW_S = 5, 2
-"""CPU time after which a process ends that compiles a grammar, or answers about one."""
+_COMPILE_S, _FOLLOW_S, _TOKEN_S = 5, 2, 0.005
+"""CPU time after which a process ends that compiles a grammar, or answers about one; more for each token of the text,
+which a new process reads anew."""
 _WALL_S = 60
 """Time after which it ends too: others may have all CPU time."""
 _COMPILED, _FOLLOWED = 48 << 20, 256 << 20
@@ -394,9 +398,9 @@ def _serve(tokens: LLTokenizer, vocab: int, asked: IO[bytes], answers: IO[bytes]
             texts.pop(one, None)
         if text not in texts:
             texts[text] = first[0].copy(ends)
-        _limit(_FOLLOW_S)
-        method = getattr(texts[text], name)
-        answer(partial(method, *(tuple(map(_hashable, one)) for one in given)))
+        asks = [tuple(map(_hashable, one)) for one in given]
+        _limit(_FOLLOW_S + _TOKEN_S * max(len(one) for one in (asks[0] if name == "masks" else asks)))
+        answer(partial(getattr(texts[text], name), *asks))
 
 
 def _hashable(given: Any) -> Any:
@@ -433,10 +437,9 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
 
 
-def _main(packages: str, control: int | None) -> None:
+def _main(control: int | None) -> None:
     """Make the tokenizer that the standard input has, then follow grammars: the one that it has next, or in a process
     each those of sockets that ``control`` brings."""
-    sys.path.append(packages)
     given = receive(sys.stdin.buffer)
     tokens, vocab = tokenizer_of(*given), given[1]
     with suppress(OSError):
@@ -481,4 +484,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    _main(int(sys.argv[2]) if len(sys.argv) > 2 else None)

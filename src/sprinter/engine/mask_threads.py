@@ -43,6 +43,8 @@ class MaskThreads:
                         del self._busy[owner], self._lines[owner]
                     return
                 found, find = line.popleft()
+            if not found.set_running_or_notify_cancel():
+                continue
             try:
                 found.set_result(find())
             except Exception as error:
