@@ -50,6 +50,7 @@ _WALL_S = 60
 _COMPILED, _FOLLOWED = 48 << 20, 256 << 20
 """Bytes that a process may take to compile a grammar, and in all."""
 _STACK = 64 << 20  # bytes
+_NICE = 10  # of processes
 _KEPT = 64  # masks of a text
 _FREE = '%llguidance {"no_forcing": true}\n'
 _SLOWEST_S = 0.05
@@ -443,7 +444,10 @@ def _main(control: int | None) -> None:
     given = receive(sys.stdin.buffer)
     tokens, vocab = tokenizer_of(*given), given[1]
     with suppress(OSError):
-        os.nice(10)  # behind the models
+        os.nice(_NICE)  # behind the models
+        # Linux shares time among sessions first, and this process has its own; the file is only there if so.
+        if (shared := Path("/proc/self/autogroup")).exists():
+            shared.write_text(str(_NICE))
     if control is None:
         _serve(tokens, vocab, sys.stdin.buffer, sys.stdout.buffer)
         return
