@@ -232,13 +232,11 @@ def test_nothing_is_left_of_a_process_that_ends_while_a_grammar_is_computed(how:
     assert until(lambda: not any(Path(f"/proc/{one}").exists() for one in found), 3)
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/autogroup").exists(), reason="the system does not share time among sessions"
-)
 def test_processes_run_behind_the_models(grammars: Grammars) -> None:
     """Their own session would else have as much of the CPU as this one's."""
     processes, _ = follow(grammars, HARD[0])
     assert processes._first is not None
     pid = processes._first[0].pid
     assert os.getpriority(os.PRIO_PROCESS, pid) - os.getpriority(os.PRIO_PROCESS, 0) >= 5
-    assert Path(f"/proc/{pid}/autogroup").read_text().split()[-1] == "10"
+    shared = Path(f"/proc/{pid}/autogroup")
+    assert not os.access(shared, os.W_OK) or shared.read_text().split()[-1] == "10"
