@@ -1,12 +1,9 @@
-"""The figures of docs/methods, one a rule, and of docs/studies: a table, for the kinds of ``figure_kinds.py``.
+"""The figures of docs/methods, one a rule, and of docs/studies: a table, for the kinds of ``figure_kinds.py``; all of
+them with ``python scripts/figures.py``, one with ``--only svip``.
 
 Every curve, box and dot comes out of the classes in ``sprinter.decode``: laws and keep chances from the accept rules,
-decisions and states from the trust and stop rules, texts from the real loop on a small pair of random laws. Nothing is
-measured on a model but the studies' figures, which show benchmarks/results. The same code gives the same files; needs
-matplotlib (the development extra).
-
-    python scripts/figures.py                 # all, into docs
-    python scripts/figures.py --only svip     # one
+decisions and states from the trust and stop rules, texts from the real loop on random laws. Only the studies' figures
+show what was measured, benchmarks/results. The same code gives the same files; needs matplotlib.
 """
 
 from __future__ import annotations
