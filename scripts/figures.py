@@ -21,7 +21,6 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
 import figure_kinds as pic
@@ -31,7 +30,7 @@ from sprinter import decode
 from sprinter.decode.accept import Diversed, Harmless
 from sprinter.decode.draft import Control
 from sprinter.laws import kl_divergence, tv_distance
-from sprinter.plots import STYLE
+from sprinter.plots import STYLE, few_colours
 from sprinter.theory.regions import place
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -473,7 +472,7 @@ def save(fig: Figure, path: Path) -> None:
     raw = BytesIO()
     fig.savefig(raw, format="png", dpi=180, metadata={"Software": None})
     plt.close(fig)
-    Image.open(raw).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    path.write_bytes(few_colours(raw.getvalue()))
 
 
 def main() -> None:

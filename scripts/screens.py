@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sprinter.models.source import models_folder
+from sprinter.plots import few_colours
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "figures"
@@ -106,7 +107,7 @@ def draw_page() -> None:
         shown.focus("#turns > li:last-child .text")
         for _ in range(9):
             shown.keyboard.press("ArrowRight")
-        shown.screenshot(path=FIGURES / "page.png")
+        (FIGURES / "page.png").write_bytes(few_colours(shown.screenshot()))
 
 
 def draw_tools() -> None:
@@ -121,7 +122,7 @@ def draw_tools() -> None:
         shown.select_option("#choice", "required")
         ask(shown, "How high is the water of the Volga, for three days?", 120)
         shown.fill(".results textarea", '{"metres": [4.1, 4.3, 4.0]}')
-        shown.screenshot(path=FIGURES / "page-tools.png")
+        (FIGURES / "page-tools.png").write_bytes(few_colours(shown.screenshot()))
 
 
 # --- the terminal -----------------------------------------------------------------------------------------------------

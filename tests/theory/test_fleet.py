@@ -197,7 +197,7 @@ def test_memory_limits_rows_and_weights_must_fit() -> None:
 def test_the_command_predicts_and_reads_its_own_costs(run: Run, tmp_path: Path) -> None:
     asked = ("theory", "fleet", "--streams", "2", "--texts", "4", "--answer-tokens", "8")
     status, out, err = run(*asked, "--parameters", "8", "--out", str(tmp_path / "new"))
-    assert (status, out.count("plain")) == (0, 1) and (tmp_path / "new" / "fleet.png").stat().st_size > 10_000
+    assert (status, out.count("plain")) == (0, 1) and (tmp_path / "new" / "fleet.png").stat().st_size > 3000
     kept = tmp_path / "costs.json"
     kept.write_text(json.dumps({"costs": {name: getattr(COSTS, name) for name in COSTS.__slots__}}))
     status, out, err = run(*asked, "--costs", str(kept), "--json")

@@ -99,10 +99,7 @@ class GrammarProcesses:
                         self._bring(other)
                     receive(stream)
                     break
-                except (
-                    EOFError,
-                    OSError,
-                ) as error:  # the one that forks has been ended, or can have no process more
+                except (EOFError, OSError) as error:  # the one that forks has been ended, or can have no more
                     _shut(own)
                     self._end_first()
                     self._first = None

@@ -81,7 +81,7 @@ def is_plain(name: str, grammar: str) -> bool:
 
 
 def tokenizer_of(json: str, vocab: int, eos: int) -> LLTokenizer:
-    """What matchers know of a tokenizer, given as the file ``tokenizer.json``; some takes a second."""
+    """What matchers know of a tokenizer, given as the text of ``tokenizer.json``; a large one takes a second."""
     from llguidance import LLTokenizer
 
     return LLTokenizer(json, n_vocab=vocab, eos_token=eos)
@@ -192,7 +192,7 @@ class GrammarText:
         return self._followers[1]
 
     def masks(self, texts: Sequence[tuple[int, ...]]) -> NDArray[np.uint8]:
-        """The tokens that may follow each text, a bit each."""
+        """The tokens that may follow each text, a bit each: uint8 ``[n, 4 * ceil(V / 32)]``, lowest bits first."""
         return np.stack([self._mask(text) for text in texts])
 
     def kept(self, text: tuple[int, ...], tokens: tuple[int, ...]) -> int:
@@ -284,7 +284,7 @@ class _Follower:
                 return False
             if (
                 i > same
-            ):  # without it what a mask allows may not be read: only masks give the lexer means to go on
+            ):  # only masks give the lexer means to go on: without them it may not read what they allow
                 self.mask()
             began = time.thread_time()
             count = self.matcher.try_consume_tokens(text[i : i + 1])
