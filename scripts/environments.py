@@ -145,8 +145,9 @@ def installs() -> None:
         seen |= {*lines(page)}
         print(f"== {page.relative_to(ROOT)}", flush=True)
         given = [re.sub(r"^\S*pip", "pip", line) for line in lines(page)]  # /opt/sprinter is the user's
-        # an install line of an example comes after the package
-        try_page(given if page.parent in (ROOT, ROOT / "docs") else ["pip install .", *given])
+        # what does not install the package comes after it
+        brings_it = any(re.search(r"pip install (?:-\S+ )*'?\.(?:\[|$)", line) for line in given)
+        try_page(given if brings_it else ["pip install .", *given])
         count += len(given)
     print(f"== {DOCKERFILE.relative_to(ROOT)}", flush=True)
     steps = [
