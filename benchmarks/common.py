@@ -187,12 +187,12 @@ def command(words: Sequence[str] = sys.argv) -> str:
     return shlex.join(["python", *words])
 
 
-def write_results(name: str, results: dict[str, Any], table: str) -> None:
+def write_results(name: str, results: dict[str, Any], table: str, show: bool = True) -> None:
     """``benchmarks/results/NAME.json``, and its table beside it; the last line on stdout is the JSON object.
 
     One call of a script is one run: nothing of an earlier one stays. A table of more than ``LONGEST`` lines is
     ``NAME.csv``, another ``NAME.md``. With ``--smoke`` they go into a temporary directory and the JSON says
-    ``"smoke": true``.
+    ``"smoke": true``. ``show=False``: nothing is printed, more is to come.
     """
     results = {**results, "smoke": True} if SMOKE else results
     path = RESULTS / name
@@ -205,8 +205,9 @@ def write_results(name: str, results: dict[str, Any], table: str) -> None:
     path.with_name(path.name + (".md" if long else ".csv")).unlink(missing_ok=True)
     for suffix, text in texts.items():
         write_atomic(path.with_name(path.name + suffix), text.rstrip("\n") + "\n")
-    print(table, file=sys.stderr)
-    print(json.dumps(results))
+    if show:
+        print(table, file=sys.stderr)
+        print(json.dumps(results))
 
 
 def as_csv(markdown: str) -> str:
