@@ -180,6 +180,7 @@ def test_each_page_shows_its_own_figure(part: str, name: str) -> None:
     (shown,) = re.findall(r"^!\[([^\]]{20,})\]\(([^)]+)\)$", read(part, name), re.M)
     figure = (PAGES / part / shown[1]).resolve()
     assert figure == PAGES / "figures" / f"{name}.png"
+    assert figure.exists(), f"no figure: .venv/bin/python scripts/figures.py --only {name}"
     assert 0 < figure.stat().st_size < MAX_FIGURE_BYTES
 
 

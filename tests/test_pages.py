@@ -132,7 +132,7 @@ class Page:
 
     def python(self, name: str, block: Block) -> None:
         code = re.sub(r"\blimit=\d+", "limit=2, new_tokens=4", self._here(block.code))
-        exec(compile("\n" * block.line + code, name, "exec"), self.names)
+        exec(compile("\n" * block.line + code, name, "exec", dont_inherit=True), self.names)
 
     def shell(self, line: str, *, run: bool) -> None:
         """One command, with variables, comments, a pipe into it and a file for its output."""
