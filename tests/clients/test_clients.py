@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.blocks import run_here
-from tests.serve.server import TEMPLATE, Running, builtin_pair, serving
+from tests.serve.server import Running, builtin_pair, serving
 
 import sprinter
 
@@ -23,7 +23,7 @@ ENVIRONMENTS = os.environ.get("SPRINTER_CLIENTS")
 pytestmark = pytest.mark.skipif(
     ENVIRONMENTS is None, reason="there is no environment of clients: make test-clients"
 )
-TOOLS = TEMPLATE + "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{# 'tool' tool_calls #}"
+TOOLS = (HERE.parents[1] / "examples" / "serve" / "chat.jinja").read_text(encoding="utf-8")
 BODIES: dict[str, tuple[str, dict[str, Any]]] = json.loads((HERE / "bodies.json").read_text())
 
 

