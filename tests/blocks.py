@@ -18,9 +18,10 @@ NOT_RUN = {
     "hours, and real models": "CONTRIBUTING.md",
     "needs a cluster": "docs/deploy.md",
     "the weights are 200 GB": "docs/drafts.md",
+    "from PyTorch's index": "README.md, docs/tutorial.md",
     "from PyTorch's index; make test-doors installs this release from PyPI": "docs/vllm.md",
 }
-"""Reason of a block that nothing runs → its page. The options of its ``sprinter`` commands are checked."""
+"""Reason of a block that nothing runs → its pages. The options of its ``sprinter`` commands are checked."""
 LINES = {
     r"pip install|\S+ -m venv": "make test-install",
     r".* --runner llamacpp": "make test-gguf: tests/engine/test_llamacpp.py, tests/bench/test_peer_llamacpp.py",

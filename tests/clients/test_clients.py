@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,14 +75,44 @@ def test_a_library(server: Running, name: str) -> None:
     assert json.loads(said.splitlines()[-1])
 
 
-def test_the_block_of_the_page(server: Running, tmp_path: Path) -> None:
-    (block,) = run_here("docs/serve.md", __file__)
-    script, here = tmp_path / "page.py", block.replace("http://127.0.0.1:8000", server.url)
-    assert here != block and '"qwen"' in here
-    script.write_text(
-        here.replace('"qwen"', '"builtin"') + 'assert answer.usage_metadata["output_tokens"] > 0\n'
+def test_the_blocks_of_the_page(server: Running, tmp_path: Path) -> None:
+    completion, chat = run_here("docs/serve.md", __file__)
+    checks = 'assert answer.usage_metadata["output_tokens"] > 0\n'
+    for block, more in ((completion, ""), (chat.replace('"qwen"', '"builtin"'), checks)):
+        script, here = tmp_path / "page.py", block.replace("http://127.0.0.1:8000", server.url)
+        assert here != block and 'model="builtin"' in here
+        script.write_text(here + more)
+        said = run("client-langchain", "python", str(script))
+    assert re.search(
+        r"^name='.{0,30}' deep=(True|False)\n\[\{'name': 'weather', 'args': \{'days': ", said, re.M
     )
-    assert "output_tokens" in run("client-langchain", "python", str(script))
+
+
+def test_what_the_page_says_of_schemas(server: Running, tmp_path: Path) -> None:
+    """A closed schema with ``OpenAI``, and the error of an answer that is cut off."""
+    script = tmp_path / "page.py"
+    script.write_text(
+        f"""
+import openai
+from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
+
+class River(BaseModel, extra="forbid"):
+    name: str = Field(max_length=30)
+    deep: bool
+
+given = dict(base_url="{server.url}/v1", api_key="none", model="builtin")
+schema = {{"type": "json_schema", "json_schema": {{"schema": River.model_json_schema()}}}}
+text = OpenAI(**given, max_tokens=150, seed=1, extra_body={{"response_format": schema}}).invoke("A river: ")
+River.model_validate_json(text)
+assert River.model_json_schema()["additionalProperties"] is False
+try:
+    ChatOpenAI(**given).with_structured_output(River).invoke("A river", max_tokens=3)
+except openai.LengthFinishReasonError:
+    print("cut off")
+"""
+    )
+    assert run("client-langchain", "python", str(script)).endswith("cut off\n")
 
 
 @pytest.mark.parametrize("kind", ["local-completions", "local-chat-completions"])

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -43,6 +44,16 @@ def test_the_openai_client(server: Running, pair: sprinter.Pair) -> None:
     )
 
 
+def test_the_completion(server: Running) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(FOLDER / "completion.py"), "The river", "certain(threshold=1.0)"],
+        env={**os.environ, "SPRINTER_URL": f"{server.url}/v1", "NO_PROXY": "*"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"\n\ncertain\(.*\): \d+ target calls for \d+ tokens\n$", ended.stdout)
+
+
 def test_the_langchain_client(server: Running) -> None:
     pytest.importorskip("langchain_openai", reason="it is not a dependency of the tests")
     ended = subprocess.run(
@@ -52,6 +63,25 @@ def test_the_langchain_client(server: Running) -> None:
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"\n\n\d+ tokens\n$", ended.stdout)
+
+
+def test_the_chat_template(server: Running, template: Any) -> None:
+    """A call that is asked for, and its result in the next turn."""
+    template((FOLDER / "chat.jinja").read_text())
+    day = {"type": "object", "properties": {"day": {"enum": ["today", "tomorrow"]}}, "required": ["day"]}
+    body = {
+        "messages": [{"role": "user", "content": "Is it sunny?"}], "max_tokens": 64,
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": day}}],
+    }  # fmt: skip
+    path = "/v1/chat/completions"
+    said = server.post(path, body).json()["choices"][0]
+    (call,) = said["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather" and json.loads(call["function"]["arguments"])["day"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+    messages = [*body["messages"], said["message"], result]
+    after = server.post(path, {**body, "messages": messages, "tool_choice": "none", "max_tokens": 8})
+    assert after.status_code == 200 and after.json()["choices"][0]["message"]["content"], after.text
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
