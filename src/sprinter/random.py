@@ -35,6 +35,7 @@ __all__ = [
     "race",
     "race_words",
     "sample_seed",
+    "word_blocks",
 ]
 
 ANY_SEED = -1
@@ -209,6 +210,11 @@ def _words(vocab: int) -> tuple[np.ndarray, np.ndarray]:
     """A fixed 64-bit word per token id, as its high and low 32 bits: splitmix64 of the id, so all words differ."""
     x = _mix64_numpy(np.arange(vocab, dtype=np.uint64) * np.uint64(_GOLDEN))
     return (x >> np.uint64(32)).astype(np.uint32), x.astype(np.uint32)
+
+
+def word_blocks(vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    """High and low halves of the words of token ids, uint32, up to a whole block of 64, for our kernels."""
+    return _words(-(-vocab // 64) * 64)
 
 
 @lru_cache(maxsize=8)

@@ -1,6 +1,6 @@
 // The functions of the kernels for one instruction set, SPRINTER_SET. Tensors are given by their addresses.
 
-#include "layers.h"
+#include "draws.h"
 #include "pack.h"
 
 #include <nanobind/nanobind.h>
@@ -94,6 +94,23 @@ void forward(
     model.forward(pass, at<float>(states), at<float>(logits), threads);
 }
 
+// Draft steps of rows, see Writers and Written in draws.h.
+void draft(
+    const Model& model, int64_t rows, int64_t steps, Address row, Address start, Address count, Address temperature,
+    Address keys, Address high, Address low, int64_t size, const std::vector<Address>& caches, int64_t slots,
+    const std::vector<std::pair<Address, Address>>& angles, Address logits, Address states, Address laws, Address tokens,
+    int threads
+) {
+    Pass pass = {};
+    pass.slots = slots;
+    for (const Address one : caches) pass.caches.push_back(at<float>(one));
+    for (const auto& [cosine, sine] : angles) pass.kinds.push_back({at<float>(cosine), at<float>(sine), nullptr, {0, 0}});
+    const Writers who = {rows, steps, at<int64_t>(row), at<int64_t>(start), at<int64_t>(count), at<float>(temperature),
+                         at<uint64_t>(keys), at<uint32_t>(high), at<uint32_t>(low), size};
+    nb::gil_scoped_release without;
+    write(model, pass, who, {at<float>(logits), at<float>(states), at<float>(laws), at<int64_t>(tokens)}, threads);
+}
+
 }  // namespace
 
 NB_MODULE(SPRINTER_SET, module) {
@@ -104,6 +121,7 @@ NB_MODULE(SPRINTER_SET, module) {
     module.def("linear", &linear, without_lock);
     module.def("rows", &rows_of, without_lock);
     module.def("forward", &forward);
+    module.def("draft", &draft);
     module.attr("CHANNELS") = CHANNELS;
 
     nb::class_<Matrix>(module, "Matrix")

@@ -7,7 +7,7 @@ kinds ``FORMATS``.
 
 from sprinter_kernels.layers import Source
 from sprinter_kernels.layout import FORMATS
-from sprinter_kernels.model import Packed, Slots, pack, supports
+from sprinter_kernels.model import Packed, Slots, Writers, pack, supports
 from sprinter_kernels.quantise import quantise, replaceable
 
-__all__ = ["FORMATS", "Packed", "Slots", "Source", "pack", "quantise", "replaceable", "supports"]
+__all__ = ["FORMATS", "Packed", "Slots", "Source", "Writers", "pack", "quantise", "replaceable", "supports"]

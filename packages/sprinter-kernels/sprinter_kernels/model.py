@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import add
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -23,7 +26,7 @@ from sprinter_kernels.native import FLOATS, floats, native
 from sprinter_kernels.quantise import SCALE, is_plain
 from sprinter_kernels.unchanged import changed_layer, hooks_everywhere, hooks_of
 
-__all__ = ["Packed", "Slots", "pack", "supports"]
+__all__ = ["Packed", "Slots", "Writers", "pack", "supports"]
 
 _TRIED = 12  # tokens of a trial pass
 _FAR = {"float32": 1e-3, "bfloat16": 0.1, "quantised": 0.1}
@@ -52,6 +55,24 @@ class Slots(NamedTuple):
     row: Tensor | None = None
     slot: Tensor | None = None
     seen: Tensor | None = None
+
+
+class Writers(NamedTuple):
+    """Rows that draft tokens, those with most of them first.
+
+    Attributes:
+        rows, starts, counts: of each, its number, the tokens that it holds and those to draw.
+        temperatures: of laws. keys: addresses of the draws, ``[rows][most tokens]``, in 64 bits.
+        words: high and low half of a word for each token id, uint32, for whole blocks of 64 tokens: see
+            ``sprinter.random``.
+    """
+
+    rows: Sequence[int]
+    starts: Sequence[int]
+    counts: Sequence[int]
+    temperatures: Sequence[float]
+    keys: Sequence[Sequence[int]]
+    words: tuple[NDArray[np.uint32], NDArray[np.uint32]]
 
 
 Masks = Tensor | None | Mapping[str, Tensor | None]
@@ -295,6 +316,39 @@ class Packed:
             torch.get_num_threads(),
         )  # fmt: skip
         return said, states, tuple(taken[layer] for layer in layers)
+
+    def draft(
+        self, first: Tensor, states: Tensor, writers: Writers, buffers: Sequence[int], slots: int, vocab: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Draft steps in one call: of the logits after a text a law, of this a token, a pass over the token, and so on.
+
+        The tokens drawn last are not read.
+
+        Args:
+            first: logits ``[rows, vocab]`` after the texts. states: ``[rows, d]`` that they are made of.
+            buffers, slots: as of ``Slots``. vocab: size of the laws, of the first logits.
+
+        Returns:
+            Logits, states, laws ``[steps, rows, ...]`` and tokens ``[steps, rows]``; those beyond a row's count are
+            not written.
+
+        Raises:
+            IndexError: a text is too long.
+        """
+        steps, rows = max(writers.counts), len(writers.rows)
+        said, seen = floats(steps, rows, self.vocab), floats(steps, rows, self.width)
+        said[0, :, : first.shape[-1]], seen[0] = first, states
+        laws, tokens = floats(steps, rows, vocab), torch.empty(steps, rows, dtype=torch.int64)
+        last = max(map(add, writers.starts, writers.counts))
+        angles = [tuple(map(_at, self._angles(kind, last))) for kind in self._kinds]
+        where = np.array([writers.rows, writers.starts, writers.counts], np.int64)
+        heats, keys = np.array(writers.temperatures, np.float32), np.array(writers.keys, np.uint64)
+        given = [one.ctypes.data for one in (*where, heats, keys, *writers.words)]
+        native().draft(
+            self._facts, rows, steps, *given, vocab, buffers, slots, angles, *map(_at, (said, seen, laws, tokens)),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return said, seen, laws, tokens
 
     def _angles(self, kind: str, last: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[at least last, turned]`` of all positions, as the rotary embedding has them."""

@@ -19,6 +19,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from sprinter.decode.costs import EACH, PassCosts
+from sprinter.engine import backends
 from sprinter.engine.backends.base import DraftPlan, DraftRow, PassInput, PromptRow, RowInput, TargetRow
 from sprinter.engine.executor import Executor
 from sprinter.engine.host import host_costs
@@ -199,7 +200,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__),
         "kernels": kernels.name_of(),
-        "code": [hash_file(path) for folder in (runners, capture) for path in _files(folder)],
+        "code": [hash_file(path) for folder in (runners, capture, backends) for path in _files(folder)],
         "passes": (_TARGET, _DRAFT, _SHARED, EACH, _CONTEXT, _HOST_TOKENS),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
@@ -223,6 +224,7 @@ def _measure(pair: LoadedPair) -> PassCosts:
     longest, room = max(_TARGET), pair.context
     context = max(1, min(_CONTEXT, room - longest))
     models = borrow(pair, min(room, context + longest))
+    ahead = models.ahead  # what a request asks for at a time
     ids = read_prompts(models, context, min(longest, room - context))
     long = min(run_interleaved(models, {1: target_input(ids, context, 1)}, 2)[1]) > _LONG
     jobs: dict[
@@ -230,10 +232,12 @@ def _measure(pair: LoadedPair) -> PassCosts:
     ] = {}  # short ones first: what follows a long pass is slower than it is in a text
     for n in sorted({*_TARGET, *_DRAFT}):
         if pair.draft and n in _DRAFT and context + n < room and not (long and n > _LONG_DRAFT):
-            jobs["draft", n] = draft_input(ids, context, n)
+            jobs["draft", n] = draft_input(ids, context, n, count=ahead if n == 1 else 1)
         if n in _TARGET and context + n <= room and not (long and n > _LONG_TARGET):
             jobs["target", n] = target_input(ids, context, n)
     seconds = _least(models, jobs)
+    if ("draft", 1) in seconds:
+        seconds["draft", 1] /= ahead
     found: dict[str, list[tuple[int, float]]] = {"target": [], "draft": []}
     for (which, n), least in reversed(seconds.items()):
         longer = [one for _, one in found[which]]  # a pass over fewer tokens costs no more than one over many
@@ -269,9 +273,10 @@ def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:
             for name, n in (("target", 1), ("several", EACH))
         }
         if pair.draft is not None:
-            jobs["draft"] = [draft_input(ids, context, 1, row=row) for row in range(rows)]
+            jobs["draft"] = [draft_input(ids, context, 1, row=row, count=models.ahead) for row in range(rows)]
         seconds = _least(models, jobs)
-        shared.append((rows, seconds["target"], seconds.get("draft", 0.0)))
+        draft_s = seconds.get("draft", 0.0) / models.ahead
+        shared.append((rows, seconds["target"], draft_s))
         several.append((rows, max(seconds["several"], seconds["target"])))
         del models, jobs  # before more rows are made
     return replace(costs, shared=tuple(shared), several=tuple(several))
@@ -305,12 +310,12 @@ def target_input(
 
 
 def draft_input(
-    ids: list[int], context: int, tokens: int, plan: DraftPlan | None = None, row: int = 0
+    ids: list[int], context: int, tokens: int, plan: DraftPlan | None = None, row: int = 0, count: int = 1
 ) -> DraftRow:
-    """A draft step that reads ``tokens`` after the context; by default with the law's entropy."""
+    """Draft steps, the first of which reads ``tokens`` after the context; by default with the law's entropy."""
     plan = plan or DraftPlan(Sampling(), ("entropy",), {})
     end = context + tokens
-    return DraftRow(row, ids[context:end], end, 1, AddressedDraws(), plan)
+    return DraftRow(row, ids[context:end], end, 1, AddressedDraws(), plan, count=count)
 
 
 def run_interleaved(

@@ -64,7 +64,7 @@ class Executor:
     ) -> None:
         self.target = backend_of(target, vocab, "target", held[0]) if target else None
         self.draft = backend_of(draft, vocab, "draft", held[1]) if draft else None
-        self.vocab = vocab
+        self.vocab, self.ahead = vocab, 1 if self.draft is None else self.draft.ahead
         rows = self.target or self.draft
         self.device = rows.runner.device if rows else torch.device("cpu")
         self.like = torch.empty(0, device=self.device)

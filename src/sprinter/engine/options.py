@@ -59,7 +59,7 @@ class GenerationKeywords(TypedDict, total=False):
     never_slower: bool | None
     switches: Sequence[int] | None
     copy_switches: Sequence[int] | None
-    ahead: int | Literal["auto"]
+    ahead: int | Literal["auto"] | None
     rules: RuleState | Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any] | None
     response_format: Mapping[str, Any] | type[BaseModel] | None
@@ -264,10 +264,11 @@ class GenerationOptions(Checked):
         "are, and so on. ``stats.copy_switches``; None: they never are."
     ))  # fmt: skip
     ahead: Annotated[
-        Annotated[WholeNumber, Field(ge=1)] | Literal["auto"],
+        Annotated[WholeNumber, Field(ge=1)] | Literal["auto"] | None,
         Expected("is unknown", f"a whole number >= 1, or {AUTO!r}"),
-    ] = Field(1, description=(
-        'Draft steps per host synchronisation; "auto": by measured times. The text does not depend on it.'
+    ] = Field(None, description=(
+        'Draft steps per host synchronisation; "auto": by measured times; None: 1, or a few where our kernels run '
+        "a small draft model. The text does not depend on it."
     ))  # fmt: skip
     rules: Annotated[
         RuleState | Mapping[str, Any] | None, BeforeValidator(_rules),

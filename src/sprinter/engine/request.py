@@ -203,9 +203,10 @@ class Request:
         loop = decode(
             self.sequence, method, self._limits(models), draws, record, complete, self._rules, switch
         )
+        ahead = None if isinstance(options.ahead, str) else options.ahead or models.ahead
         self._run = RequestRun(
             models, row, self.sequence, loop, method, options.sampling, draws, record, heads=self._runtime.heads,
-            costs=self._runtime.costs, ahead=options.ahead if isinstance(options.ahead, int) else None,
+            costs=self._runtime.costs, ahead=ahead,
             prefill_chunk=prefill_chunk, adjustments=self._adjustments, logprobs=logprobs,
             drafting=self._runtime.drafting,
             earlier=self._runtime.suffixes.of(self.salt) if self._reads_earlier else None,

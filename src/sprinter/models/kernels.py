@@ -226,8 +226,9 @@ class _Passes:
     """Passes of one model with this output layer. A call is a ``StraightPass``."""
 
     def __init__(self, packed: Any, head: nn.Module) -> None:
-        self._packed, self._slots = packed, kernels().Slots
+        self._packed, self._slots, self._writers = packed, kernels().Slots, kernels().Writers
         self._cut = head if isinstance(head, CutHead) else None
+        self.drafts = self._cut is None
 
     def __call__(
         self,
@@ -257,6 +258,14 @@ class _Passes:
         if said is not None and self._cut is not None:
             said = self._cut.spread(said)
         return said, states, taken
+
+    def draft(self, first: Tensor, states: Tensor, cache: RowCache, **who: Any) -> tuple[Tensor, ...]:
+        """See ``RowRunner.draft``."""
+        packed = self._packed
+        held = cache.reserve(packed.numbers, packed.kv, packed.d)
+        where = [one.data_ptr() for one in held], held[0].shape[2]
+        made: tuple[Tensor, ...] = packed.draft(first, states, self._writers(**who), *where, first.shape[-1])
+        return made
 
 
 def _turned(mask: Any) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sprinter.decode.signals import SIGNALS
 from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow, Scored, StepResult, TargetRow
 from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow, in_line
+from sprinter.engine.backends.straight import StraightBackend
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head
@@ -25,6 +26,7 @@ from sprinter.models.capture.graphs import LADDER
 from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.capture.trace import ForwardPass, Unit
 from sprinter.models.interface import Runner
+from sprinter.models.runners.row import RowRunner
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
 __all__ = ["DraftUnit", "GraphBackend", "TargetUnit", "backend_of"]
@@ -34,6 +36,8 @@ def backend_of(runner: Runner, vocab: int, name: str, held: HeldRows | None = No
     """The backend of a runner; arguments as of ``EagerBackend``."""
     if isinstance(runner, CapturedRunner):
         return GraphBackend(runner, vocab, name, held)
+    if isinstance(runner, RowRunner):
+        return StraightBackend(runner, vocab, name, held)
     return EagerBackend(runner, vocab, name, held)
 
 

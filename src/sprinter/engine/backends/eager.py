@@ -44,7 +44,13 @@ __all__ = ["EagerBackend", "alike", "feed_of", "follow", "in_line"]
 
 
 class EagerBackend(TextRows):
-    """See ``TextRows``. Any subset of the rows can be read at a time."""
+    """See ``TextRows``. Any subset of the rows can be read at a time.
+
+    Attributes:
+        ahead: so many draft steps between two questions of a request, of which some may be dropped, take least time.
+    """
+
+    ahead = 1
 
     def begin(self, feeds: Iterable[RowInput]) -> None:
         """See ``TextRows``."""

@@ -28,7 +28,7 @@ from sprinter.models.runners.tree import RowTree
 
 __all__ = [
     "CHUNK", "BaseRunner", "ModelRunner", "Pass", "StateFilter",
-    "call_model", "decoder_layers", "head_of", "head_sizes", "map_output",
+    "call_model", "decoder_layers", "head_of", "head_sizes", "map_output", "turn",
 ]  # fmt: skip
 
 CHUNK = 512
@@ -364,7 +364,7 @@ class ModelRunner(BaseRunner):
         """The model's output for a pass; ``kwargs``: what else it is given."""
         try:
             if self.straight is not None:
-                with _turn(self._head):
+                with turn(self._head):
                     return ModelOutput(
                         *self.straight(asked.tokens, asked.logits, layers=asked.layers, **kwargs)
                     )
@@ -438,7 +438,7 @@ def call_model(
 
         return note
 
-    with _turn(head):
+    with turn(head):
         try:
             each = ((layer, decoder_layers(model)[layer]) for layer in set(layers))
             handles += (part.register_forward_hook(noting(layer)) for layer, part in each)
@@ -456,7 +456,7 @@ _turns: dict[int, Lock] = {}
 _turns_guard = Lock()
 
 
-def _turn(head: nn.Module) -> Lock:
+def turn(head: nn.Module) -> Lock:
     """The lock of a model, and of others that share its hooks: they must not see another thread's forward pass."""
     hooks = head._forward_pre_hooks
     with _turns_guard:

@@ -22,8 +22,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sprinter.models.interface import ModelOutput
-from sprinter.models.runners.forward import ModelRunner, Pass, map_output
+from sprinter.models.runners.forward import ModelRunner, Pass, map_output, turn
 from sprinter.models.runners.tree import RowTree, tree_places
+from sprinter.random import word_blocks
 
 __all__ = ["BOOLEAN", "RowCache", "RowLayer", "RowPlaces", "RowRunner", "Span", "Windows", "masks_of"]
 
@@ -107,6 +108,42 @@ class RowRunner(ModelRunner):
             with torch.inference_mode():
                 for buffer in self._cache.buffers():
                     buffer[row, :, root : root + len(path)] = buffer[row][:, list(path)]
+
+    def drafts(self, longest: int) -> bool:
+        """Whether ``draft`` can write texts of so many tokens: our kernels run the model, and see whole texts."""
+        seen = all(window is None or longest <= window for window in self._windows.values())
+        return (
+            seen and longest <= self.max_len and not self._trees and getattr(self.straight, "drafts", False)
+        )
+
+    def draft(
+        self,
+        first: Tensor,
+        states: Tensor,
+        rows: Sequence[int],
+        counts: Sequence[int],
+        temperatures: Sequence[float],
+        keys: Sequence[Sequence[int]],
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Draw tokens after some rows, each from the law that the ones before it give; the last ones are not read.
+
+        Args:
+            first, states: logits ``[rows, V]`` after the texts, of which laws are made, and states ``[rows, d]``.
+            rows, counts: rows and numbers of tokens, in falling order of these.
+            temperatures: of the laws. keys: ``[rows][most tokens]``, addresses of the draws (``sprinter.random``).
+
+        Returns:
+            Logits, states, laws ``[steps, rows, ...]`` and tokens ``[steps, rows]``, undefined beyond a row's count.
+        """
+        starts = [self._lengths[row] for row in rows]
+        with turn(self._head):
+            made: tuple[Tensor, Tensor, Tensor, Tensor] = self.straight.draft(  # type: ignore[union-attr]
+                first, states, self._cache, rows=rows, starts=starts, counts=counts, temperatures=temperatures,
+                keys=keys, words=word_blocks(first.shape[-1]),
+            )  # fmt: skip
+        for row, start, count in zip(rows, starts, counts, strict=True):
+            self._lengths[row] = start + count - 1
+        return made
 
     def _step(self, asked: Pass) -> ModelOutput:
         if self._takes_flat and not asked.branches and 0 < sum(asked.counts) <= 0.9 * asked.tokens.numel():

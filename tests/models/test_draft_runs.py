@@ -1,0 +1,156 @@
+"""Draft runs in one call of our kernels: passes, laws and draws are those of single steps, for rows of all lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.models.test_kernel_passes import EVERY, KINDS, of_kind
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sprinter
+from sprinter.engine.backends import straight
+from sprinter.engine.pair import Pair
+from sprinter.laws import Sampling, process
+from sprinter.models import kernels
+from sprinter.models.choose import make_runner
+from sprinter.random import AddressedDraws, Purpose
+
+pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
+from sprinter_kernels import native
+
+TEXT = torch.randint(1, 250, (3, 16), generator=torch.Generator().manual_seed(0))
+LENGTHS, COUNTS, HEATS = (9, 16, 12), (6, 4, 1), (1.0, 0.0, 0.6)
+ROWS = (1, 2, 0)
+
+
+@pytest.fixture(params=native.instruction_sets())
+def each_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(native.ASKED, request.param)
+    native.native.cache_clear()
+    yield
+    native.native.cache_clear()
+
+
+def check_run(model: Any) -> None:
+    """Rows of several lengths, counts and temperatures, against one pass over each row's tokens."""
+    runner: Any = make_runner(model, batch=3, max_len=40, compile=True)
+    runner.extend(TEXT, [LENGTHS[ROWS.index(row)] - 1 for row in range(3)])
+    last = torch.stack([TEXT[row, length - 1] for row, length in zip(ROWS, LENGTHS, strict=True)])
+    first = runner.extend(last[:, None], rows=ROWS)
+    vocab = runner.vocab_size - 1  # of the pair: less than the model's
+    draws = AddressedDraws(7)
+    keys = [
+        [draws.address(2, length + step, Purpose.DRAFT) for step in range(max(COUNTS))] for length in LENGTHS
+    ]
+    assert runner.drafts(22) and not runner.drafts(41)
+    said, states, laws, tokens = runner.draft(
+        first.logits[:, 0, :vocab], first.hidden[:, 0], ROWS, COUNTS, HEATS, keys
+    )
+    assert runner.lengths == [
+        dict(zip(ROWS, zip(LENGTHS, COUNTS, strict=True), strict=True))[row][0]
+        + dict(zip(ROWS, COUNTS, strict=True))[row]
+        - 1
+        for row in range(3)
+    ]
+    for at, (row, length, count, heat) in enumerate(zip(ROWS, LENGTHS, COUNTS, HEATS, strict=True)):
+        own = tokens[:count, at]
+        for step in range(count):
+            law = laws[step, at]
+            wanted = process(said[step, at, :vocab], Sampling(temperature=heat))
+            assert float((law - wanted).abs().max()) < 2e-6 and abs(float(law.sum()) - 1) < 1e-5
+            assert int(own[step]) == draws.token(law, 2, length + step, Purpose.DRAFT)
+        alone = make_runner(model, batch=1, max_len=40, compile=True)
+        whole = alone.extend(torch.cat([TEXT[row, :length], own[:-1]])[None])
+        assert whole.logits is not None
+        # the bits of a pass do not depend on the others
+        assert torch.equal(said[:count, at, :vocab], whole.logits[0, length - 1 :, :vocab])
+        assert torch.equal(states[:count, at], whole.hidden[0, length - 1 :])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_has_the_laws_and_draws_of_its_steps(kind: str, each_set: None) -> None:
+    check_run(of_kind("llama", kind))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_run_of_every_family(name: str) -> None:
+    model = of_kind(name, "float32")
+    runner: Any = make_runner(model, batch=3, max_len=40, compile=True)
+    windows = [one for one in runner._windows.values() if one is not None]
+    if windows and min(windows) < 22:
+        assert not runner.drafts(22)  # a query does not see the whole text
+    else:
+        check_run(model)
+
+
+def test_a_large_vocabulary_that_is_no_whole_blocks(each_set: None) -> None:
+    config = LlamaConfig(
+        vocab_size=5_003, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(config).eval()
+    assert kernels.compile_layers(model) is None
+    check_run(model)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return sprinter.load_pair(compile=True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("method", ["speculative(gamma=4)", "sprinter", "svip", "certain", "block(gamma=3)"])
+def test_texts_are_those_of_single_steps(
+    pair: Pair, method: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, and in a batch with a row that drafts nothing."""
+    kept = {"max_new_tokens": 32, "temperature": temperature, "ignore_eos": True}
+    prompts, seeds = ["Once upon a time, there was", "The dog", "Lily had a red", "One day"], [1, 2, 3, 4]
+    methods = [method, method, "autoregressive", method]
+    calls, follow = list[int](), straight.StraightBackend._follow
+
+    def counted(self: Any, rows: Any, *args: Any) -> Any:
+        calls.append(len(rows))
+        return follow(self, rows, *args)
+
+    monkeypatch.setattr(straight.StraightBackend, "_follow", counted)
+
+    def texts(**more: Any) -> list[Any]:
+        together = pair.generate_batch(prompts, method=methods, seed=seeds, rows=4, **kept, **more)
+        alone = pair.generate(prompts[0], method=method, seed=1, **kept, **more)
+        return [*together, alone]
+
+    runs = texts()
+    assert calls and max(calls) > 1
+    monkeypatch.setattr(straight, "_is_plain", lambda row: False)
+    calls.clear()
+    steps = texts(ahead=1)
+    assert not calls
+    for run, step in zip(runs, steps, strict=True):
+        assert run.text == step.text and run.stats.target_calls == step.stats.target_calls
+        assert [token.drift for token in run.tokens] == pytest.approx(
+            [token.drift for token in step.tokens], abs=1e-5
+        )
+    assert runs[0].text == runs[-1].text
+
+
+def test_small_models_draft_a_few_tokens_between_questions(pair: Pair) -> None:
+    """Of which some are dropped; a number that the user gives is kept."""
+    few, one = (
+        pair.generate("Once upon a time", method="sprinter", max_new_tokens=48, seed=2, **more)
+        for more in ({}, {"ahead": 1})
+    )
+    assert few.text == one.text and few.stats.draft_steps > one.stats.draft_steps
+
+
+def test_rows_beside_one_with_a_truncated_law_write_what_they_write_alone(pair: Pair) -> None:
+    kept: dict[str, Any] = {"method": "speculative(gamma=3)", "max_new_tokens": 24, "ignore_eos": True}
+    prompts = ["Once upon a time, there was", "The dog", "Lily had a red"]
+    tops = [1.0, 0.8, 1.0]
+    together = pair.generate_batch(prompts, top_p=tops, seed=[1, 2, 3], rows=3, **kept)
+    for at, out in enumerate(together):
+        assert out.text == pair.generate(prompts[at], top_p=tops[at], seed=at + 1, **kept).text
