@@ -16,7 +16,7 @@ from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling, process
 from sprinter.models import kernels
 from sprinter.models.choose import make_runner
-from sprinter.random import AddressedDraws, Purpose
+from sprinter.random import AddressedDraws, Purpose, word_blocks
 
 pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
 from sprinter_kernels import native
@@ -47,7 +47,7 @@ def check_run(model: Any) -> None:
     ]
     assert runner.drafts(22) and not runner.drafts(41)
     said, states, laws, tokens = runner.draft(
-        first.logits[:, 0, :vocab], first.hidden[:, 0], ROWS, COUNTS, HEATS, keys
+        first.logits[:, 0, :vocab], first.hidden[:, 0], ROWS, COUNTS, HEATS, keys, word_blocks(vocab)
     )
     assert runner.lengths == [
         dict(zip(ROWS, zip(LENGTHS, COUNTS, strict=True), strict=True))[row][0]

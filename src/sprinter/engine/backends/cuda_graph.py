@@ -36,7 +36,7 @@ def backend_of(runner: Runner, vocab: int, name: str, held: HeldRows | None = No
     """The backend of a runner; arguments as of ``EagerBackend``."""
     if isinstance(runner, CapturedRunner):
         return GraphBackend(runner, vocab, name, held)
-    if isinstance(runner, RowRunner):
+    if isinstance(runner, RowRunner) and runner.drafts(1):
         return StraightBackend(runner, vocab, name, held)
     return EagerBackend(runner, vocab, name, held)
 

@@ -18,7 +18,7 @@ from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
 from sprinter.models.runners.row import RowRunner
-from sprinter.random import AddressedDraws, Purpose
+from sprinter.random import AddressedDraws, Purpose, word_blocks
 
 __all__ = ["StraightBackend"]
 
@@ -28,13 +28,13 @@ _AHEAD = 3
 
 
 class StraightBackend(EagerBackend):
-    """``EagerBackend`` over a ``RowRunner``. Rows with adjusted or truncated laws, or heads that read the state at x,
+    """``EagerBackend`` over a ``RowRunner`` that drafts. Rows with adjusted or truncated laws, or heads that read the state at x,
     draft as they do there."""
 
     def __init__(self, runner: RowRunner, vocab: int, name: str, held: HeldRows | None = None) -> None:
         super().__init__(runner, vocab, name, held)
         self._rows = runner
-        if runner.drafts(1) and runner.model.num_parameters() <= _SMALL:
+        if runner.model.num_parameters() <= _SMALL:
             self.ahead = _AHEAD
 
     def _draft(self, rows: Sequence[DraftRow], unit: Any = None) -> list[Drafted | SprinterError]:
@@ -52,6 +52,7 @@ class StraightBackend(EagerBackend):
             [row.count for row in own],
             [row.plan.sampling.temperature for row in own],
             [_keys(row, steps) for row in own],
+            word_blocks(self.vocab),
         )
         found: dict[int, Drafted | SprinterError] = {}
         for group in alike(own, lambda row: row.plan.key):

@@ -24,7 +24,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import ModelRunner, Pass, map_output, turn
 from sprinter.models.runners.tree import RowTree, tree_places
-from sprinter.random import word_blocks
 
 __all__ = ["BOOLEAN", "RowCache", "RowLayer", "RowPlaces", "RowRunner", "Span", "Windows", "masks_of"]
 
@@ -124,13 +123,15 @@ class RowRunner(ModelRunner):
         counts: Sequence[int],
         temperatures: Sequence[float],
         keys: Sequence[Sequence[int]],
+        words: tuple[np.ndarray, np.ndarray],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw tokens after some rows, each from the law that the ones before it give; the last ones are not read.
 
         Args:
             first, states: logits ``[rows, V]`` after the texts, of which laws are made, and states ``[rows, d]``.
             rows, counts: rows and numbers of tokens, in falling order of these.
-            temperatures: of the laws. keys: ``[rows][most tokens]``, addresses of the draws (``sprinter.random``).
+            temperatures: of the laws. keys: ``[rows][most tokens]``, addresses of the draws, and words of the tokens,
+                as ``sprinter.random`` has them (``word_blocks``).
 
         Returns:
             Logits, states, laws ``[steps, rows, ...]`` and tokens ``[steps, rows]``, undefined beyond a row's count.
@@ -139,7 +140,7 @@ class RowRunner(ModelRunner):
         with turn(self._head):
             made: tuple[Tensor, Tensor, Tensor, Tensor] = self.straight.draft(  # type: ignore[union-attr]
                 first, states, self._cache, rows=rows, starts=starts, counts=counts, temperatures=temperatures,
-                keys=keys, words=word_blocks(first.shape[-1]),
+                keys=keys, words=words,
             )  # fmt: skip
         for row, start, count in zip(rows, starts, counts, strict=True):
             self._lengths[row] = start + count - 1
