@@ -28,8 +28,10 @@ _AHEAD = 3
 
 
 class StraightBackend(EagerBackend):
-    """``EagerBackend`` over a ``RowRunner`` that drafts. Rows with adjusted or truncated laws, or heads that read the state at x,
-    draft as they do there."""
+    """``EagerBackend`` over a ``RowRunner`` that drafts.
+
+    Rows with adjusted or truncated laws, or with heads that read the state at x, draft as they do there.
+    """
 
     def __init__(self, runner: RowRunner, vocab: int, name: str, held: HeldRows | None = None) -> None:
         super().__init__(runner, vocab, name, held)
