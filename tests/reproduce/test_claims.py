@@ -68,7 +68,9 @@ def test_a_claim_is_as_good_as_its_checks() -> None:
         assert Claim("", checks).verdict == verdict
     assert Claim("", (yes,), "no heads").verdict == "not testable here"
     told = Claim("It is faster.", (yes, no, open_)).line("held in part")
-    assert told.startswith("- **Held in part.** It is faster. x: 2.50 [2.00, 3.00], above 1: yes; ")
+    assert told.startswith(
+        "- **Held in part.** It is faster.\n    - x: 2.50 [2.00, 3.00], above 1: yes\n    - x: "
+    )
 
 
 def test_a_table_tells_its_numbers_and_verdicts() -> None:

@@ -89,9 +89,13 @@ class Claim:
         return "not held" if False in outcomes else "undecided"
 
     def line(self, verdict: str) -> str:
-        """Markdown: verdict, claim, and what the numbers say."""
-        told = self.missing[:1].upper() + self.missing[1:] or "; ".join(check.line() for check in self.checks)
-        return f"- **{verdict[0].upper()}{verdict[1:]}.** {self.says} {told}."
+        """Markdown: verdict, claim, and what the numbers say; of several checks a line each."""
+        claim = f"- **{verdict[0].upper()}{verdict[1:]}.** {self.says}"
+        if self.missing:
+            return f"{claim} {self.missing[0].upper()}{self.missing[1:]}."
+        if len(self.checks) == 1:
+            return f"{claim} {self.checks[0].line()}."
+        return claim + "".join(f"\n    - {check.line()}" for check in self.checks)
 
     def facts(self, verdict: str) -> dict[str, Any]:
         """As JSON values, which know no NaN."""

@@ -453,7 +453,7 @@ def spread(study: Study) -> list[PaperTable]:
     claims = [Claim("GSM8K and HumanEval have lower divergences than CSQA and MMLU.", (*easier,), why)]
     more = [
         Claim("JS keeps quality best; required here: it loses least at 70 % kept.", (*better,)),
-        Claim("Any tokens kept by chance lose more.", (*chance,)),
+        Claim("Tokens that are kept by chance lose more.", (*chance,)),
     ]
     prompts = min(int(one.texts[-1]) + 1 for one in found.values())
     told = (

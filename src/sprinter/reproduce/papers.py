@@ -25,7 +25,7 @@ __all__ = ["PAPERS", "check_suites", "page", "reproduce", "trials"]
 
 QUIET = 0.2
 """Cores that other programs may keep busy without a word."""
-BUILTIN = "the built-in pair, which was trained on stories alone: these prompts are far from them"
+BUILTIN = "the built-in pair, which has learned stories alone; these prompts are of other kinds"
 KEY = (
     "Each claim has a verdict, and its checks: the measured value with its 95 % interval over prompts, the bound, and "
     "whether the whole interval passes it."
@@ -113,8 +113,8 @@ def page(results: Mapping[str, Any], pictures: str) -> str:
     load += f" in the last of {results['calls']} calls" if results.get("calls", 1) > 1 else ""
     tables = where.get("commit_of_tables", where["commit"])
     anew = "" if tables == where["commit"] else f" (tables: {tables})"
-    pair = "" if "--target" in results["command"] else f": {results['models']}"
-    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}{anew}{pair}."
+    pair = "" if "--target" in results["command"] else f" Pair: {results['models']}."
+    run = f"`{results['command']}` on {machine}, {load}, commit {where['commit']}{anew}.{pair}"
     if (others := where.get("busy_with_others") or 0) > QUIET:
         run += (
             f" Other programs kept {others:.1f} cores busy meanwhile. The arms took turns, so ratios of speeds compare "
@@ -135,5 +135,5 @@ def _wrapped(line: str) -> list[str]:
     """A line of prose in lines of at most 120 characters; rows of tables stay."""
     if line.startswith("|") or len(line) <= 120:
         return [line]
-    more = "  " if line.startswith("- ") else ""
+    more = "  " if line.startswith("- ") else "      " if line.startswith("    - ") else ""
     return wrap(line, 120, subsequent_indent=more, break_long_words=False, break_on_hyphens=False)
