@@ -49,7 +49,7 @@ def demo(
     json: JsonOption = False,
 ) -> None:
     """Compare plain decoding, an exact method and a lossy one with drift of at most 0.1 (well under a minute)."""
-    pair = load(loading)
+    pair = load(loading, compile=_kernels_run(loading))
     _warm_up(pair)
     length = max_new_tokens or _length_in_time(pair)
     generate = partial(pair.generate, max_new_tokens=length, seed=seed, meter="complete")
@@ -63,6 +63,24 @@ def demo(
         print_json({"prompts": list(PROMPTS), "settings": settings, "rows": rows})
     else:
         _print_table(rows, length)
+
+
+def _kernels_run(loading: Loading) -> bool | None:
+    """Whether our kernels run the built-in pair, which they know: on a CPU, where they are installed; a line says so."""
+    from sprinter.models.devices import device_of
+    from sprinter.models.kernels import why_none
+
+    own = (loading.target, loading.runner, loading.dtype) == (None, "auto", None)
+    if loading.compile is not None or not own or device_of(loading.device or "auto").type != "cpu":
+        return loading.compile
+    why = why_none()
+    runs = (
+        "our kernels run both models"
+        if why is None
+        else "PyTorch runs both models; our kernels are not installed"
+    )
+    print(f"{runs} (--compile, --no-compile)", file=sys.stderr)
+    return why is None or None
 
 
 def _warm_up(pair: Pair) -> float:
