@@ -375,17 +375,20 @@ def _table(results: Any) -> str:
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
-def timed(pair: sprinter.Pair, repeats: int) -> dict[str, Any]:
+def timed(pair: sprinter.Pair, repeats: int, sampling: Sampling) -> dict[str, Any]:
     """Median seconds of target passes by their tokens, of a draft step, and of one with the gate."""
     models = borrow(pair.models, CONTEXT + max(LENGTHS))
     ids = read_prompts(models, CONTEXT, max(LENGTHS))
-    jobs: dict[Any, Any] = {n: target_input(ids, CONTEXT, n, GREEDY) for n in LENGTHS}
-    jobs["draft"] = draft_input(ids, CONTEXT, 1, DraftPlan(GREEDY, ("entropy",), {}))
-    if pair.gate is not None:
-        jobs["gated"] = draft_input(ids, CONTEXT, 1, DraftPlan(GREEDY, ("entropy",), {"gate": pair.gate}))
+    jobs: dict[Any, Any] = {n: target_input(ids, CONTEXT, n, sampling) for n in LENGTHS}
+    for name, heads in (("draft", {}), ("gated", {} if pair.gate is None else {"gate": pair.gate})):
+        plan = DraftPlan(sampling, ("entropy",), heads)
+        jobs[name] = draft_input(ids, CONTEXT, 1, plan, count=models.ahead)  # as many as a request asks for
     seconds = {str(n): statistics.median(each) for n, each in run_interleaved(models, jobs, repeats).items()}
-    return {"target": [[n, seconds[str(n)]] for n in LENGTHS], "draft": seconds["draft"],
-            "gated": seconds.get("gated", seconds["draft"])}  # fmt: skip
+    seconds |= {name: seconds[name] / models.ahead for name in ("draft", "gated")}
+    return {
+        "target": [[n, seconds[str(n)]] for n in LENGTHS],
+        **{name: seconds[name] for name in ("draft", "gated")},
+    }
 
 
 def as_costs(found: Mapping[str, Any], fixed: float = 0.0) -> PassCosts:
@@ -413,7 +416,7 @@ def costs(options: Any) -> None:
     """Time passes, by factor."""
     began, name = time.time(), NAME.format(part="costs", pair=options.pair)
     found = {
-        str(factor): timed(pair, REPEATS if factor == 1 else 3)
+        str(factor): timed(pair, REPEATS if factor == 1 else 3, Sampling(PAIRS[options.pair].temperature))
         for factor, pair in factors_of(options).items()
     }
     lines = [
@@ -436,7 +439,9 @@ def wall(options: Any) -> None:
     began, name = time.time(), NAME.format(part="wall", pair=options.pair)
     rows, lines, setting = [], [], PAIRS[options.pair]
     for factor, pair in factors_of(options).items():
-        known = as_costs(timed(pair, REPEATS if factor == 1 else 3))
+        known = as_costs(
+            timed(pair, REPEATS if factor == 1 else 3, Sampling(PAIRS[options.pair].temperature))
+        )
         suites = asked(pair, setting, options.data).values()
         prompts = [one[1] for group in zip(*suites, strict=False) for one in group][: options.prompts]
         methods = [arm.format(tau=TAUS[options.pair]) for arm in (PLAIN, *WALL)]
