@@ -384,11 +384,8 @@ def timed(pair: sprinter.Pair, repeats: int, sampling: Sampling) -> dict[str, An
         plan = DraftPlan(sampling, ("entropy",), heads)
         jobs[name] = draft_input(ids, CONTEXT, 1, plan, count=models.ahead)  # as many as a request asks for
     seconds = {str(n): statistics.median(each) for n, each in run_interleaved(models, jobs, repeats).items()}
-    seconds |= {name: seconds[name] / models.ahead for name in ("draft", "gated")}
-    return {
-        "target": [[n, seconds[str(n)]] for n in LENGTHS],
-        **{name: seconds[name] for name in ("draft", "gated")},
-    }
+    steps = {name: seconds[name] / models.ahead for name in ("draft", "gated")}
+    return {"target": [[n, seconds[str(n)]] for n in LENGTHS], **steps}
 
 
 def as_costs(found: Mapping[str, Any], fixed: float = 0.0) -> PassCosts:
@@ -415,10 +412,9 @@ def factors_of(options: Any) -> dict[int, sprinter.Pair]:
 def costs(options: Any) -> None:
     """Time passes, by factor."""
     began, name = time.time(), NAME.format(part="costs", pair=options.pair)
-    found = {
-        str(factor): timed(pair, REPEATS if factor == 1 else 3, Sampling(PAIRS[options.pair].temperature))
-        for factor, pair in factors_of(options).items()
-    }
+    law, found = Sampling(PAIRS[options.pair].temperature), dict[str, Any]()
+    for factor, pair in factors_of(options).items():
+        found[str(factor)] = timed(pair, REPEATS if factor == 1 else 3, law)
     lines = [
         " | ".join([factor, *(f"{1e3 * s:.1f}" for _, s in one["target"]), f"{1e3 * one['draft']:.2f}",
                     f"{1e3 * one['gated']:.2f}", f"{one['draft'] / one['target'][0][1]:.3f}"])
