@@ -377,15 +377,14 @@ def _table(results: Any) -> str:
 # --- costs ------------------------------------------------------------------------------------------------------------
 def timed(pair: sprinter.Pair, repeats: int, sampling: Sampling) -> dict[str, Any]:
     """Median seconds of target passes by their tokens, of a draft step, and of one with the gate."""
-    models = borrow(pair.models, CONTEXT + max(LENGTHS))
-    ids = read_prompts(models, CONTEXT, max(LENGTHS))
+    ids = read_prompts(models := borrow(pair.models, CONTEXT + max(LENGTHS)), CONTEXT, max(LENGTHS))
     jobs: dict[Any, Any] = {n: target_input(ids, CONTEXT, n, sampling) for n in LENGTHS}
     for name, heads in (("draft", {}), ("gated", {} if pair.gate is None else {"gate": pair.gate})):
         plan = DraftPlan(sampling, ("entropy",), heads)
         jobs[name] = draft_input(ids, CONTEXT, 1, plan, count=models.ahead)  # as many as a request asks for
     seconds = {str(n): statistics.median(each) for n, each in run_interleaved(models, jobs, repeats).items()}
-    steps = {name: seconds[name] / models.ahead for name in ("draft", "gated")}
-    return {"target": [[n, seconds[str(n)]] for n in LENGTHS], **steps}
+    passes = [[n, seconds[str(n)]] for n in LENGTHS]
+    return {"target": passes, **{name: seconds[name] / models.ahead for name in ("draft", "gated")}}
 
 
 def as_costs(found: Mapping[str, Any], fixed: float = 0.0) -> PassCosts:
