@@ -79,7 +79,7 @@ def script_where(results: dict[str, Any]) -> str:
     return (
         f"Run `{command.strip()}` on {records.machine(env)}{load}; torch {env['torch']}, transformers "
         f"{env['transformers']}, commit {env['commit']}"
-        f"{', which has the script (it is gone since)' if script and not (ROOT / script[0]).is_file() else ''}."
+        f"{'. The script was removed after this commit' if script and not (ROOT / script[0]).is_file() else ''}."
     )
 
 
@@ -155,8 +155,8 @@ Tables that were here before 28 November 2026: [where removed tables went](remov
 Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand.
 """
 RECORDS = (
-    "A record has the command, the machine and every number of its run. Commands of records without a load were "
-    "written without their folders (`--data`, `--gate`, `--out`)."
+    "A record has the command, the machine and every number of its run. Older records, which name no load, leave "
+    "folders out of the command (`--data`, `--gate`, `--out`)."
 )
 IN_README = "readme-real"
 README_LEAVES_OUT = ("trusted", "text as plain")
