@@ -138,7 +138,7 @@ def run_csv(run: Run) -> str:
 INDEX = """# Results
 
 A page shows one summary table a topic, and the data of all its runs as CSV. A table shows one run: one command, one
-commit, one machine, named beside it or in the record beside its data. Speeds are ratios within the run, arms
+commit, one machine, named next to it or in the record next to its data. Speeds are ratios within the run, arms
 interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; the meter is complete. How to repeat a number:
 [CONTRIBUTING](../CONTRIBUTING.md#reproducing-a-number).
 
