@@ -4,7 +4,8 @@
 
 A pair is named alone, with all its arms, or with one: "qwen, eager". The pair "opt" has 100 M and 15 M random weights
 and is of a family that the kernels do not know. DIR is a clean checkout of an older commit (``git worktree add DIR
-COMMIT``). Host time is what a token takes outside of forward passes: the loop, laws, draws, rules and scheduling.
+COMMIT``). Host time is what a token takes outside of forward passes and of draft runs in one call: the loop, laws,
+draws, rules and scheduling.
 Tokens are compared too: greedy texts must be the same.
 """
 
@@ -37,17 +38,22 @@ ROOT = Path(__file__).resolve().parents[2]
 def work() -> None:
     """A process of one checkout: a line of settings in, a line of figures out. It imports nothing of this one."""
     import sprinter
-    from sprinter.models.runners import forward
+    from sprinter.models.runners import forward, row
 
-    inside, extend = [0.0], forward.BaseRunner.extend
+    inside = [0.0]
 
-    def timed(self: Any, *args: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        made = extend(self, *args, **named)
-        inside[0] += time.perf_counter() - began
-        return made
+    def timed(call: Any) -> Any:
+        def run(*args: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            made = call(*args, **named)
+            inside[0] += time.perf_counter() - began
+            return made
 
-    forward.BaseRunner.extend = timed  # type: ignore[method-assign]
+        return run
+
+    forward.BaseRunner.extend = timed(forward.BaseRunner.extend)  # type: ignore[method-assign]
+    if hasattr(row.RowRunner, "draft"):  # an older commit has none
+        row.RowRunner.draft = timed(row.RowRunner.draft)  # type: ignore[method-assign]
     pair: Any = None
     for line in sys.stdin:
         asked = json.loads(line)
