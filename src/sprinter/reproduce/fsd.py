@@ -487,11 +487,11 @@ def _apart(a: Quotient, b: Quotient) -> BootstrapInterval:
 
 FSD = Paper(
     "Fuzzy Speculative Decoding (Holsman et al. 2025)",
-    "The protocol is Appendix D's. L is the length of 5, 10, 15 and 20 that is fastest for exact decoding (SD); a "
-    "method that keeps close to all tokens has the next one. T_SD is the threshold that accepts as much as SD. From "
-    "there T rises until a fifth of the gap between target and draft is lost. L and thresholds are chosen on other "
-    "prompts; thresholds, from 0.01 to 1, by both models' laws along the target's own texts. The divergence is the "
-    "published code's JS.",
+    "The protocol is Appendix D's. L, the draft length, is the one of 5, 10, 15 and 20 that is fastest for exact "
+    "decoding (SD). A method that keeps almost all draft tokens gets the next longer one. T_SD is the threshold that "
+    "accepts as much as SD. From there T rises until a fifth of the gap between target and draft is lost. L and "
+    "thresholds are chosen on other prompts. Thresholds from 0.01 to 1 are compared by both models' laws along the "
+    "target's own texts. The divergence is the published code's JS.",
     {"lengths": lengths, "levels": levels_table, "one-threshold": common, "divergences": spread},
     {"prompts": 30, "tuning_prompts": 20, "new_tokens": 48, "repeats": 1},
     tuple(SUITES.values()),
