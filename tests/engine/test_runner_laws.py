@@ -24,7 +24,7 @@ from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine.backends import cuda_graph
 from sprinter.engine.executor import Executor
 from sprinter.heads.dflash import DFlashHeads
-from sprinter.heads.eagle import ParallelHeads
+from sprinter.heads.eagle3 import ParallelHeads
 from sprinter.heads.head import Head
 from sprinter.heads.mtp import MtpHeads
 from sprinter.random import AddressedDraws, Purpose
@@ -111,7 +111,8 @@ def random_head(pair: Pair, kind: str) -> MtpHeads | ParallelHeads | DFlashHeads
         torch.manual_seed(7)
         mtp = MtpHeads(LlamaDecoderLayer(config, 0), config, pair.vocab, None, False)
         dflash = DFlashHeads(config, (0, 1), 2, 1)
-        heads = {"mtp": mtp, "peagle": ParallelHeads(config, 2), "dflash": dflash}[kind]
+        parallel = ParallelHeads(config, None, pair.vocab, 2, 1)
+        heads = {"mtp": mtp, "peagle": parallel, "dflash": dflash}[kind]
         for value in heads.parameters():
             value.detach().copy_(torch.randn_like(value) * 0.4 + float(value.ndim == 1))
     return heads.requires_grad_(False)

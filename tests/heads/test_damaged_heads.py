@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.heads.test_dflash import dflash
 from tests.heads.test_eagle import eagle as first_eagle
-from tests.heads.test_eagle3 import eagle
+from tests.heads.test_eagle3 import eagle, parallel
 from tests.heads.test_glide import glide
 from tests.heads.test_medusa import SIZE, WEIGHTS, medusa
 from tests.models.tiny import VOCAB, tiny, word_tokenizer
@@ -32,9 +32,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     save_heads(medusa(), top / "medusa", "")
     save_heads(first_eagle(), top / "eagle", "")
     save_heads(eagle(), top / "eagle3", "")
+    save_heads(parallel(), top / "peagle", "")
     save_heads(glide(), top / "glide", "")
     save_heads(dflash(), top / "dflash", "")
-    return {kind: top / kind for kind in ("medusa", "eagle", "eagle3", "glide", "dflash")}
+    return {kind: top / kind for kind in ("medusa", "eagle", "eagle3", "peagle", "glide", "dflash")}
 
 
 def changed(folder: Path, to: Path, inside: str | None = None, **change: Any) -> Path:
@@ -77,7 +78,7 @@ LAYER: list[tuple[dict[str, Any], str]] = [
 def test_damaged_layers(
     kind: str, change: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    inside = {"eagle3": "transformer_layer_config", "glide": "layer_config"}
+    inside = {"glide": "layer_config"} | dict.fromkeys(("eagle3", "dflash"), "transformer_layer_config")
     refused(changed(folders[kind], tmp_path / "bad", inside.get(kind), **change), message)
 
 
@@ -91,6 +92,10 @@ def test_damaged_layers(
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": "abc"}, "a list of whole numbers"),
         ("eagle3", {"draft_vocab_size": 1 << 24}, "lacks or misfits 'd2t'"),
         ("eagle3", {"norm_before_residual": "no"}, "true or false"),
+        *(("eagle3", {name: True}, f"has {name}, which") for name in ("norm_before_fc", "fc_norm", "norm_output")),
+        ("peagle", {"speculators_config": {"proposal_methods": []}}, "must give speculative_tokens in"),
+        ("peagle", {"speculators_config": {"proposal_methods": [{"speculative_tokens": 65}]}}, r"in \[1, 64\]"),
+        ("peagle", {"mask_token_id": None}, r"mask_token_id=None .* in \[0, "),
         ("medusa", {"medusa_num_heads": float("inf")}, r"medusa_num_heads=inf .* whole number in \[1, 64\]"),
         ("medusa", {"medusa_num_heads": 0}, r"medusa_num_heads=0 .* whole number in \[1, 64\]"),
         ("medusa", {"medusa_num_layers": 65}, r"medusa_num_layers=65 .* must be a whole number in \[1, 64\]"),
@@ -110,7 +115,7 @@ def test_damaged_configs(
     refused(changed(folders[kind], tmp_path / "bad", **change), message)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "glide", "dflash"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "peagle", "glide", "dflash"])
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_weights_that_are_not_finite(
     kind: str, value: float, folders: dict[str, Path], tmp_path: Path
@@ -179,7 +184,7 @@ def test_the_vocabulary_is_the_targets_own() -> None:
             MedusaHeads(SIZE, own).attach(tiny("llama"), "t", SIZE, VOCAB)
 
 
-@pytest.mark.parametrize("make", [medusa, first_eagle, eagle, glide, dflash])
+@pytest.mark.parametrize("make", [medusa, first_eagle, eagle, parallel, glide, dflash])
 def test_heads_draft_for_one_target(make: Callable[[], TokenHeads]) -> None:
     heads = make()
     for _ in range(2):
@@ -188,7 +193,9 @@ def test_heads_draft_for_one_target(make: Callable[[], TokenHeads]) -> None:
         heads.attach(tiny("mistral"), "other", SIZE, VOCAB)
 
 
-@pytest.mark.parametrize("make", [medusa, lambda: medusa(shared=True), first_eagle, eagle, glide, dflash])
+@pytest.mark.parametrize(
+    "make", [medusa, lambda: medusa(shared=True), first_eagle, eagle, parallel, glide, dflash]
+)
 def test_costs_beside_a_target_in_half_precision(make: Callable[[], TokenHeads]) -> None:
     target = type(tiny("llama"))(tiny("llama").config).bfloat16().eval()
     pair = sprinter.load_pair(target, tokenizer=word_tokenizer(), heads=[make()], compile=False)
@@ -209,7 +216,18 @@ def meaning(folder: Path) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     "kind",
-    ["gate", "specdec", "disco", "qwen2.5-coder-1.5b-0.5b", "medusa", "eagle", "eagle3", "glide", "dflash"],
+    [
+        "gate",
+        "specdec",
+        "disco",
+        "qwen2.5-coder-1.5b-0.5b",
+        "medusa",
+        "eagle",
+        "eagle3",
+        "peagle",
+        "glide",
+        "dflash",
+    ],
 )
 def test_a_byte_that_is_wrong_is_refused_or_changes_nothing(
     kind: str, folders: dict[str, Path], tmp_path: Path

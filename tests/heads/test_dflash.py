@@ -206,14 +206,30 @@ def test_speculators_folders(tmp_path: Path) -> None:
         load_any_head(tmp_path)
 
 
-def test_our_folders_are_those_of_the_authors(tmp_path: Path) -> None:
-    config, weights = published(**SIGHTS[2])
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_our_folders_are_those_of_speculators(sight: dict[str, Any], tmp_path: Path) -> None:
+    """A folder of the authors that is written again: the fields of speculators 0.9, and the same laws."""
+    config, weights = published(**sight)
     heads = loaded(write(tmp_path / "a", config, weights), tiny("llama"))
     save_heads(heads, tmp_path / "b", "")
     written = json.loads((tmp_path / "b" / "config.json").read_text())
-    same = config.keys() - {"auto_map", "dtype", "rope_theta", "rope_scaling", "max_window_layers"}
-    assert {name: written[name] for name in same} == {name: config[name] for name in same}
-    assert written["rope_parameters"]["rope_theta"] == THETA
+    layer = written["transformer_layer_config"]
+    same = (
+        "hidden_size",
+        "head_dim",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "vocab_size",
+        "model_type",
+        *sight,
+    )
+    assert {name: layer[name] for name in same} == {name: config[name] for name in same}
+    assert layer["rope_parameters"]["rope_theta"] == THETA
+    assert (written["speculators_model_type"], written["speculators_version"]) == ("dflash", "0.9.0")
+    assert written["aux_hidden_state_layer_ids"] == [1, 2], "0: the embeddings"
+    assert (written["block_size"], written["mask_token_id"]) == (BLOCK, MASK)
+    assert written["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == BLOCK - 1
+    assert written["sliding_window_non_causal"] is (sight != SIGHTS[1] and sight != SIGHTS[3])
     again = load_file(tmp_path / "b" / "model.safetensors")
     assert {name: one.shape for name, one in again.items()} == {
         name: one.shape for name, one in weights.items()

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, PreTrainedModel
 import sprinter
 from sprinter.errors import UserError
 from sprinter.heads.drafting import save_heads
-from sprinter.heads.eagle3 import Eagle3Heads, aux_layers
+from sprinter.heads.eagle3 import Eagle3Heads, ParallelHeads, aux_layers
 from sprinter.heads.load import load_any_head
 
 SIZE = 32
@@ -47,17 +47,37 @@ def eagle(
     return heads.requires_grad_(False)
 
 
+def parallel(seed: int = 0, count: int = 3) -> ParallelHeads:
+    """A random head that drafts in one pass."""
+    config = LlamaConfig(vocab_size=VOCAB, hidden_size=SIZE, num_attention_heads=4, num_key_value_heads=2,
+                         intermediate_size=48, num_hidden_layers=1, max_position_embeddings=96)  # fmt: skip
+    heads, chance = (
+        ParallelHeads(config, None, len(KEPT), count, mask=60),
+        torch.Generator().manual_seed(seed),
+    )
+    with torch.no_grad():
+        for value in heads.parameters():
+            value.copy_(torch.randn(value.shape, generator=chance) * 0.3)
+    heads.keep(KEPT)
+    heads.join(tiny("llama"))
+    return heads.requires_grad_(False)
+
+
 def states_of(count: int, seed: int = 3) -> dict[int, Tensor]:
     chance = torch.Generator().manual_seed(seed)
     return {layer: torch.randn(count, SIZE, generator=chance) for layer in (0,)}
 
 
 def reference(
-    heads: Eagle3Heads, ids: Sequence[int], states: dict[int, Tensor], path: Sequence[int]
+    heads: Eagle3Heads, ids: Sequence[int], states: dict[int, Tensor], path: Sequence[int], masks: int = 0
 ) -> Tensor:
-    """Logits of draft tokens after a text and a path, by one pass over all entries for each token, without a cache."""
+    """Logits of draft tokens after a text and a path, by one pass over all entries for each token, without a cache; of
+    the last of a number of masks."""
     features = [*heads.fused([states[layer] for layer in heads.layers])]
     tokens = [*ids[1:]]
+    if isinstance(heads, ParallelHeads):
+        tokens += [heads.mask] * masks
+        features += [heads.fc(heads.mask_hidden.view(-1))] * masks
     for token in (*path, None):
         embeds, block = heads.embedded(torch.tensor(tokens)), heads.block
         rows = torch.stack(features)
@@ -114,6 +134,22 @@ def check(heads: Eagle3Heads) -> None:
 @pytest.mark.parametrize("norm_before_residual", [False, True])
 def test_chains_and_trees_are_those_of_a_pass_without_a_cache(norm_before_residual: bool) -> None:
     check(eagle(norm_before_residual=norm_before_residual))
+
+
+@torch.no_grad()
+def test_tokens_of_one_pass_are_those_of_masks() -> None:
+    """Texts that grow, go back and change: the law of each depth, whatever was drafted."""
+    heads, whole, states = parallel(), [5, 9, 2, 40, 7, 7, 31, 8, 1, 12], states_of(9)
+    text = heads.begin()
+    for length in (3, 6, 10, 4):
+        known = {layer: each[: length - 1] for layer, each in states.items()}
+        text.read(whole[:length], known)
+        for depth in range(3):
+            found = text.logits([(4, 6, 8)[:depth]])
+            assert found is not None
+            wanted = reference(heads, whole[:length], known, (), depth)
+            torch.testing.assert_close(found[0][heads.kept], wanted, atol=2e-4, rtol=1e-3)
+        assert text.logits([(4, 6, 8)]) is None
 
 
 def test_positions_by_slot_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +214,25 @@ def test_files_are_those_of_speculators(tmp_path: Path) -> None:
         assert (
             torch.equal(own.bfloat16().float(), other) if own.is_floating_point() else torch.equal(own, other)
         ), name
+
+
+def test_the_version_and_the_fields_of_speculators(tmp_path: Path) -> None:
+    """Those of its classes in 0.9.0, which tests/doors/test_speculators.py loads; a layer's fields in full."""
+    for heads in (eagle(target_id="org/target"), parallel()):
+        save_heads(heads, tmp_path / heads.kind, "card")
+        config = json.loads((tmp_path / heads.kind / "config.json").read_text())
+        assert config["speculators_version"] == "0.9.0" and config["speculators_model_type"] == heads.kind
+        assert not any(config[name] for name in ("norm_before_fc", "fc_norm", "norm_output"))
+        layer = config["transformer_layer_config"]
+        assert layer["rms_norm_eps"] == LlamaConfig().rms_norm_eps, "equal to Llama's default, and written"
+        assert layer["hidden_size"] == SIZE and layer["head_dim"] == SIZE // 4
+    assert (config["architectures"], config["mask_token_id"]) == (["PEagleSpeculator"], 60)
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    weights = load_file(tmp_path / "peagle" / "model.safetensors")
+    assert weights["mask_hidden"].shape == (1, 1, 3 * SIZE)
+    again = load_any_head(tmp_path / "peagle")
+    assert isinstance(again, ParallelHeads) and (again.count, again.mask) == (3, 60)
+    assert torch.equal(again.mask_hidden, heads.mask_hidden.bfloat16().float())  # type: ignore[arg-type]
 
 
 def test_published_variants(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from tests.training.test_draft_train import COMMON, TRAINING, cyclic
 import sprinter
 from sprinter.cli import main
 from sprinter.errors import UserError
-from sprinter.heads.eagle import ParallelHeads
+from sprinter.heads.eagle3 import ParallelHeads
 from sprinter.heads.load import load_any_head
 from sprinter.training.drafts.batches import collate
-from sprinter.training.drafts.eagle import ParallelLearner, fresh_eagle
+from sprinter.training.drafts.eagle3 import ParallelLearner, fresh_eagle3, mask_token
 from sprinter.training.drafts.run import run_to_end
 from sprinter.training.drafts.settings import HeadSettings
 
@@ -26,8 +26,8 @@ SHAPE = HeadSettings(kind="peagle", heads=3)
 
 def learner() -> ParallelLearner:
     target = tiny_target()
-    heads = fresh_eagle(target, SHAPE, "t", "f")
-    assert isinstance(heads, ParallelHeads) and heads.count == 3
+    heads = fresh_eagle3(target, SHAPE, "t", "f")
+    assert isinstance(heads, ParallelHeads) and heads.count == 3 and heads.mask == mask_token(target)
     return ParallelLearner(heads, target, 0.8, 1.0, 3)
 
 
@@ -45,9 +45,10 @@ def test_each_step_of_training_is_the_one_of_drafting() -> None:
         for number in range(0, len(places), 3):
             row, place = divmod(int(places[number]), width)
             ids, entry = batch.ids[row].tolist(), place - 1 - step
-            states = own.target.model(batch.ids[row : row + 1]).last_hidden_state[0, : entry + 1]
+            hidden = own.target(batch.ids[row : row + 1], output_hidden_states=True).hidden_states
+            states = {aux - 1: hidden[aux][0, : entry + 1] for aux in own.heads.aux}  # type: ignore[union-attr]
             text = drafting[row]
-            text.read(ids[: entry + 2], {-1: states})
+            text.read(ids[: entry + 2], states)
             for drafted in ((1, 2, 3), (9, 8, 7)):
                 found = text.logits([drafted[:step]])
                 assert found is not None
@@ -57,27 +58,31 @@ def test_each_step_of_training_is_the_one_of_drafting() -> None:
     assert checked > 20
 
 
+def states_of(heads: ParallelHeads, count: int) -> dict[int, torch.Tensor]:
+    return {layer: torch.randn(count, heads.hidden_size) for layer in heads.layers}
+
+
 @torch.no_grad()
 def test_a_draft_is_one_pass() -> None:
     own = learner()
     text = own.heads.begin()
-    text.read([3, 1, 4, 1, 5], {-1: torch.randn(4, own.heads.hidden_size)})
+    text.read([3, 1, 4, 1, 5], states_of(own.heads, 4))
     for path in ((), (2,), (2, 7)):
         assert text.logits([path]) is not None
     assert text.steps == 1 and text.tokens == 4 + 2
-    text.read([3, 1, 4, 1, 5, 9], {-1: torch.randn(5, own.heads.hidden_size)})
+    text.read([3, 1, 4, 1, 5, 9], states_of(own.heads, 5))
     assert text.steps == 2 and text.tokens == 6 + 1 + 2, "one entry more, and two masks"
 
 
 def test_the_head_learns(tmp_path: Path) -> None:
     own, found = learner(), cyclic()
-    before, mask = own.held_out(found.part(True), 128), own.heads.mask.detach().clone()
+    before, mask = own.held_out(found.part(True), 128), own.heads.mask_hidden.detach().clone()
     run = run_to_end(own, found, replace(TRAINING, steps=60, checkpoint=60, lr=1e-2), tmp_path)
     after = run.history[-1].held_out
     assert after["ce"] < 0.3 * before["ce"] and all(after[f"head{step}_top1"] > 0.9 for step in (1, 2, 3)), (
         after
     )
-    assert len(own.accuracies(found.part(True), 128)) == 3 and not torch.equal(mask, own.heads.mask)
+    assert len(own.accuracies(found.part(True), 128)) == 3 and not torch.equal(mask, own.heads.mask_hidden)
 
 
 def test_the_folder_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +106,7 @@ def test_the_folder_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_what_is_refused() -> None:
     assert HeadSettings(kind="peagle").steps == 4
-    with pytest.raises(UserError, match="drafts two tokens a pass or more, kind=eagle one"):
+    with pytest.raises(UserError, match="drafts two tokens a pass or more, kind=eagle3 one"):
         HeadSettings(kind="peagle", heads=1)
     with pytest.raises(UserError, match="regression goes with kind=eagle"):
         HeadSettings(kind="peagle", regression=1.0)

@@ -5,8 +5,9 @@ also attends to the tokens before: their keys and values are projections of the 
 one linear layer and a norm fuse. Embedding and output layer are the target's. The output at a mask gives the law of the
 token in its place.
 
-Files are those of the authors: a config of Qwen3 with ``dflash_config``, and ``fc``, ``hidden_norm``, ``layers.N`` and
-``norm`` in ``model.safetensors``. Those of speculators' type ``dflash`` with the whole vocabulary are read too.
+Files are those of speculators' type ``dflash`` with the whole vocabulary: a config of Qwen3 in ``config.json``, and
+``fc``, ``hidden_norm``, ``layers.N`` and ``norm`` in ``model.safetensors``. Those of the authors, with
+``dflash_config``, are read too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sprinter.heads.drafting import OutputLayer, TextOfHeads, linear_weights
 from sprinter.heads.entries import PICKLE, EntryLayer, OnePassText, StateHeads
 from sprinter.heads.files import WEIGHTS, HeadFiles, fill, fitting
 from sprinter.heads.reading import HeadFields
+from sprinter.heads.speculators import speculators_fields
 
 __all__ = ["DFlashHeads", "is_dflash", "load_dflash"]
 
@@ -65,6 +67,7 @@ class _Layer(EntryLayer):
     def __init__(self, config: LlamaConfig, sliding: bool) -> None:
         super().__init__(config, config.hidden_size, _NormedAttention)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.sliding = sliding
         causal: bool | None = getattr(config, "is_causal", None)
         self.causal = sliding if causal is None else causal
         windowed = sliding and getattr(config, "use_sliding_window", False)
@@ -95,7 +98,8 @@ class DFlashHeads(StateHeads):
         super().__init__(config.hidden_size, config.vocab_size, **more)
         size, eps, number = config.hidden_size, config.rms_norm_eps, config.num_hidden_layers
         self.layer_config, self.ids, self.layers = config, tuple(ids), tuple(ids)
-        self.count, self.mask, self._of = count, mask, 0
+        self.count, self.mask = count, mask
+        self.architectures: list[str] = []
         self.fc = nn.Linear(len(self.ids) * size, size, bias=False)
         self.hidden_norm, self.norm = LlamaRMSNorm(size, eps), LlamaRMSNorm(size, eps)
         types = getattr(config, "layer_types", None) or ["full_attention"] * number
@@ -105,13 +109,14 @@ class DFlashHeads(StateHeads):
     def join(self, target: nn.Module) -> None:
         """Take the target's embedding and output layer, and move beside it."""
         config: Any = target.config
-        self._of = int(config.get_text_config(decoder=True).num_hidden_layers)
-        if max(self.ids) >= self._of:
+        count = int(config.get_text_config(decoder=True).num_hidden_layers)
+        if max(self.ids) >= count:
             raise UserError(
-                f"this DFlash head reads layer {max(self.ids)} of its target, which has {self._of} layers"
+                f"this DFlash head reads layer {max(self.ids)} of its target, which has {count} layers"
             )
         # In transformers the last of a model's hidden states is that after its final norm.
-        self.layers = tuple(-1 if one == self._of - 1 else one for one in self.ids)
+        self.layers = tuple(-1 if one == count - 1 else one for one in self.ids)
+        self.architectures = [type(target).__name__]
         self.move_beside(target)
         # Its frequencies stay in float32.
         self.rotary = LlamaRotaryEmbedding(self.layer_config).to(self.device)
@@ -155,15 +160,22 @@ class DFlashHeads(StateHeads):
         return _DFlashText(self)
 
     def file_config(self) -> dict[str, Any]:
-        """Fields as the authors name them."""
+        """Fields as speculators names them."""
+        sliding = any(one.sliding for one in self.blocks)  # type: ignore[union-attr]
         return {
-            **self.layer_config.to_diff_dict(),
-            "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
+            **speculators_fields(
+                self.kind, self.layer_config, "qwen3", self.count, self.target_id, self.architectures
+            ),
+            "draft_vocab_size": self.vocab_size,
             "block_size": self.count + 1,
-            "num_target_layers": self._of,
-            "dflash_config": {"mask_token_id": self.mask, "target_layer_ids": list(self.ids)},
-            "base_model_name_or_path": self.target_id,
+            "mask_token_id": self.mask,
+            "aux_hidden_state_layer_ids": [
+                one + 1 for one in self.ids
+            ],  # the first hidden states are the embeddings
+            # It is said of sliding layers; vLLM would make the others causal too.
+            "sliding_window_non_causal": not sliding
+            or getattr(self.layer_config, "is_causal", None) is False,
+            "sample_from_anchor": False,
         }
 
     def file_weights(self) -> dict[str, Tensor]:

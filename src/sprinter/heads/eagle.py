@@ -4,9 +4,6 @@ Its entries (``heads.entries``) join the embedding of a token with the target's 
 One decoder layer without a first norm turns them into an estimate of the target's next state, from which the target's
 own output layer makes the law.
 
-With mask entries it drafts several tokens in one pass, as P-EAGLE and PARD (arXiv 2504.18583) do: behind the text stand
-entries of a learned embedding and a learned state, one for each further token, and no law sees a drafted token.
-
 Files are those of the authors: the fields of the layer in ``config.json``, ``fc``, ``layers.0`` and perhaps
 ``embed_tokens`` in ``model.safetensors``. Those of speculators' former type ``eagle`` are read too.
 """
@@ -21,16 +18,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import KeptKeys, attend
-from sprinter.heads.drafting import OutputLayer, TextOfHeads
-from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, OnePassText, check_layer
+from sprinter.heads.drafting import OutputLayer
+from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, check_layer
 from sprinter.heads.files import WEIGHTS, HeadFiles, fitting
 from sprinter.heads.reading import HeadFields
 
-__all__ = ["EagleHeads", "ParallelHeads", "is_eagle", "load_eagle"]
-
-_MOST = 64
-"""Tokens of a pass."""
+__all__ = ["EagleHeads", "is_eagle", "load_eagle"]
 
 _SPECULATORS = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
 """Names of speculators, and the authors'."""
@@ -91,52 +84,6 @@ class EagleHeads(EntryHeads):
         }
 
 
-class ParallelHeads(EagleHeads):
-    """EAGLE's layer that drafts ``count`` tokens in one pass.
-
-    Args:
-        config, fusion_bias, more: as in ``EagleHeads``.
-
-    Attributes:
-        mask: ``[2, d]``, embedding and state of an entry whose token is not known.
-    """
-
-    kind = "peagle"
-
-    def __init__(self, config: LlamaConfig, count: int, fusion_bias: bool = False, **more: Any) -> None:
-        super().__init__(config, fusion_bias, **more)
-        self.count, self.mask = count, nn.Parameter(torch.zeros(2, config.hidden_size))
-
-    def begin(self) -> TextOfHeads:
-        """The head in a new text."""
-        return _ParallelText(self)
-
-    def file_config(self) -> dict[str, Any]:
-        """As for EAGLE's head, and the tokens of a pass."""
-        return {**super().file_config(), "tokens_per_pass": self.count}
-
-
-class _ParallelText(OnePassText):
-    def __init__(self, heads: ParallelHeads) -> None:
-        super().__init__(heads)
-        self._own, self._kept = heads, KeptKeys()
-
-    def draft(self, ids: list[int], first: int, features: Tensor) -> Tensor:
-        heads, masks = self._own, self._own.count - 1
-        end = len(ids) - 1 + masks
-        embeds = heads.embedded(torch.tensor(ids[first + 1 :], device=heads.device))
-        embeds, features = (
-            torch.cat([one, mask.expand(masks, -1)])
-            for one, mask in zip((embeds, features), heads.mask, strict=True)
-        )
-        positions = torch.arange(first, end, device=heads.device)
-        residual, (query, key, value) = heads.entries(embeds, features, positions)
-        sees = torch.arange(end, device=heads.device)[None] <= positions[:, None]
-        values = attend(query, *self._kept.put(first, key, value), sees)
-        self.tokens += end - first
-        return heads.finish(residual, values)[-heads.count :]
-
-
 def is_eagle(files: HeadFiles) -> bool:
     """Whether a folder is of such a head: marked, or as its authors publish it, a config of one decoder layer.
 
@@ -144,9 +91,7 @@ def is_eagle(files: HeadFiles) -> bool:
         UserError: it is of EAGLE-3, as its authors publish it.
     """
     config = files.config
-    marked = (
-        config.get("sprinter_head") in ("eagle", "peagle") or config.get("speculators_model_type") == "eagle"
-    )
+    marked = config.get("sprinter_head") == "eagle" or config.get("speculators_model_type") == "eagle"
     named = config.keys() & {"sprinter_head", "speculators_model_type", "medusa_num_heads"}
     if "draft_vocab_size" in config and not named:
         raise UserError(
@@ -180,9 +125,6 @@ def load_eagle(files: HeadFiles) -> EagleHeads:
     known = LlamaConfig().to_dict().keys() | {"rope_theta", "rope_scaling"}
     with fitting("EAGLE head", files):
         layer = inner.layer(weights, "layers.0.mlp", known)
-        bias, about = "fc.bias" in weights, fields.of_target(verified)
-        heads = EagleHeads(layer, bias, **about)
-        if files.config.get("sprinter_head") == "peagle":
-            heads = ParallelHeads(layer, fields.whole("tokens_per_pass", most=_MOST), bias, **about)
+        heads = EagleHeads(layer, "fc.bias" in weights, **fields.of_target(verified))
         heads.fill(weights, files.directory)
     return heads

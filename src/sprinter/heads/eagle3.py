@@ -3,8 +3,11 @@
 Its entries (``heads.entries``) join embeddings with three of the target's layers, fused by a linear layer, and its laws
 are on a reduced vocabulary.
 
-Files are those of speculators: ``config.json`` with ``speculators_model_type: eagle3``, and ``model.safetensors``.
-The embedding is the target's where the file has none.
+P-EAGLE (arXiv 2602.01469) drafts several tokens in one pass: behind the text stand entries of a mask token and of
+learned states, one for each further token, and no law sees a drafted token.
+
+Files are those of speculators: ``config.json`` with ``speculators_model_type: eagle3`` or ``peagle``, and
+``model.safetensors``. The embedding is the target's where the file has none.
 """
 
 from __future__ import annotations
@@ -18,15 +21,19 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from sprinter.errors import UserError
-from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, check_layer
+from sprinter.heads.attention import KeptKeys, attend
+from sprinter.heads.drafting import TextOfHeads
+from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, OnePassText, check_layer
 from sprinter.heads.files import WEIGHTS, HeadFiles, fitting
 from sprinter.heads.reading import HeadFields
+from sprinter.heads.speculators import speculators_fields
 
-__all__ = ["Eagle3Heads", "aux_layers", "load_eagle3"]
+__all__ = ["Eagle3Heads", "ParallelHeads", "aux_layers", "load_eagle3"]
 
-_VERSION = "0.3.0"
-"""The version of speculators whose format this is."""
 _FEW = 8
+_MOST = 64
+"""Tokens of a pass."""
+_VARIANTS = "norm_before_fc", "fc_norm", "norm_output"
 
 
 def aux_layers(count: int) -> tuple[int, ...]:
@@ -140,28 +147,21 @@ class Eagle3Heads(EntryHeads):
 
     def file_config(self) -> dict[str, Any]:
         """Fields as speculators names them."""
-        proposal = {"proposal_type": "greedy", "speculative_tokens": max(3, len(self.accuracies)),
-                    "verifier_accept_k": 1, "accept_tolerance": 0.0}  # fmt: skip
         return {
-            "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
-            "speculators_version": _VERSION,
+            **speculators_fields(
+                self.kind, self.layer_config, "llama", self._tokens, self.target_id, self.architectures
+            ),
             "draft_vocab_size": len(self.d2t),
-            "target_hidden_size": self.hidden_size,
             "eagle_aux_hidden_state_layer_ids": list(self.aux),
             "norm_before_residual": self.block.norm_before_residual,
-            "transformer_layer_config": {
-                **self.layer_config.to_diff_dict(),
-                "model_type": "llama",
-                "tie_word_embeddings": False,  # its output layer is its own
-            },
-            "speculators_config": {
-                "algorithm": "eagle3",
-                "default_proposal_method": "greedy",
-                "proposal_methods": [proposal],
-                "verifier": {"name_or_path": self.target_id, "architectures": self.architectures},
-            },
+            **dict.fromkeys(_VARIANTS, False),
+            "embed_requires_grad": False,
         }
+
+    @property
+    def _tokens(self) -> int:
+        """Number of tokens to draft at once."""
+        return max(3, len(self.accuracies))
 
     def file_weights(self) -> dict[str, Tensor]:
         """As in ``EntryHeads``, without the maps of a whole vocabulary, as speculators does."""
@@ -169,6 +169,90 @@ class Eagle3Heads(EntryHeads):
         if len(self.d2t) == self.vocab_size:
             del weights["d2t"], weights["t2d"]
         return weights
+
+
+class ParallelHeads(Eagle3Heads):
+    """EAGLE-3's layer that drafts ``count`` tokens in one pass.
+
+    Args:
+        count: tokens of a pass. mask: the token that stands for those to come.
+        others: as in ``Eagle3Heads``.
+
+    Attributes:
+        mask_hidden: ``[1, 1, 3d]``, what stands for the target's states of a token that is not known.
+    """
+
+    kind = "peagle"
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        aux: Sequence[int] | None,
+        draft_vocab: int,
+        count: int,
+        mask: int,
+        norm_before_residual: bool = False,
+        fusion_bias: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__(config, aux, draft_vocab, norm_before_residual, fusion_bias, **more)
+        self.count, self.mask = count, mask
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, 3 * config.hidden_size))
+
+    def masked(self) -> tuple[Tensor, Tensor]:
+        """Embedding and feature ``[d]`` of an entry whose token is not known."""
+        feature: Tensor = self.fc(self.mask_hidden[0, 0])
+        return self.embedded(torch.tensor(self.mask, device=self.device)), feature
+
+    def begin(self) -> TextOfHeads:
+        """The head in a new text."""
+        return _ParallelText(self)
+
+    @property
+    def _tokens(self) -> int:
+        return self.count
+
+    def file_config(self) -> dict[str, Any]:
+        """As for EAGLE-3, and the mask."""
+        return {**super().file_config(), "mask_token_id": self.mask}
+
+
+class _ParallelText(OnePassText):
+    def __init__(self, heads: ParallelHeads) -> None:
+        super().__init__(heads)
+        self._own, self._kept = heads, KeptKeys()
+
+    def draft(self, ids: list[int], first: int, features: Tensor) -> Tensor:
+        heads, masks = self._own, self._own.count - 1
+        end = len(ids) - 1 + masks
+        embeds = heads.embedded(torch.tensor(ids[first + 1 :], device=heads.device))
+        embeds, features = (
+            torch.cat([one, mask.expand(masks, -1)])
+            for one, mask in zip((embeds, features), heads.masked(), strict=True)
+        )
+        positions = torch.arange(first, end, device=heads.device)
+        residual, (query, key, value) = heads.entries(embeds, features, positions)
+        sees = torch.arange(end, device=heads.device)[None] <= positions[:, None]
+        values = attend(query, *self._kept.put(first, key, value), sees)
+        self.tokens += end - first
+        return heads.finish(residual, values)[-heads.count :]
+
+
+def _tokens_of(files: HeadFiles) -> int:
+    """Tokens of a pass of P-EAGLE.
+
+    Raises:
+        UserError: the file does not say.
+    """
+    methods = HeadFields(files, "speculators_config").fields.get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    count = first.get("speculative_tokens") if isinstance(first, dict) else None
+    if type(count) is not int or not 1 <= count <= _MOST:
+        raise UserError(
+            f"speculators_config.proposal_methods in '{files.directory}/config.json' must give speculative_tokens in "
+            f"[1, {_MOST}]: copy or make the heads again"
+        )
+    return count
 
 
 def load_eagle3(files: HeadFiles) -> Eagle3Heads:
@@ -184,7 +268,7 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
     )
     check_layer(
         "EAGLE-3", files, inner.fields, "as wide as its target",
-        ("norm_before_fc", bool(files.config.get("norm_before_fc"))),
+        *((name, bool(files.config.get(name))) for name in _VARIANTS),
         (f"features of width {target} for a layer of width {own}", target not in (None, own)),
     )  # fmt: skip
     copies = ("verifier_", "rotary")  # of the target's
@@ -195,10 +279,14 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
         listed = "d2t" if "d2t" in weights else "lm_head.weight"
         if weights[listed].shape[:1] != (few,):  # before memory is taken
             raise KeyError(listed)
-        heads = Eagle3Heads(
-            inner.layer(weights, "layers.0.mlp"), fields.numbers("eagle_aux_hidden_state_layer_ids"),
-            few, fields.switch("norm_before_residual"), "fc.bias" in weights, **fields.of_target(fields.verifier()),
-        )  # fmt: skip
+        layer, aux = inner.layer(weights, "layers.0.mlp"), fields.numbers("eagle_aux_hidden_state_layer_ids")
+        more = fields.switch("norm_before_residual"), "fc.bias" in weights
+        about = fields.of_target(fields.verifier())
+        if files.config["speculators_model_type"] == "peagle":
+            mask = fields.token("mask_token_id", layer.vocab_size)
+            heads: Eagle3Heads = ParallelHeads(layer, aux, few, _tokens_of(files), mask, *more, **about)
+        else:
+            heads = Eagle3Heads(layer, aux, few, *more, **about)
         if "d2t" not in weights and heads.vocab_size == len(heads.d2t):
             weights |= {"d2t": heads.d2t, "t2d": heads.t2d}  # the whole vocabulary
         weights["d2t"], weights["t2d"] = weights["d2t"].long(), weights["t2d"].bool()

@@ -35,7 +35,7 @@ def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
         return read_head(files)
     if "medusa_num_heads" in config:
         heads: TokenHeads = load_medusa(files)
-    elif speculators == "eagle3":
+    elif speculators in ("eagle3", "peagle"):
         heads = load_eagle3(files)
     elif is_dflash(files):
         heads = load_dflash(files)
@@ -51,7 +51,7 @@ def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
         raise UserError(
             f"'{source}' is not a head that Sprinter reads: its config.json has {found}; give one of 'sprinter gate "
             "train' or 'sprinter draft train', Medusa's, EAGLE's or DFlash's as their authors publish them, or one of "
-            "EAGLE-3 in the format of speculators"
+            "EAGLE-3 or P-EAGLE in the format of speculators"
         )
     heads.id, heads.revision = files.id, files.revision
     return heads

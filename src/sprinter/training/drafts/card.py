@@ -21,7 +21,7 @@ _NAMES = {
     "medusa": "Medusa's heads (arXiv 2401.10774)",
     "eagle": "EAGLE's head, as of EAGLE-2 (arXiv 2401.15077, 2406.16858)",
     "eagle3": "EAGLE-3's head (arXiv 2503.01840)",
-    "peagle": "EAGLE's head, all tokens in one pass, as P-EAGLE and PARD (arXiv 2504.18583)",
+    "peagle": "P-EAGLE's head (arXiv 2602.01469): EAGLE-3's, all tokens in one pass",
     "dflash": "DFlash's block-diffusion model (arXiv 2602.06036)",
     "glide": "GliDe's layer (arXiv 2402.02082)",
 }
@@ -108,8 +108,6 @@ def _made_of(heads: Mapping[str, Any]) -> str:
         return f"{count}, {heads['blocks']} residual block{'s' * (heads['blocks'] > 1)} and {shared}"
     if heads["kind"] == "glide":
         return f"one layer that attends to the target's last; trained {count} tokens ahead"
-    if heads["kind"] == "peagle":
-        return f"one layer over embeddings and the target's last states, and masks for {count - 1} further tokens"
     if heads["kind"] == "dflash":
         return (
             f"{heads['blocks']} layers over a block and three of the target's states; {count} tokens a pass"
@@ -118,6 +116,10 @@ def _made_of(heads: Mapping[str, Any]) -> str:
         own = "training on the target's states alone" if count == 1 else f"{count} steps of training"
         return f"one layer over embeddings and the target's last states; {own}, regression × {heads['regression']:g}"
     vocabulary = "the whole vocabulary" if tokens is None else f"{tokens:,} tokens"
+    if heads["kind"] == "peagle":
+        return (
+            f"one layer over three of the target's, on {vocabulary}, and masks for {count - 1} further tokens"
+        )
     return f"one layer over three of the target's, on {vocabulary}; {count} steps of training-time test"
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from sprinter.heads.dflash import DFlashHeads
 from sprinter.heads.eagle3 import aux_layers
 from sprinter.training.drafts.batches import TextBatch
+from sprinter.training.drafts.eagle3 import mask_token
 from sprinter.training.drafts.learner import HeadLearner, LearnerOutput, draw_matrices
 from sprinter.training.drafts.settings import HeadSettings
 from sprinter.training.drafts.student import layer_config
@@ -26,8 +27,8 @@ __all__ = ["DFlashLearner", "fresh_dflash"]
 def fresh_dflash(target: PreTrainedModel, settings: HeadSettings, id: str, fingerprint: str) -> DFlashHeads:
     """Layers of the target's shape before training, in float32 on the target's device.
 
-    The fusion begins as the mean of the layers that EAGLE-3 fuses too, the last norm as the target's. The mask is the
-    token that ends texts, whose embedding is surely trained: only the first of a block can be that token itself.
+    The fusion begins as the mean of the layers that EAGLE-3 fuses too, the last norm as the target's. Only the
+    first token of a block can be the mask itself.
 
     Args:
         target: in a floating-point dtype. id, fingerprint: of the target as it is used.
@@ -35,12 +36,10 @@ def fresh_dflash(target: PreTrainedModel, settings: HeadSettings, id: str, finge
     config = layer_config(target)
     config.num_hidden_layers = settings.depth
     own = target.config.get_text_config(decoder=True)
-    ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
     ids = [one - 1 for one in aux_layers(own.num_hidden_layers)]
     with torch.random.fork_rng(devices=[]):
-        heads = DFlashHeads(
-            config, ids, settings.steps, ends[0] or 0, target_id=id, target_fingerprint=fingerprint
-        )
+        mask = mask_token(target)
+        heads = DFlashHeads(config, ids, settings.steps, mask, target_id=id, target_fingerprint=fingerprint)
     with torch.no_grad():
         draw_matrices(heads, settings.seed)
         heads.fc.weight.copy_(torch.eye(config.hidden_size).repeat(1, len(ids)) / len(ids))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sprinter.heads.eagle import EagleHeads, ParallelHeads
+from sprinter.heads.eagle import EagleHeads
 from sprinter.heads.entries import EntryHeads
 from sprinter.training.drafts.batches import TextBatch
 from sprinter.training.drafts.data import TargetText
@@ -24,7 +24,7 @@ from sprinter.training.drafts.learner import HeadLearner, LearnerOutput, draw_ma
 from sprinter.training.drafts.settings import HeadSettings
 from sprinter.training.drafts.student import layer_config
 
-__all__ = ["AHEAD", "EagleLearner", "EntryLearner", "ParallelLearner", "fresh_eagle"]
+__all__ = ["AHEAD", "EagleLearner", "EntryLearner", "fresh_eagle"]
 
 AHEAD = 4
 """Tokens ahead whose accuracy is measured, however many steps the head is trained on."""
@@ -41,10 +41,7 @@ def fresh_eagle(target: PreTrainedModel, settings: HeadSettings, id: str, finger
     """
     config = layer_config(target)
     with torch.random.fork_rng(devices=[]):
-        about: dict[str, Any] = {"target_id": id, "target_fingerprint": fingerprint}
-        heads = EagleHeads(config, **about)
-        if settings.kind == "peagle":
-            heads = ParallelHeads(config, settings.steps, **about)
+        heads = EagleHeads(config, target_id=id, target_fingerprint=fingerprint)
     with torch.no_grad():
         draw_matrices(heads, settings.seed)
         heads.fc.weight[:, config.hidden_size :] += torch.eye(config.hidden_size)
@@ -151,14 +148,3 @@ class EagleLearner(EntryLearner[EagleHeads]):
             return super().accuracies(texts, tokens)
         finally:
             self.steps = steps
-
-
-class ParallelLearner(EntryLearner[ParallelHeads]):
-    """EAGLE's head that drafts ``steps`` tokens in one pass: steps after the first read the mask."""
-
-    def given(self, step: int, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the text, or the mask's."""
-        if step == 0:
-            return super().given(step, ids, features)
-        embed, state = (one.expand_as(features) for one in self.heads.mask)
-        return embed, state

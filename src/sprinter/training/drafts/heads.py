@@ -15,13 +15,12 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.drafting import save_heads
-from sprinter.heads.eagle import ParallelHeads
 from sprinter.heads.load import load_any_head
 from sprinter.models.reduced_vocab import frequent_tokens
 from sprinter.training.drafts.data import Texts, TextsProgress, write_texts
 from sprinter.training.drafts.dflash import DFlashLearner, fresh_dflash
-from sprinter.training.drafts.eagle import AHEAD, EagleLearner, ParallelLearner, fresh_eagle
-from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
+from sprinter.training.drafts.eagle import AHEAD, EagleLearner, fresh_eagle
+from sprinter.training.drafts.eagle3 import Eagle3Learner, ParallelLearner, fresh_eagle3
 from sprinter.training.drafts.folder import (
     STATES,
     TRAINING,
@@ -159,15 +158,12 @@ def _fresh(
         return DFlashLearner(fresh_dflash(*about), *how)
     if shape.kind == "eagle":
         return EagleLearner(fresh_eagle(*about), *how, shape.regression)
-    if shape.kind == "peagle":
-        parallel = fresh_eagle(*about)
-        assert isinstance(parallel, ParallelHeads)
-        return ParallelLearner(parallel, *how)
     kept = None
     if shape.vocabulary is not None:
         answers = (text.ids[text.prompt :] for text in texts.part(False))
         kept = frequent_tokens(answers, shape.vocabulary, pair.models.vocab_size, pair.models.target.eos_ids)
-    return Eagle3Learner(fresh_eagle3(*about, kept), *how)
+    learner = ParallelLearner if shape.kind == "peagle" else Eagle3Learner
+    return learner(fresh_eagle3(*about, kept), *how)
 
 
 def _judged(

@@ -99,7 +99,7 @@ class HeadSettings:
         10.0, "Weight of EAGLE's loss of states, relative to that of laws. The paper: 10."
     )
     vocabulary: Positive | None = stated(
-        None, "Tokens that EAGLE-3 can draft, the most frequent of the texts. None: all."
+        None, "Tokens that EAGLE-3 and P-EAGLE can draft, the most frequent of the texts. None: all."
     )
     keep_states: bool = stated(True, "Keep the target's states on disk; else compute them in every epoch.")
     seed: WholeNumber = stated(0, "Seed of the initial weights. Medusa's have none by chance.")
@@ -113,14 +113,16 @@ class HeadSettings:
             raise UserError("blocks and share_output are of Medusa's heads: leave them out")
         if self.kind in ("peagle", "dflash") and self.steps < 2:
             raise UserError(
-                f"heads=1 is out of range: kind={self.kind} drafts two tokens a pass or more, kind=eagle one"
+                f"heads=1 is out of range: kind={self.kind} drafts two tokens a pass or more, kind=eagle3 one"
             )
         if self.kind == "eagle3" and self.steps < 3:
             raise UserError(
                 f"heads={self.heads} is out of range: EAGLE-3 is trained on three of its own steps or more"
             )
-        if self.kind != "eagle3" and self.vocabulary is not None:
-            raise UserError("vocabulary goes with kind=eagle3: the others end in output layers of all tokens")
+        if self.kind not in ("eagle3", "peagle") and self.vocabulary is not None:
+            raise UserError(
+                "vocabulary goes with kind=eagle3 and peagle: the others end in output layers of all tokens"
+            )
         if self.kind != "eagle" and self.regression != 10.0:
             raise UserError("regression goes with kind=eagle: the others learn no states")
 
