@@ -298,6 +298,9 @@ NOT_NEEDED = [
 INTERPRETER = "triton==3.9.0"  # runs the kernels of vLLM's V2 model runner on a CPU
 DOOR_TOOLS = ["pytest", "pytest-timeout", "hypothesis", "typer", "rich", "prompt-toolkit"]
 HARNESS = ["lm-eval[hf,api]==0.4.13", "ray[serve]==2.60.0"]
+# Its classes run with our releases of transformers and torch; of what it needs, that which they import.
+SPECULATORS = ["speculators==0.9.0", "hs-connectors==0.9.0"]
+BESIDE_SPECULATORS = ["datasets", "loguru", "openai", "pydantic-settings"]
 RAY_LLM = [
     "ray[serve]==2.60.0",
     "pyarrow>=17",
@@ -319,10 +322,16 @@ def doors() -> None:
         "tests/doors/test_vllm_score.py",
     )  # fmt: skip
     core = [line for line in PROJECT["dependencies"] if not line.startswith("torch")]
-    wanted = [*core, *PROJECT["optional-dependencies"]["serve"], *HARNESS, *tools]
+    wanted = [*core, *PROJECT["optional-dependencies"]["serve"], *HARNESS, *BESIDE_SPECULATORS, *tools]
+
+    def harness(pip: Sequence[str | Path]) -> bool:
+        run(*pip, "-c", CONSTRAINTS, *wanted)
+        run(*pip, "--no-deps", *SPECULATORS)
+        return True
+
     with_door(
-        "harness", wanted, lambda pip: bool(run(*pip, "-c", CONSTRAINTS, *wanted)) or True,
-        "tests/doors/test_lm_eval.py", "tests/doors/test_ray_serve.py",
+        "harness", [*wanted, *SPECULATORS], harness,
+        "tests/doors/test_lm_eval.py", "tests/doors/test_ray_serve.py", "tests/doors/test_speculators.py",
     )  # fmt: skip
 
 
