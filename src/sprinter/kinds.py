@@ -9,8 +9,8 @@ from typing import Literal
 __all__ = ["DRAFTING_KINDS", "HEAD_KINDS", "HeadKind"]
 
 DRAFTING_KINDS = ("medusa", "eagle", "eagle3", "glide", "peagle", "dflash", "mtp")
-"""Kinds of heads on the target that draft; "peagle" is EAGLE's with all tokens in one pass, "dflash" a block-diffusion
-model, "mtp" the multi-token prediction that the target's own checkpoint holds."""
+"""Kinds of heads on the target that draft; "peagle" is EAGLE-3's with all tokens in one pass, "dflash" a
+block-diffusion model, "mtp" the multi-token prediction that the target's own checkpoint holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from sprinter import load_pair
+from sprinter.heads.dflash import DFlashHeads
 from sprinter.heads.drafting import save_heads
-from sprinter.heads.eagle3 import Eagle3Heads
+from sprinter.heads.eagle3 import Eagle3Heads, ParallelHeads
 from sprinter.models.pair import builtin_paths
 from sprinter.training.drafts.student import layer_config
 
@@ -301,16 +302,28 @@ def test_sampled_texts_have_the_declared_law(
 
 
 # --- what stock vLLM loads of ours ------------------------------------------------------------------------------------
-def test_an_eagle3_head_drafts_in_vllm_as_in_our_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
+def test_a_head_drafts_in_vllm_as_in_our_engine(kind: str, tmp_path: Path) -> None:
     """As many target passes for each text: a head that read other layers, or another map, would have others."""
-    target, heads = random_model(tmp_path / "p", 0, 6, layers=4), tmp_path / "eagle3"
+    target, heads = random_model(tmp_path / "p", 0, 6, layers=4), tmp_path / "heads"
+    config, kept = layer_config(target), torch.tensor([0, 2, 3, 5])
     torch.manual_seed(1)
-    made = Eagle3Heads(layer_config(target), None, 4)
-    made.keep(kept := torch.tensor([0, 2, 3, 5]))
-    made.lm_head.weight.data = target.lm_head.weight.data[kept].clone()
+    made: Any = {
+        "eagle3": partial(Eagle3Heads, config, None, 4),
+        "peagle": partial(ParallelHeads, config, None, 4, 3, 1),
+        "dflash": partial(DFlashHeads, config, (0, 2), 3, 1),
+    }[kind]()
+    if kind != "dflash":
+        made.keep(kept)
+        made.lm_head.weight.data = target.lm_head.weight.data[kept].clone()
+    if kind == "peagle":
+        made.mask_hidden.data.normal_()
+    for value in made.blocks.parameters() if kind == "dflash" else ():
+        value.data *= 8  # so that it matters what a token of a block sees
     made.join(target)
     save_heads(made, heads, "card")
-    own = {"method": "eagle3", "model": str(heads), "num_speculative_tokens": 3}
+    own = {"method": "eagle3" if kind == "peagle" else kind, "model": str(heads), "num_speculative_tokens": 3}
+    own |= {"parallel_drafting": True} if kind == "peagle" else {}
     llm = engine(tmp_path / "p", 4, speculative_config=own)
     pair = load_pair(tmp_path / "p", heads=[heads], dtype="float32")
     passes = []

@@ -13,16 +13,18 @@ import torch
 from PIL import Image
 from tests.theory.tools import record_chain
 
+from sprinter.decode.accept import Asd
+from sprinter.decode.draft import Control
 from sprinter.errors import UserError
 from sprinter.laws import tv_distance
 from sprinter.plots import check_plots, png
 from sprinter.theory.chains import MarkovChain
 from sprinter.theory.figures import SIMULATIONS, draw_pareto
-from sprinter.theory.pareto import LOOP, gate_curve, oracle_curve, pareto
+from sprinter.theory.pareto import LOOP, OneToken, gate_curve, oracle_curve, pareto
 from sprinter.theory.simulation import Setting, run_all
 
-ON_THE_LINE = {"opt", "mentored", "lenient", "cascade"}
-ABOVE = {"uno", "fuzzy", "random", "typical", "bild", "relaxed", "margin", "threshold"}
+ON_THE_LINE = {"opt", "mentored", "lenient", "cascade", "diversed"}
+ABOVE = {"uno", "fuzzy", "random", "typical", "bild", "relaxed", "margin", "threshold", "asd"}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,27 @@ def test_the_ends_of_the_curves(data: dict[str, Any]) -> None:
             assert (first["x"], first["y"]) == pytest.approx((1.0, 0.0), abs=1e-9)
     last = next(c for c in data["rules"] if c["name"] == "random")["points"][-1]
     assert (last["x"], last["y"]) == pytest.approx((0.0, tv), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "rule", [Asd(), Asd(share=0.0), Asd(total=0.1, share=2.0), Asd(share=3.0), Asd(most=0)]
+)
+def test_the_law_of_asd_on_one_token_is_the_rule_of_chains(rule: Asd) -> None:
+    """q(x) times what the rule does with a draft of x alone, summed over x."""
+    chance = torch.Generator().manual_seed(3)
+    p, q = (torch.rand(20, 7, generator=chance, dtype=torch.float64).pow(2) for _ in range(2))
+    p, q = (law / law.sum(-1, keepdim=True) for law in (p, q))
+    raw = Control(p.sqrt() / p.sqrt().sum(-1, keepdim=True), q)
+    found = OneToken(rule).law(p, q, raw)
+    for row in range(len(p)):
+        laws = torch.stack([p[row], p[row]])  # after the token any law: it is not judged
+        control = Control(raw.p[[row, row]], q[[row]])
+        wanted = torch.zeros(7, dtype=torch.float64)
+        for x in range(7):
+            ending, law_after = rule.ends([x], laws, q[[row]], control)
+            wanted[x] += q[row, x] * ending[1]
+            wanted += q[row, x] * ending[0] * law_after(0)
+        torch.testing.assert_close(found[row], wanted)
 
 
 def test_gates_lie_between_the_coin_and_the_best_of_their_class(data: dict[str, Any]) -> None:

@@ -161,7 +161,7 @@ class DFlashHeads(StateHeads):
 
     def file_config(self) -> dict[str, Any]:
         """Fields as speculators names them."""
-        sliding = any(one.sliding for one in self.blocks)  # type: ignore[union-attr]
+        sliding = any(one.sliding for one in self.blocks)
         return {
             **speculators_fields(
                 self.kind, self.layer_config, "qwen3", self.count, self.target_id, self.architectures

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule
+from sprinter.decode.accept import AcceptRule, Asd
 from sprinter.decode.draft import Control
 from sprinter.decode.spec import parse_method
 from sprinter.decode.threshold import reaches
-from sprinter.laws import tv_distance
+from sprinter.laws import one_hot, overlap, tv_distance
 from sprinter.theory.front import rejection
 from sprinter.theory.predict import predict
 from sprinter.theory.recording import Recording
@@ -44,9 +44,15 @@ RULES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "bild": ("bild(rollback={:g})", (2.0, 3.0, 5.0, 7.0)),
     "cascade": ("cascade(alpha={:g})", (0.0, 0.25, 0.5, 0.75, 1.0)),
     "threshold": ("threshold(total={:g})", (1.0, 0.8, 0.6, 0.4, 0.2)),
+    "diversed": ("diversed(scale={:g})", (0.0, 0.25, 0.5, 0.75, 1.0)),
+    "asd": ("asd(share={:g})", (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)),
     "relaxed": ("relaxed(delta={:g})", (0.0, 0.05, 0.2, 0.6)), "margin": ("margin(theta={:g})", (1.0, 0.95, 0.9, 0.8)),
 }  # fmt: skip
-"""Accept rules: spec with a place for the dial, values shown. At T = 1 or a tiny ε a curve ends where all is kept."""
+"""Accept rules: spec with a place for the dial, values shown. At T = 1 or a tiny ε a curve ends where all is kept.
+
+``diversed`` weighs by Σ min(p, q) in place of a trained head; any weight puts it on the front. ``asd`` judges a draft
+of one token at the beginning of a text.
+"""
 
 _TAUS = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
 LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
@@ -67,7 +73,10 @@ LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "allocation": ("allocation(share={:g})", (0.5,)), "coin": ("coin(rate={:g})", (0.3, 0.6, 0.8, 0.9)),
     "sprinter": ("sprinter(tau={:g})", _TAUS), "sprinter, tail 4": ("sprinter(tau={:g}, tail=4)", _TAUS),
 }  # fmt: skip
-"""Methods of the registry in the loop: spec with a place for the value, and the values shown."""
+"""Methods of the registry in the loop: spec with a place for the value, and the values shown.
+
+``diversed`` reads states that no recording holds, and ``asd`` judges whole chains: a replay gives neither a drift.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +94,37 @@ class Point:
         return shown | ({"spec": self.spec} if self.spec else {})
 
 
+class OneToken(AcceptRule):
+    """ASD on a draft of one token, with the whole account of its text left: then it has a b and an r."""
+
+    needs_raw: ClassVar[bool] = True
+
+    def __init__(self, rule: Asd) -> None:
+        self._rule = rule
+
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
+        """1 for the target's first choice, and for tokens of so small a regret that one may stay; else 0."""
+        laws = p if control is None else control.p
+        regret = laws.amax(-1, keepdim=True).log() - laws.log()
+        stays = (regret <= min(self._rule.share, self._rule.total)) & regret.isfinite()
+        if self._rule.lossless_greedy:
+            stays = torch.zeros_like(stays)
+        return (stays | one_hot(p).bool()).to(p)
+
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
+        """The target's first choice."""
+        return one_hot(p)
+
+
 def rule_point(recording: Recording, rule: AcceptRule, value: float) -> Point:
     """Mean rejection probability and mean drift of a rule over the recorded positions."""
     reject = drift = 0.0
     for rows in _rows(recording):
         p, q = _exact(recording.p[rows]), _exact(recording.q[rows])
         raw = None
-        if rule.needs_raw:
-            raw = Control(_exact(recording.raw_p[rows]), _exact(recording.raw_q[rows]))
+        if rule.needs_raw or rule.needs:
+            heads = dict.fromkeys(rule.needs, overlap(p, q))
+            raw = Control(_exact(recording.raw_p[rows]), _exact(recording.raw_q[rows]), heads)
         reject += float(rejection(q, rule.keep(p, q, raw)).sum())
         drift += float(rule.drift(p, q, raw).sum())
     return Point(value, reject / len(recording.tokens), drift / len(recording.tokens))
@@ -137,6 +169,7 @@ def pareto(
         accepts: list[tuple[float, Any]] = [
             (value, parse_method(f"accept={spec.format(value)}").accept) for value in values
         ]
+        accepts = [(value, OneToken(rule) if isinstance(rule, Asd) else rule) for value, rule in accepts]
         points = [rule_point(target, accept, value).to_dict(mean) for value, accept in accepts]
         rules.append({"name": name, "dial": spec.partition("(")[2].partition("=")[0], "points": points})
         say(name)
