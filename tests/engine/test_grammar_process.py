@@ -232,6 +232,36 @@ def test_nothing_is_left_of_a_process_that_ends_while_a_grammar_is_computed(how:
     assert until(lambda: not any(Path(f"/proc/{one}").exists() for one in found), 3)
 
 
+FORKING = """
+import os, sys, sprinter
+pair = sprinter.load_pair(compile=False)
+hard = {"regex": "[a-c]{2,40}x", "max_new_tokens": 12, "seed": 1}
+
+def text():
+    return pair.generate("A", **hard).text
+
+def processes():
+    return {one._first[0].pid for one in {pair._runtime.grammars._own.processes}}
+
+expected, first = text(), processes()
+child = os.fork()
+if child == 0:
+    right = text() == expected and processes().isdisjoint(first)
+    sys.exit(0 if right else 1)  # not os._exit: what Python does at its end is done
+held = pair._runtime.grammars.prepare(sprinter.GenerationOptions(regex=hard["regex"]))._text
+began = held._wire
+assert all(text() == expected for _ in range(3))
+assert os.waitpid(child, 0)[1] == 0, "the child's texts"
+assert text() == expected and processes() == first and held._wire is began, "the parent's"
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_fork_of_this_process_has_processes_of_its_own() -> None:
+    """Two would ask by one socket, and the one that ends first would end it for both."""
+    subprocess.run([sys.executable, "-W", "error", "-c", FORKING], check=True, timeout=60)
+
+
 def test_processes_run_behind_the_models(grammars: Grammars) -> None:
     """Their own session would else have as much of the CPU as this one's."""
     processes, _ = follow(grammars, HARD[0])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sprinter
-from sprinter.engine import grammar
+from sprinter.engine import grammar, scheduler
 from sprinter.engine.engine import Engine
 from sprinter.engine.mask_threads import MaskThreads
 from sprinter.engine.policy import Policy
@@ -66,6 +66,39 @@ def test_a_slow_grammar_holds_up_its_own_row_alone(
             done |= {event.id: event.generation for event in engine.step() if event.generation is not None}
     assert done[slow].text == confined.text
     assert {done[id].text for id in free} == {plain.text}
+
+
+def test_a_new_text_waits_for_no_grammar_of_others(
+    pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even as long as the rows of others wait for one another, in any step until it has its first token."""
+    held, waits = Held(), list[float | None]()
+
+    def wait(left: Any, timeout: float) -> None:
+        waits.append(timeout)
+        assert len(waits) < 1000, "the new text waits too"
+
+    monkeypatch.setattr(grammar, "_threads", lambda: held)
+    monkeypatch.setattr(scheduler, "wait", wait)
+    monkeypatch.setattr(scheduler, "_POLL", 1e-6)
+    monkeypatch.setattr(scheduler, "_PATIENCE", 0.0)
+    policy = Policy(first=True, prompt_piece=4, prompt_tokens=4)
+    with Engine(pair, rows=3, max_len=64, policy=policy) as engine:
+        options = sprinter.GenerationOptions(**OPTIONS)
+        confined = options.replace(response_format=FORMAT)
+        for _ in range(2):
+            engine.put(engine._task("A", confined, 0, "many"))
+        for _ in range(4):
+            engine.step()
+        monkeypatch.setattr(scheduler, "_PATIENCE", 1e9)
+        waits.clear()
+        id = engine.put(
+            engine._task("The river rises in the mountains, and then it flows to" * 2, options, 2, "one")
+        )
+        firsts = (any(event.id == id and event.tokens for event in engine.step()) for _ in range(40))
+        steps = next(number for number, first in enumerate(firsts) if first)
+        assert steps >= 3, "some of these steps were of all rows"
+        monkeypatch.setattr(scheduler, "_PATIENCE", 0.0)
 
 
 def test_owners_have_a_thread_each() -> None:

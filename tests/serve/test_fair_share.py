@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import httpx2
 import pytest
 from tests.engine.conftest import double_pair
 from tests.serve.server import held, serving, until
 
+import sprinter
 from sprinter.engine.engine import Engine
 from sprinter.engine.fair_queue import Shares
 from sprinter.serve.responses import send_parts
@@ -21,6 +23,14 @@ from sprinter.serve.turns import Turns
 
 TEXT, PROMPT = "/v1/completions", [3, 7, 1, 12, 5]
 KEYS = {"alice": "alice-secret-key-1", "bob": "bob-secret-key-22222"}
+
+
+def keys_of(folder: Path) -> Path:
+    """A file of the keys."""
+    keys = folder / "keys"
+    keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
+    keys.chmod(0o600)
+    return keys
 
 
 def as_(name: str) -> dict[str, Any]:
@@ -31,9 +41,7 @@ def test_texts_that_find_no_place_are_refused_before_they_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All texts of a request or none: what is asked for again and again and refused costs next to nothing."""
-    keys, made = tmp_path / "keys", list[int]()
-    keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
-    keys.chmod(0o600)
+    keys, made = keys_of(tmp_path), list[int]()
     real = Engine._task
     monkeypatch.setattr(Engine, "_task", lambda *given: made.append(1) or real(*given))
     asked = {"prompt": PROMPT, "max_tokens": 2}
@@ -57,9 +65,7 @@ def test_texts_that_find_no_place_are_refused_before_they_are_made(
 @pytest.mark.parametrize("method", ["suffix", "recycle"])
 def test_no_key_drafts_from_the_texts_of_another(tmp_path: Path, method: str) -> None:
     """Bob's first text costs what it costs on a fresh server, whatever Alice has written; his own next one less."""
-    keys = tmp_path / "keys"
-    keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
-    keys.chmod(0o600)
+    keys = keys_of(tmp_path)
     asked = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "sprinter": {"method": method}}
     counts = list[list[Any]]()
     for turn in (["bob", "bob"], ["alice", "alice", "bob", "bob"]):
@@ -111,6 +117,45 @@ def test_work_of_an_owner_rests_where_others_ask_too(monkeypatch: pytest.MonkeyP
         assert done == ["alice", "bob", "alice again"]
 
     asyncio.run(main())
+
+
+def test_a_text_with_a_grammar_has_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner would rest between two, before the text begins."""
+    pytest.importorskip("llguidance", reason="it is not a dependency of the tests")
+    turns, real = list[tuple[str, bool]](), Turns.run
+
+    async def run(self: Turns, owner: str, work: Any, *, slow: bool = False) -> Any:
+        turns.append((owner, slow))
+        return await real(self, owner, work, slow=slow)
+
+    monkeypatch.setattr(Turns, "run", run)
+    asked = {"prompt": "A", "max_tokens": 3, "stream": True, "structured_outputs": {"regex": "[xy]{2}"}}
+    with serving(sprinter.load_pair(), rows=1, api_keys=keys_of(tmp_path)) as server:
+        assert server.post(TEXT, asked, **as_("bob")).status_code == 200
+    assert turns == [("bob", True)]
+
+
+def test_a_client_that_leaves_while_its_grammar_is_compiled_is_charged_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go, charged = threading.Event(), threading.Event(), list[int]()
+
+    def prepare(*_: Any) -> None:
+        began.set()
+        assert go.wait(30)
+
+    asked = {"prompt": PROMPT, "max_tokens": 3, "structured_outputs": {"regex": "[xy]{2}"}}
+    with serving(double_pair(), rows=1, max_len=96, api_keys=keys_of(tmp_path)) as server:
+        service = server.service
+        monkeypatch.setattr(service.pair._runtime.grammars, "prepare", prepare)
+        monkeypatch.setattr(service.owners, "charge_tokens", lambda owner, count: charged.append(count))
+        with server.http() as http, pytest.raises(httpx2.ReadTimeout):
+            http.post(TEXT, json=asked, timeout=0.5, **as_("bob"))
+        assert began.is_set()
+        until(lambda: not service.owners.open.of("bob"))
+        go.set()
+        assert server.post(TEXT, {"prompt": PROMPT, "max_tokens": 2}, **as_("bob")).status_code == 200
+    assert charged == [len(PROMPT) + 2]
 
 
 def test_what_fails_when_nobody_waits_for_it_is_not_logged() -> None:
@@ -170,9 +215,7 @@ def test_refusals_of_an_owner_are_sent_one_by_one_where_others_ask_too(
 
 def test_refusals_and_leavings_wait_in_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a key; a request that leaves makes its owner's next ones wait."""
-    keys, lines = tmp_path / "keys", list[tuple[str, str]]()
-    keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
-    keys.chmod(0o600)
+    keys, lines = keys_of(tmp_path), list[tuple[str, str]]()
 
     async def pause(self: Turns, line: str, owner: str) -> None:
         lines.append((line, owner))

@@ -7,6 +7,7 @@ have used it. A hard grammar is followed in a process of its own.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,8 @@ _FORMATS = frozenset((
 ))  # fmt: skip
 """Formats of strings that a version of JSON Schema defines."""
 _threads = cache(MaskThreads)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # a fork has none of them
 
 
 def is_confined(options: GenerationOptions) -> bool:

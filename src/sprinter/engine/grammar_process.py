@@ -34,6 +34,7 @@ _OWN = 4 << 20  # bytes of a process beside its grammar
 _WALL_S = 60  # in which a grammar must be compiled where processes have no other limit
 _TOO_HARD = "it takes too long, too much memory, or nests too deeply; give a simpler one"
 _FORKS = hasattr(os, "fork")
+_alive: WeakSet[GrammarProcesses] = WeakSet()
 
 
 class _Wire(NamedTuple):
@@ -59,6 +60,7 @@ class GrammarProcesses:
         self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._end_first: Callable[[], object] = _nothing
         self._all: WeakSet[GrammarProcess] = WeakSet()
+        _alive.add(self)
 
     def follow(self, grammar: str) -> GrammarProcess:
         """Compile a grammar in a new process.
@@ -100,12 +102,12 @@ class GrammarProcesses:
                     receive(stream)
                     break
                 except (EOFError, OSError) as error:  # the one that forks has been ended, or can have no more
-                    _shut(own)
+                    _shut(own, os.getpid())
                     self._end_first()
                     self._first = None
                     if not tries:
                         raise OSError(str(error) or "the system allows none") from None
-        return _Wire(stream, stream, partial(_shut, own))
+        return _Wire(stream, stream, partial(_shut, own, os.getpid()))
 
     def make_room(self) -> None:
         """End the largest processes, or those that were used longest ago, of too many that answer nothing now. They are
@@ -117,6 +119,14 @@ class GrammarProcesses:
             one = live.pop(0) if count > _MOST else live.pop(live.index(max(live, key=lambda one: one.size)))
             if took := one.rest():
                 count, size = count - 1, size - took
+
+    def drop(self) -> None:
+        """Have no processes any more: after a fork they are the other process's."""
+        self._lock = Lock()  # another thread may hold it, which is not in this process
+        self._end_first()
+        self._first = None
+        for one in self._all:
+            one.drop()
 
     def _bring(self, other: socket.socket) -> None:
         """Send the forking process a socket."""
@@ -151,8 +161,13 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket | None = None)
     process.wait()
 
 
-def _shut(own: socket.socket) -> None:
-    """Let the process, and whoever waits for it, find the end."""
+def _shut(own: socket.socket, owner: int) -> None:
+    """Let the process, and whoever waits for it, find the end; in a fork of the owner, only let go of it."""
+    if os.getpid() != owner:
+        os.close(
+            own.detach()
+        )  # the owner's other threads may be writing to its stream, which is not to be flushed
+        return
     with suppress(OSError):
         own.shutdown(socket.SHUT_RDWR)
     own.close()
@@ -222,6 +237,11 @@ class GrammarProcess:
         finally:
             self._lock.release()
 
+    def drop(self) -> None:
+        """See ``GrammarProcesses.drop``."""
+        self._lock = Lock()
+        self._stop()
+
     def _begin(self) -> None:
         self._wire = wire = self._processes.wire()
         self._end = weakref.finalize(self, wire.end)
@@ -261,6 +281,15 @@ class GrammarProcess:
 
 def _nothing() -> None:
     """There is nothing to end."""
+
+
+def _forked() -> None:
+    for one in list(_alive):
+        one.drop()
+
+
+if _FORKS:
+    os.register_at_fork(after_in_child=_forked)
 
 
 class ProcessText:

@@ -143,7 +143,7 @@ class Scheduler:
         self._streams, self._closed, self._spare = streams, False, spare
         self.arrived: Callable[[], bool] = lambda: False
         self._cut_short, self._alone = False, 0  # of the step before; steps of new requests alone
-        self._preferred: set[int] = set()
+        self._preferred, self._new = set[int](), set[int]()
         self._trackers: dict[Any, Tracker] = {}
         target, draft = runtime.models.target, runtime.models.draft
         self._pads = pads_rows(target.model), draft is not None and pads_rows(draft.model)
@@ -232,10 +232,10 @@ class Scheduler:
         of different requests."""
         every = self._live.values()
         owned = Counter(one.request.owner for one in every)
-        new = [
-            one for one in every
-            if owned[one.request.owner] == 1 and not one.request.record.tokens and one.id not in self._preferred
-        ]  # fmt: skip
+        self._new = {
+            one.id for one in every if owned[one.request.owner] == 1 and not one.request.record.tokens
+        }
+        new = [one for one in every if one.id in self._new - self._preferred]
         alone = self._policy.first and 0 < len(new) < len(every) and self._alone < 2
         self._alone = self._alone + 1 if alone else 0
         self._preferred = {one.id for one in new} if self._alone else set()
@@ -271,17 +271,20 @@ class Scheduler:
             one.passed_over += 1
 
     def _ready(self, group: list[_Live]) -> list[_Live]:
-        """Those of a group that wait for no grammar. A short wait is shared, but for a request that arrives; a longer
-        one is of its own row alone. Masks of a row alone, or of a batch, are found while the model reads."""
+        """Those of a group that wait for no grammar. A short wait is shared, but not by a request that arrives or
+        is new (see ``_due``); a longer one is of its own row alone. Masks of a row alone, or of a batch, are found
+        while the model reads."""
         found = [one.awaits for one in group]
         many = self._policy.first and len(self._live) > 1
         if not many and not isinstance(group[0].run.input, AskGrammar):
             return group
-        until = time.perf_counter() + _PATIENCE
-        while (left := [one for one in found if one and not one.done()]) and not self.arrived():
-            if time.perf_counter() > until:
+        began = time.perf_counter()
+        while not self.arrived():
+            awaited = zip(group, found, strict=True)
+            left = {one.id: answer for one, answer in awaited if answer and not answer.done()}
+            if not left or time.perf_counter() - began > (_POLL if self._new - left.keys() else _PATIENCE):
                 break
-            wait(left, _POLL)
+            wait(left.values(), _POLL)
         return [one for one, answer in zip(group, found, strict=True) if answer is None or answer.done()]
 
     def _fitting(self, waiting: list[_Live]) -> list[_Live]:

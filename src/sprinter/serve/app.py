@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from sprinter.engine.grammar import is_confined
 from sprinter.errors import SprinterError
 from sprinter.serve.api_errors import Refusal, of_error, of_fields
 from sprinter.serve.completion_streams import (
@@ -258,13 +257,11 @@ async def _serve(
     def log() -> None:
         note.fields.update(text_fields(texts, prompts=service.settings.log_prompts))
 
-    if is_confined(asked.options):
-        work = service.turns.run(owner, lambda: service.prepare(asked, owner), slow=True)
-        _held = await while_connected(request.receive, in_time(service, work, note.deadline))
     async with AsyncExitStack() as leave:
         leave.callback(log)  # when the texts below are closed
         note.fields["stream"] = asked.stream
-        texts += await leave.enter_async_context(open_choices(service, asked, owner))
+        opening = leave.enter_async_context(open_choices(service, asked, owner))
+        texts += await while_connected(request.receive, in_time(service, opening, note.deadline))
         await while_connected(
             request.receive, wait_for_rows(service, texts)
         )  # errors have a status until here

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -13,6 +14,7 @@ from starlette.types import Receive
 from sprinter.decode.draft import Token
 from sprinter.engine.async_engine import EngineStream
 from sprinter.engine.generation import Generation
+from sprinter.engine.grammar import is_confined
 from sprinter.engine.prompt import EncodedPrompt
 from sprinter.engine.scoring import ScoredToken
 from sprinter.serve.api_errors import Refusal
@@ -96,7 +98,13 @@ async def open_choices(service: Service, asked: TextRequest, owner: str) -> Asyn
     Raises:
         UserError, EngineError, Refusal: why they are not taken.
     """
-    prompts, streams, parts = await service.turns.run(owner, lambda: service.submit(asked, owner))
+    gone, slow = Event(), is_confined(asked.options)  # a grammar may be compiled for seconds
+    try:
+        work = service.turns.run(owner, lambda: service.submit(asked, owner, gone), slow=slow)
+        prompts, streams, parts = await work
+    except asyncio.CancelledError:
+        gone.set()
+        raise
     n = asked.n
     choices = [
         AnswerChoice(i, owner, prompts[i // n], streams[i] if streams else None, parts=parts[i])

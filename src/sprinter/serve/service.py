@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.engine.async_engine import AsyncEngine, EngineStream
-from sprinter.engine.grammar import TextGrammar
 from sprinter.engine.pair import Pair
 from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
@@ -325,26 +324,19 @@ class Service:
         new, room = asked.options.max_new_tokens, self.engine.max_len - len(prompt.ids)
         return room if new is None else min(new, room)
 
-    def prepare(self, asked: TextRequest, owner: str) -> TextGrammar | None:
-        """Compile what confines the texts of a request, which may take seconds; to be held until they are submitted.
-
-        Raises:
-            UserError, EngineError, Refusal: it cannot be followed; there is no place for the texts.
-        """
-        if asked.generates:
-            self.engine.check_room(owner, asked.count)
-        return self.pair._runtime.grammars.prepare(asked.options)
-
     def submit(
-        self, asked: TextRequest, owner: str
+        self, asked: TextRequest, owner: str, gone: Event
     ) -> tuple[list[EncodedPrompt], list[EngineStream], list[TextParts]]:
-        """Encode the prompts, and submit all texts or none; not in the event loop.
+        """Encode the prompts, compile what confines the texts, and submit all or none; not in the event loop.
+
+        Args:
+            gone: set when nobody waits for the texts any more.
 
         Returns:
             The prompts, and the streams of the texts and what reads them: those of the first prompt first.
 
         Raises:
-            UserError, EngineError, Refusal: why they are not taken.
+            UserError, EngineError, Refusal: why they are not taken; nobody waits for them.
         """
         engine, most = self.engine, self.settings.most_texts
         if asked.count > most:
@@ -358,6 +350,9 @@ class Service:
         prompts = [self.encode(prompt, asked) for prompt in asked.prompts]
         self._check_size(asked, prompts)
         parts = [self._parts(asked, prompt) for prompt in prompts for _ in range(asked.n)]
+        _held = self.pair._runtime.grammars.prepare(asked.options)
+        if gone.is_set():
+            raise Refusal(499, "the client has left")
         read, new = sum(len(prompt.ids) for prompt in prompts), self.new_tokens(asked, prompts)
         self.owners.charge_tokens(owner, read + new)
         streams: list[EngineStream] = []
