@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import uvicorn
@@ -173,6 +173,34 @@ def test_many_requests_without_a_key_are_answered_one_an_iteration(host: bytes) 
             assert answered <= before + 1
         await asyncio.gather(*asked)
         assert (answered, cut) == (20, 5), "a line has an end"
+
+    run(main())
+
+
+@pytest.mark.parametrize(("crowded", "pauses"), [(True, [0.005] * 20), (False, [])])
+def test_requests_without_a_key_leave_time_to_those_with_one(crowded: bool, pauses: list[float]) -> None:
+    """Of an address and path, between two of them: a stranger may ask for /health a thousand times a second."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def main() -> None:
+        service, found, loop = (
+            Service(ServeSettings(port=0), double_pair),
+            list[float](),
+            asyncio.get_running_loop(),
+        )
+        service.owners.open.take("alice", int(crowded))
+
+        def call_later(seconds: float, call: Any, *args: Any) -> Any:
+            found.append(seconds)
+            return loop.call_soon(call, *args)
+
+        guard, scope = RequestGuard(app, service), {**scope_of("/health"), "method": "GET"}
+        loop.call_later, real = call_later, loop.call_later  # type: ignore[method-assign]
+        await asyncio.gather(*(guard({**scope}, Mock(), AsyncMock()) for _ in range(20)))
+        loop.call_later = real  # type: ignore[method-assign]
+        assert found == pauses
 
     run(main())
 

@@ -213,6 +213,28 @@ def test_refusals_of_an_owner_are_sent_one_by_one_where_others_ask_too(
     asyncio.run(main())
 
 
+def test_what_costs_little_is_asked_for_in_a_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key might ask for the list of models, or the metrics, a thousand times a second; texts wait for no line."""
+    lines = list[tuple[str, str]]()
+
+    async def pause(self: Turns, line: str, owner: str) -> None:
+        lines.append((line, owner))
+
+    monkeypatch.setattr(Turns, "pause", pause)
+    with (
+        serving(double_pair(), rows=1, max_len=96, api_keys=keys_of(tmp_path)) as server,
+        server.http() as http,
+    ):
+        assert server.post(TEXT, {"prompt": PROMPT, "max_tokens": 2}, **as_("alice")).status_code == 200
+        assert not lines
+        for path in ("/v1/models", "/metrics", "/nowhere"):
+            http.get(path, **as_("bob"))
+        http.head("/v1/models", **as_("bob"))
+    assert lines == [("bob pauses", "bob")] * 4
+
+
 def test_refusals_and_leavings_wait_in_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a key; a request that leaves makes its owner's next ones wait."""
     keys, lines = keys_of(tmp_path), list[tuple[str, str]]()
@@ -227,7 +249,7 @@ def test_refusals_and_leavings_wait_in_lines(tmp_path: Path, monkeypatch: pytest
         assert server.post(TEXT, {"prompt": PROMPT}).status_code == 401
         assert not lines
         assert server.post(TEXT, {"prompt": PROMPT, "n": -1}, **as_("alice")).status_code == 400
-        assert lines == [("alice refusals", "alice")]
+        assert lines == [("alice pauses", "alice")]
         with held(server.service), server.http() as http, http.stream("POST", TEXT, json=asked, **as_("bob")):
             pass  # the connection is closed
         until(lambda: len(lines) == 2)

@@ -41,6 +41,7 @@ _MOST_HELD = 64 * 2**20  # of bodies whose requests are not answered, all togeth
 _SMALL = 2**16  # a body up to this size is checked at once
 _VALUE_BYTES = 16  # more that a value takes in lists than in a body
 _MOST_OBJECTS, _MOST_STRINGS, _MOST_VALUES = 2**14, 2**15, 2**17  # of one body
+_PACE_S = 0.005
 _FAREWELL_S = 1.0  # to send an error after the time limit
 _log = logging.getLogger("sprinter.serve")
 
@@ -113,8 +114,9 @@ class RequestGuard:
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                if message["status"] >= 400 and note.open:
-                    await self._owners.turns.pause(f"{note.owner} refusals", note.owner)
+                # what costs next to nothing could be asked for a thousand times a second
+                if note.open and (message["status"] >= 400 or scope["method"] == "GET"):
+                    await self._owners.turns.pause(f"{note.owner} pauses", note.owner)
                 note.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = note.id
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
@@ -168,12 +170,12 @@ class RequestGuard:
         try:
             self._check(scope, headers, note)
         except Refusal:
-            await self._line_up(f"{note.owner} refused", scope)
+            await self._line_up(f"{note.owner} refused", scope, _PACE_S)
             raise
         if not note.open:
             # one line for a folder: a client must not make more of them by names of files
             place = scope["path"] if scope["path"] in _OPEN else _OPEN_FOLDER
-            await self._line_up(f"{note.owner} {place}", scope)
+            await self._line_up(f"{note.owner} {place}", scope, _PACE_S)
 
     def _check(self, scope: Scope, headers: Headers, note: RequestNote) -> None:
         """Refuse a request by its header."""
@@ -256,12 +258,13 @@ class RequestGuard:
         self._hold(note, _VALUE_BYTES * min(body.count(b","), _MOST_VALUES))
         return body
 
-    async def _line_up(self, name: str, scope: Mapping[str, Any]) -> None:
+    async def _line_up(self, name: str, scope: Mapping[str, Any], pace_s: float = 0.0) -> None:
         """Wait for a turn: of many requests that are there at once the loop takes one an iteration, of each line in
         turn, and does all else between two.
 
         Args:
             name: of a line: an owner's, or of an address's requests without a key to a path (it has a space).
+            pace_s: least time between two turns of the line where requests with keys are open.
 
         Raises:
             ClientLeft: the line is too long; its connections make room for others meanwhile, and are not counted.
@@ -272,8 +275,14 @@ class RequestGuard:
             raise ClientLeft
         self._lines[name] += 1
         try:
-            async with self._owners.turns.of(name), self._next:
-                await asyncio.sleep(0)
+            turn = self._owners.turns.of(name)
+            await turn.acquire()
+            try:
+                async with self._next:
+                    await asyncio.sleep(0)
+            finally:
+                wait_s = pace_s if self._owners.turns.crowded("") else 0.0
+                asyncio.get_running_loop().call_later(wait_s, turn.release) if wait_s else turn.release()
         finally:
             self._lines[name] -= 1
             if not self._lines[name]:
