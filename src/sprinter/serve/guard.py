@@ -41,7 +41,7 @@ _MOST_HELD = 64 * 2**20  # of bodies whose requests are not answered, all togeth
 _SMALL = 2**16  # a body up to this size is checked at once
 _VALUE_BYTES = 16  # more that a value takes in lists than in a body
 _MOST_OBJECTS, _MOST_STRINGS, _MOST_VALUES = 2**14, 2**15, 2**17  # of one body
-_PACE_S = 0.005
+_PACE_S = 0.005  # between requests without a key, of an address to a path, where others with keys are open
 _FAREWELL_S = 1.0  # to send an error after the time limit
 _log = logging.getLogger("sprinter.serve")
 
