@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch
 from tests.models.test_kernel_passes import EVERY, KINDS, of_kind
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
-from sprinter.engine.backends import straight
+from sprinter.engine.backends import single_call
+from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow
+from sprinter.engine.backends.eager import EagerBackend
+from sprinter.engine.backends.single_call import SingleCallBackend
 from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling, process
 from sprinter.models import kernels
 from sprinter.models.choose import make_runner
+from sprinter.models.runners.rope import find_switch
 from sprinter.random import AddressedDraws, Purpose, word_blocks
 
 pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
@@ -86,15 +92,99 @@ def test_a_run_of_every_family(name: str) -> None:
         check_run(model)
 
 
-def test_a_large_vocabulary_that_is_no_whole_blocks(each_set: None) -> None:
+def tiny_llama(vocab: int, **more: Any) -> Any:
     config = LlamaConfig(
-        vocab_size=5_003, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64,
+        vocab_size=vocab, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, **more,
     )  # fmt: skip
     torch.manual_seed(3)
-    model = LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval()
+
+
+def test_a_large_vocabulary_that_is_no_whole_blocks(each_set: None) -> None:
+    model = tiny_llama(5_003)
     assert kernels.compile_layers(model) is None
     check_run(model)
+
+
+def answers(kind: Any, model: Any, plans: Any = None) -> Any:
+    """What three rows draft, several times, each after its own tokens of the time before; the backend."""
+    backend = kind(make_runner(model, batch=3, max_len=40, compile=True), model.config.vocab_size, "draft")
+    plan, draws = DraftPlan(Sampling(), ("entropy",)), AddressedDraws(7)
+    texts, found = [[1, 2], [5], [4, 6, 9]], []
+    for round in range(4):
+        rows = [
+            DraftRow(row, text[backend.runner.lengths[row] :], len(text), round, draws, own, count=4 - row)
+            for row, (text, own) in enumerate(zip(texts, plans or [plan] * 3, strict=True))
+        ]
+        found.append(backend.draft(rows))
+        for row, one in enumerate(found[-1]):
+            if isinstance(one, Drafted):
+                texts[row] += one.tokens
+            else:
+                backend.end_text(row)
+    return found, backend
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_fails_within_a_run_leaves_the_others_alone(bad: float, each_set: None) -> None:
+    """Some draw a token whose weights are no numbers: its error, and what the others write, are those of steps."""
+    model = tiny_llama(100)
+    assert kernels.compile_layers(model) is None
+    drawn = answers(EagerBackend, model)[0][1][0].tokens[1]  # by the second of four steps
+    with torch.no_grad():
+        model.model.embed_tokens.weight[drawn] = bad
+    (runs, backend), (steps, other) = (answers(kind, model) for kind in (SingleCallBackend, EagerBackend))
+    faults = 0
+    for run, step in zip(chain(*runs), chain(*steps), strict=True):
+        if isinstance(step, Drafted):
+            assert run.tokens == step.tokens and float((run.laws - step.laws).abs().max()) < 2e-6
+        else:
+            assert str(run) == str(step) and (faults := faults + 1)
+    assert 0 < faults < 12 and backend.runner.lengths == other.runner.lengths
+
+
+def test_tokens_that_a_model_forbids_have_no_mass(each_set: None) -> None:
+    """-inf is a logit, unlike NaN."""
+    model = tiny_llama(260)
+    model.lm_head = nn.Linear(64, 260)
+    with torch.no_grad():
+        model.lm_head.bias[5:250] = -torch.inf
+    assert kernels.compile_layers(model) is None
+    check_run(model)
+    (made, *_), _ = answers(SingleCallBackend, model)
+    assert all(one.laws[:, 5:250].sum() == 0 and one.laws.isfinite().all() for one in made)
+
+
+def test_a_run_up_to_the_length_at_which_angles_change() -> None:
+    model = tiny_llama(70, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    assert kernels.compile_layers(model) is None
+    most = find_switch(model)
+    assert most == 64
+    runner = make_runner(model, batch=1, max_len=most, compile=True)
+    row = DraftRow(0, [1] * (most - 3), most - 3, 1, AddressedDraws(5), DraftPlan(Sampling()), count=4)
+    (made,) = SingleCallBackend(runner, 70, "draft").draft([row])
+    assert isinstance(made, Drafted) and len(made.tokens) == 4 and runner.lengths == [most]
+
+
+def test_a_row_of_single_steps_does_not_change_a_bit_of_the_others() -> None:
+    model = of_kind("llama-tied", "float32")
+    plans = [DraftPlan(Sampling(), ("entropy",)), DraftPlan(Sampling(top_p=0.9), ("entropy",))]
+    alone, beside = (answers(SingleCallBackend, model, [plans[0], plan, plans[0]])[0] for plan in plans)
+    for one, other in zip(alone, beside, strict=True):
+        for row in (0, 2):
+            assert one[row].tokens == other[row].tokens and torch.equal(one[row].laws, other[row].laws)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_weights_of_8_bits_count_as_parameters(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = of_kind("llama-tied", kind)
+    size = kernels.parameter_count(model)
+    assert (model.num_parameters() < size) == (kind == "int8")
+    for most, ahead in ((size, 3), (size - 1, 1)):
+        monkeypatch.setattr(single_call, "_SMALL", most)
+        runner: Any = make_runner(model, batch=1, max_len=40, compile=True)
+        assert SingleCallBackend(runner, 200, "draft").ahead == ahead
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +201,13 @@ def test_texts_are_those_of_single_steps(
     kept = {"max_new_tokens": 32, "temperature": temperature, "ignore_eos": True}
     prompts, seeds = ["Once upon a time, there was", "The dog", "Lily had a red", "One day"], [1, 2, 3, 4]
     methods = [method, method, "autoregressive", method]
-    calls, follow = list[int](), straight.StraightBackend._follow
+    calls, follow = list[int](), single_call.SingleCallBackend._follow
 
     def counted(self: Any, rows: Any, *args: Any) -> Any:
         calls.append(len(rows))
         return follow(self, rows, *args)
 
-    monkeypatch.setattr(straight.StraightBackend, "_follow", counted)
+    monkeypatch.setattr(single_call.SingleCallBackend, "_follow", counted)
 
     def texts(**more: Any) -> list[Any]:
         together = pair.generate_batch(prompts, method=methods, seed=seeds, rows=4, **kept, **more)
@@ -126,7 +216,7 @@ def test_texts_are_those_of_single_steps(
 
     runs = texts()
     assert calls and max(calls) > 1
-    monkeypatch.setattr(straight, "_is_plain", lambda row: False)
+    monkeypatch.setattr(single_call, "_is_plain", lambda row: False)
     calls.clear()
     steps = texts(ahead=1)
     assert not calls

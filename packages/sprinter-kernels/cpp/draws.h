@@ -30,26 +30,22 @@ inline void store_some(float* to, const Floats& x, int64_t count) {
 // law [size] = softmax(logits / temperature); at temperature 0 all mass is on the first largest one.
 void soften_all(const float* logits, int64_t size, float temperature, float* law) {
     const float heat = temperature > 0.0f ? temperature : 1.0f;
-    Floats most = all(-INFINITY), total_of = {}, poison = {};  // poison: not a number if one of the logits is none
-    for (int64_t i = 0; i < size; i += WIDE) {
-        const Floats x = load_some(logits + i, size - i, -INFINITY);
-        most = larger(most, x);
-        poison += load_some(logits + i, size - i, 0.0f) * 0.0f;
-    }
+    Floats most = all(-INFINITY), sum = {};
+    for (int64_t i = 0; i < size; i += WIDE) most = larger(most, load_some(logits + i, size - i, -INFINITY));
     const float highest = most_of(most);
     if (temperature == 0.0f) {
         std::fill(law, law + size, 0.0f);
         law[std::find(logits, logits + size - 1, highest) - logits] = 1.0f;
         return;
     }
-    const float top = highest / heat, bad = total(poison);
+    const float top = highest / heat;
     for (int64_t i = 0; i < size; i += WIDE) {
         const Floats x = load_some(logits + i, size - i, -INFINITY) / all(heat);
         const Floats made = exponential(x - all(top));
         store_some(law + i, made, size - i);
-        total_of += made;
+        sum += made;
     }
-    const float whole = total(total_of) + bad;
+    const float whole = total(sum);  // not a number if a logit is NaN or infinite; -inf has no mass
     for (int64_t i = 0; i < size; i += WIDE)
         store_some(law + i, load_some(law + i, size - i, 0.0f) / all(whole), size - i);
 }

@@ -339,8 +339,9 @@ class Packed:
         said, seen = floats(steps, rows, self.vocab), floats(steps, rows, self.width)
         said[0, :, : first.shape[-1]], seen[0] = first, states
         laws, tokens = floats(steps, rows, vocab), torch.empty(steps, rows, dtype=torch.int64)
-        last = max(map(add, writers.starts, writers.counts))
-        angles = [tuple(map(_at, self._angles(kind, last))) for kind in self._kinds]
+        longest = max(map(add, writers.starts, writers.counts)) - 1  # the last tokens are not read
+        held = [self._angles(kind, longest) for kind in self._kinds]
+        angles = [(cosine.data_ptr(), sine.data_ptr()) for cosine, sine in held]
         where = np.array([writers.rows, writers.starts, writers.counts], np.int64)
         heats, keys = np.array(writers.temperatures, np.float32), np.array(writers.keys, np.uint64)
         given = [one.ctypes.data for one in (*where, heats, keys, *writers.words)]

@@ -5,6 +5,6 @@
 | ``base`` | what backends are asked and answer |
 | ``texts`` | the texts in a model's rows: prefill, and what one leaves for others |
 | ``eager`` | any runner, one operation at a time; laws, draws, signals and scores after a pass |
-| ``straight`` | draft runs on a CPU in one call of our kernels |
+| ``single_call`` | draft runs on a CPU in one call of our kernels |
 | ``cuda_graph`` | CUDA graphs over the same rows |
 """

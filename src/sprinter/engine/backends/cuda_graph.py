@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sprinter.decode.signals import SIGNALS
 from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow, Scored, StepResult, TargetRow
 from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow, in_line
-from sprinter.engine.backends.straight import StraightBackend
+from sprinter.engine.backends.single_call import SingleCallBackend
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head
@@ -37,7 +37,7 @@ def backend_of(runner: Runner, vocab: int, name: str, held: HeldRows | None = No
     if isinstance(runner, CapturedRunner):
         return GraphBackend(runner, vocab, name, held)
     if isinstance(runner, RowRunner) and runner.drafts(1):
-        return StraightBackend(runner, vocab, name, held)
+        return SingleCallBackend(runner, vocab, name, held)
     return EagerBackend(runner, vocab, name, held)
 
 

@@ -108,12 +108,12 @@ class RowRunner(ModelRunner):
                 for buffer in self._cache.buffers():
                     buffer[row, :, root : root + len(path)] = buffer[row][:, list(path)]
 
-    def drafts(self, longest: int) -> bool:
-        """Whether ``draft`` can write texts of so many tokens: our kernels run the model, and see whole texts."""
+    def drafts(self, longest: int, row: int = 0) -> bool:
+        """Whether ``draft`` can write a text of so many tokens in a row: our kernels run the model, and each query sees
+        the whole text."""
         seen = all(window is None or longest <= window for window in self._windows.values())
-        return (
-            seen and longest <= self.max_len and not self._trees and getattr(self.straight, "drafts", False)
-        )
+        chain = row not in self._trees
+        return seen and chain and longest <= self.max_len and getattr(self.straight, "drafts", False)
 
     def draft(
         self,

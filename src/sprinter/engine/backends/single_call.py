@@ -7,7 +7,7 @@ token of the run, so it is computed once, over all steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +17,18 @@ from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow
 from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
+from sprinter.models.kernels import parameter_count
 from sprinter.models.runners.row import RowRunner
 from sprinter.random import AddressedDraws, Purpose, word_blocks
 
-__all__ = ["StraightBackend"]
+__all__ = ["SingleCallBackend"]
 
 
 _SMALL = 2**23  # parameters of a model whose step costs less than what Python adds to a run
 _AHEAD = 3
 
 
-class StraightBackend(EagerBackend):
+class SingleCallBackend(EagerBackend):
     """``EagerBackend`` over a ``RowRunner`` that drafts.
 
     Rows with adjusted or truncated laws, or with heads that read the state at x, draft as they do there.
@@ -36,12 +37,18 @@ class StraightBackend(EagerBackend):
     def __init__(self, runner: RowRunner, vocab: int, name: str, held: HeldRows | None = None) -> None:
         super().__init__(runner, vocab, name, held)
         self._rows = runner
-        if runner.model.num_parameters() <= _SMALL:
+        if parameter_count(runner.model) <= _SMALL:
             self.ahead = _AHEAD
 
+    def _kind(self, row: DraftRow) -> Hashable:
+        """Rows that draft in single steps do not change how others draft: laws would differ by rounding."""
+        return super()._kind(row), self._in_one_call(row)
+
+    def _in_one_call(self, row: DraftRow) -> bool:
+        return _is_plain(row) and self._rows.drafts(row.position + row.count - 1, row.row)
+
     def _draft(self, rows: Sequence[DraftRow], unit: Any = None) -> list[Drafted | SprinterError]:
-        longest = max(row.position + row.count - 1 for row in rows)
-        if not (self._rows.drafts(longest) and all(map(_is_plain, rows))):
+        if not self._in_one_call(rows[0]):
             return super()._draft(rows, unit)
         began, steps = time.perf_counter(), max(row.count for row in rows)
         order = sorted(range(len(rows)), key=lambda i: -rows[i].count)
