@@ -224,7 +224,7 @@ def _measure(pair: LoadedPair) -> PassCosts:
     longest, room = max(_TARGET), pair.context
     context = max(1, min(_CONTEXT, room - longest))
     models = borrow(pair, min(room, context + longest))
-    ahead = min(models.ahead, room - context)  # what a request asks for at a time
+    ahead = models.ahead  # what a request asks for at a time
     ids = read_prompts(models, context, min(longest, room - context))
     long = min(run_interleaved(models, {1: target_input(ids, context, 1)}, 2)[1]) > _LONG
     jobs: dict[
