@@ -318,8 +318,10 @@ def test_a_head_drafts_in_vllm_as_in_our_engine(kind: str, tmp_path: Path) -> No
         made.lm_head.weight.data = target.lm_head.weight.data[kept].clone()
     if kind == "peagle":
         made.mask_hidden.data.normal_()
-    for value in made.blocks.parameters() if kind == "dflash" else ():
-        value.data *= 8  # so that it matters what a token of a block sees
+    for block in made.blocks if kind == "dflash" else ():  # drafts that depend on the target's states
+        block.mlp.down_proj.weight.data.zero_()
+        block.self_attn.o_proj.weight.data *= 40
+        block.self_attn.k_norm.weight.data *= 8
     made.join(target)
     save_heads(made, heads, "card")
     own = {"method": "eagle3" if kind == "peagle" else kind, "model": str(heads), "num_speculative_tokens": 3}
