@@ -144,7 +144,7 @@ class Page:
         if any(re.match(one, shlex.join(words)) for one in LINES):
             run = False
         if run and words[0] == "cd":
-            Path(words[1]).mkdir(parents=True)
+            Path(words[1]).mkdir(parents=True, exist_ok=True)
             os.chdir(words[1])
             return
         typed, out = b"", None
@@ -199,8 +199,8 @@ def test_blocks_run(
     (tmp_path / "DIR").symlink_to(made_up_data())
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "sql").symlink_to(tiny["adapter"])
-    for folder in ("benchmarks", "examples"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    shutil.copytree(ROOT / "examples" / "serve", tmp_path / "examples" / "serve")
     for arms in ("methods", "peers"):  # two of each
         monkeypatch.setitem(parse._SETS, arms, lambda every=parse._SETS[arms]: every()[:2])
     for known in (TRUST, STOP, ACCEPT, DRAFTER, METHODS):  # what a page registers goes with it
