@@ -52,8 +52,8 @@ from sprinter.bench.sample import Sample
 from sprinter.bench.suites import load_suite, turn_prompt
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
+from sprinter.engine import costs as passes
 from sprinter.engine.backends.base import DraftPlan
-from sprinter.engine.costs import borrow, draft_input, read_prompts, run_interleaved, target_input
 from sprinter.laws import Sampling
 from sprinter.theory.recording import Passage, Recording, read_passages
 from sprinter.theory.replay import replay
@@ -377,14 +377,19 @@ def _table(results: Any) -> str:
 # --- costs ------------------------------------------------------------------------------------------------------------
 def timed(pair: sprinter.Pair, repeats: int, sampling: Sampling) -> dict[str, Any]:
     """Median seconds of target passes by their tokens, of a draft step, and of one with the gate."""
-    ids = read_prompts(models := borrow(pair.models, CONTEXT + max(LENGTHS)), CONTEXT, max(LENGTHS))
-    jobs: dict[Any, Any] = {n: target_input(ids, CONTEXT, n, sampling) for n in LENGTHS}
+    models = passes.borrow(pair.models, CONTEXT + max(LENGTHS))
+    ids, ahead = passes.read_prompts(models, CONTEXT, max(LENGTHS)), passes.usual_ahead(models)
+    jobs: dict[Any, Any] = {n: passes.target_input(ids, CONTEXT, n, sampling) for n in LENGTHS}
     for name, heads in (("draft", {}), ("gated", {} if pair.gate is None else {"gate": pair.gate})):
         plan = DraftPlan(sampling, ("entropy",), heads)
-        jobs[name] = draft_input(ids, CONTEXT, 1, plan, count=models.ahead)  # as many as a request asks for
-    seconds = {str(n): statistics.median(each) for n, each in run_interleaved(models, jobs, repeats).items()}
-    passes = [[n, seconds[str(n)]] for n in LENGTHS]
-    return {"target": passes, **{name: seconds[name] / models.ahead for name in ("draft", "gated")}}
+        jobs[name] = passes.draft_input(ids, CONTEXT, 1, plan, count=ahead)
+    times = passes.run_interleaved(models, jobs, repeats).items()
+    seconds = {what: statistics.median(each) / (1 if what in LENGTHS else ahead) for what, each in times}
+    return {
+        "target": [[n, seconds[n]] for n in LENGTHS],
+        "draft": seconds["draft"],
+        "gated": seconds["gated"],
+    }
 
 
 def as_costs(found: Mapping[str, Any], fixed: float = 0.0) -> PassCosts:
@@ -400,12 +405,10 @@ def factors_of(options: Any) -> dict[int, sprinter.Pair]:
     """The pair with targets padded by each factor."""
     setting = PAIRS[options.pair]
     pair = sprinter.load_pair(**setting.options, prefix_cache_bytes=0)
-    gate = setting.options.get("gate")
-    assert pair.models.draft is not None
-    return {
-        factor: pair if factor == 1 else padded(pair, pair.models.draft.model, factor, gate=gate)
-        for factor in options.factors
-    }
+    gate, draft = setting.options.get("gate"), pair.models.draft
+    assert draft is not None
+    larger = {one: padded(pair, draft.model, one, gate=gate) for one in options.factors if one != 1}
+    return {factor: larger.get(factor, pair) for factor in options.factors}
 
 
 def costs(options: Any) -> None:
@@ -419,13 +422,11 @@ def costs(options: Any) -> None:
                     f"{1e3 * one['gated']:.2f}", f"{one['draft'] / one['target'][0][1]:.3f}"])
         for factor, one in found.items()
     ]  # fmt: skip
-    heads = " | ".join(
-        ["times the pass", *(f"{n} tokens, ms" for n in LENGTHS), "draft step", "with gate", "ratio"]
-    )
+    lengths = " | ".join(f"{n} tokens, ms" for n in LENGTHS)
+    heads = f"times the pass | {lengths} | draft step | with gate | ratio"
     facts = {"environment": environment(), "costs": found, "seconds": round(time.time() - began, 1)}
-    write_results(
-        name, {"benchmark": BENCHMARK, "command": command(), **facts}, "\n".join(grid(heads, lines))
-    )
+    facts = {"benchmark": BENCHMARK, "command": command(), **facts}
+    write_results(name, facts, "\n".join(grid(heads, lines)))
 
 
 # --- wall time --------------------------------------------------------------------------------------------------------
@@ -461,9 +462,8 @@ def wall(options: Any) -> None:
     }
     facts |= {"seconds": round(time.time() - began, 1)}
     heads = "times the pass | method | speed over plain, measured | counts times costs"
-    write_results(
-        name, {"benchmark": BENCHMARK, "command": command(), **facts}, "\n".join(grid(heads, lines))
-    )
+    facts = {"benchmark": BENCHMARK, "command": command(), **facts}
+    write_results(name, facts, "\n".join(grid(heads, lines)))
 
 
 def _seconds(all_stats: Sequence[Any], known: PassCosts) -> float:

@@ -42,6 +42,20 @@ def test_costs_are_learned_from_the_first_synchronisations() -> None:
     assert ahead.next() < long
 
 
+def test_by_a_given_cost_no_time_counts() -> None:
+    """Then only the lengths of the drafts decide, so that counts of steps are repeatable."""
+    ahead = Ahead(None, sync=1.5)
+    assert ahead.next() == best_ahead(1.5, 1.0, 0.5) == 2
+    for _ in range(20):
+        ahead.synchronised(1, 9.0)
+        ahead.ended(9)
+    assert ahead.next() > 2
+    for _ in range(400):
+        ahead.ended(0)
+    assert ahead.next() == 1
+    assert Ahead(None, sync=0.0).next() == 1
+
+
 def test_a_number_is_kept() -> None:
     ahead = Ahead(3)
     ahead.synchronised(3, 1.0)

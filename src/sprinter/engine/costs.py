@@ -23,6 +23,7 @@ from sprinter.engine import backends
 from sprinter.engine.backends.base import DraftPlan, DraftRow, PassInput, PromptRow, RowInput, TargetRow
 from sprinter.engine.executor import Executor
 from sprinter.engine.host import host_costs
+from sprinter.engine.lookahead import best_ahead
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.record import cpu_name
 from sprinter.errors import SprinterError, UserError
@@ -40,7 +41,7 @@ from sprinter.version import __version__
 
 __all__ = [
     "borrow", "draft_input", "head_costs", "kept_costs", "pass_costs", "read_prompts", "run_interleaved",
-    "shared_costs", "target_input",
+    "shared_costs", "target_input", "usual_ahead",
 ]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
@@ -224,7 +225,7 @@ def _measure(pair: LoadedPair) -> PassCosts:
     longest, room = max(_TARGET), pair.context
     context = max(1, min(_CONTEXT, room - longest))
     models = borrow(pair, min(room, context + longest))
-    ahead = models.ahead  # what a request asks for at a time
+    ahead = usual_ahead(models)
     ids = read_prompts(models, context, min(longest, room - context))
     long = min(run_interleaved(models, {1: target_input(ids, context, 1)}, 2)[1]) > _LONG
     jobs: dict[
@@ -273,9 +274,10 @@ def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:
             for name, n in (("target", 1), ("several", EACH))
         }
         if pair.draft is not None:
-            jobs["draft"] = [draft_input(ids, context, 1, row=row, count=models.ahead) for row in range(rows)]
+            ahead = usual_ahead(models)
+            jobs["draft"] = [draft_input(ids, context, 1, row=row, count=ahead) for row in range(rows)]
         seconds = _least(models, jobs)
-        draft_s = seconds.get("draft", 0.0) / models.ahead
+        draft_s = seconds.get("draft", 0.0) / usual_ahead(models)
         shared.append((rows, seconds["target"], draft_s))
         several.append((rows, max(seconds["several"], seconds["target"])))
         del models, jobs  # before more rows are made
@@ -316,6 +318,11 @@ def draft_input(
     plan = plan or DraftPlan(Sampling(), ("entropy",), {})
     end = context + tokens
     return DraftRow(row, ids[context:end], end, 1, AddressedDraws(), plan, count=count)
+
+
+def usual_ahead(models: Executor) -> int:
+    """What a request asks for at a time where every second token is followed by another."""
+    return best_ahead(models.sync, 1.0, 0.5)
 
 
 def run_interleaved(

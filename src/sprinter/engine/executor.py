@@ -64,7 +64,7 @@ class Executor:
     ) -> None:
         self.target = backend_of(target, vocab, "target", held[0]) if target else None
         self.draft = backend_of(draft, vocab, "draft", held[1]) if draft else None
-        self.vocab, self.ahead = vocab, 1 if self.draft is None else self.draft.ahead
+        self.vocab, self.sync = vocab, 0.0 if self.draft is None else self.draft.sync
         rows = self.target or self.draft
         self.device = rows.runner.device if rows else torch.device("cpu")
         self.like = torch.empty(0, device=self.device)
@@ -134,7 +134,7 @@ class RequestRun:
         *,
         heads: Mapping[str, Head],
         costs: ForwardCosts = _FREE,
-        ahead: int | None = 1,
+        ahead: Ahead | int | None = 1,
         prefill_chunk: int | None = None,
         adjustments: Adjustments = _UNADJUSTED,
         logprobs: LogProbs | None = None,
@@ -186,7 +186,8 @@ class RequestRun:
         self._whole = method.length is not None and method.trust.never
         self._head_flops = sum(head.flops for head in self._plan.heads.values())
         self._round = self._place = self._run_start = 0  # tokens drafted in a round, and where they begin
-        self._stats, self._costs, self._ahead, self._chunk = record.stats, costs, Ahead(ahead), prefill_chunk
+        self._stats, self._costs, self._chunk = record.stats, costs, prefill_chunk
+        self._ahead = ahead if isinstance(ahead, Ahead) else Ahead(ahead)
         self._seen: int | None = None  # tokens whose states are shown; None: all that the target has read
 
     def begin(self) -> None:

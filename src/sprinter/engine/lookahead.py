@@ -32,11 +32,13 @@ class Ahead:
     """Estimates the costs and the length of draft runs of one request.
 
     Args:
-        fixed: draft this number of tokens every time; None: choose the number. The first synchronisations alternate
-            between one and two tokens, which gives both costs.
+        fixed: draft this number of tokens every time; None: choose the number.
+        sync: cost of a synchronisation in draft steps. None: measured; the first synchronisations alternate between one
+            and two tokens, which gives both costs.
     """
 
     fixed: int | None
+    sync: float | None = None
     _fastest: dict[int, float] = field(default_factory=dict)
     _syncs: int = 0
     _runs: int = 0
@@ -46,11 +48,14 @@ class Ahead:
         """Number of tokens to draft before the next host synchronisation."""
         if self.fixed is not None:
             return self.fixed
+        goes_on = (self._kept + 1) / (self._kept + self._runs + 2)
+        if self.sync is not None:
+            return best_ahead(self.sync, 1.0, goes_on)
         if self._syncs < _TRIALS or not {1, 2} <= self._fastest.keys():
             return 1 + self._syncs % 2
         step_s = max(self._fastest[2] - self._fastest[1], 1e-9)
         sync_s = max(self._fastest[1] - step_s, 0.0)
-        return best_ahead(sync_s, step_s, (self._kept + 1) / (self._kept + self._runs + 2))
+        return best_ahead(sync_s, step_s, goes_on)
 
     def synchronised(self, steps: int, seconds: float) -> None:
         """Record the time of one synchronisation; the minimum counts, as other processes may delay it."""

@@ -19,6 +19,7 @@ from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, Replayed, Tracke
 from sprinter.engine.executor import Executor, RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.logprobs import LogProbs
+from sprinter.engine.lookahead import Ahead
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
 from sprinter.engine.runtime import PairRuntime
@@ -203,7 +204,8 @@ class Request:
         loop = decode(
             self.sequence, method, self._limits(models), draws, record, complete, self._rules, switch
         )
-        ahead = None if isinstance(options.ahead, str) else options.ahead or models.ahead
+        asked = options.ahead
+        ahead = Ahead(None) if isinstance(asked, str) else Ahead(asked, models.sync)
         self._run = RequestRun(
             models, row, self.sequence, loop, method, options.sampling, draws, record, heads=self._runtime.heads,
             costs=self._runtime.costs, ahead=ahead,

@@ -47,10 +47,10 @@ class EagerBackend(TextRows):
     """See ``TextRows``. Any subset of the rows can be read at a time.
 
     Attributes:
-        ahead: so many draft steps between two questions of a request, of which some may be dropped, take least time.
+        sync: what a question of a request costs, in draft steps; tokens are drafted ahead if it is not 0.
     """
 
-    ahead = 1
+    sync = 0.0
 
     def begin(self, feeds: Iterable[RowInput]) -> None:
         """See ``TextRows``."""

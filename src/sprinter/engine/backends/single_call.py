@@ -25,7 +25,7 @@ __all__ = ["SingleCallBackend"]
 
 
 _SMALL = 2**23  # parameters of a model whose step costs less than what Python adds to a run
-_AHEAD = 3
+_SYNC = 1.5  # what Python adds to a run, in steps of such a model
 
 
 class SingleCallBackend(EagerBackend):
@@ -38,7 +38,7 @@ class SingleCallBackend(EagerBackend):
         super().__init__(runner, vocab, name, held)
         self._rows = runner
         if parameter_count(runner.model) <= _SMALL:
-            self.ahead = _AHEAD
+            self.sync = _SYNC / runner.batch  # which rows share, and a dropped step costs each of them
 
     def _kind(self, row: DraftRow) -> Hashable:
         """Rows that draft in single steps do not change how others draft: laws would differ by rounding."""
