@@ -204,7 +204,7 @@ class Request:
         loop = decode(
             self.sequence, method, self._limits(models), draws, record, complete, self._rules, switch
         )
-        asked = options.ahead
+        asked = options.ahead if options.ahead is not None or models.sync else 1
         ahead = Ahead(None) if isinstance(asked, str) else Ahead(asked, models.sync)
         self._run = RequestRun(
             models, row, self.sequence, loop, method, options.sampling, draws, record, heads=self._runtime.heads,
