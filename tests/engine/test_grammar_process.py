@@ -218,6 +218,15 @@ while True:
 """
 
 
+def ends(server: subprocess.Popen[bytes], how: signal.Signals) -> bool:
+    """Whether a process ends within 15 s of a signal."""
+    server.send_signal(how)
+    try:
+        return server.wait(15) is not None
+    except subprocess.TimeoutExpired:
+        return False
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes end with their parents on Linux")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_nothing_is_left_of_a_process_that_ends_while_a_grammar_is_computed(how: signal.Signals) -> None:
@@ -227,8 +236,8 @@ def test_nothing_is_left_of_a_process_that_ends_while_a_grammar_is_computed(how:
         assert server.stdout is not None and server.stdout.readline() == b"ready\n"
         assert until(lambda: len(children(server.pid)) == 3), "one that forks, and two grammars"
         found = children(server.pid)
-        server.send_signal(how)
-        server.wait(20)
+        # Python ignores an interrupt that comes while it finalises an object: then there is a second one
+        assert any(ends(server, how) for _ in range(3))
     assert until(lambda: not any(Path(f"/proc/{one}").exists() for one in found), 3)
 
 

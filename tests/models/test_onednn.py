@@ -141,7 +141,7 @@ def test_runners_before_and_after_a_reload_take_turns() -> None:
     renew(model)
     second = make_runner(model, max_len=16)
     assert isinstance(first, ModelRunner) and isinstance(second, ModelRunner)
-    assert first.model is not second.model and forward._turn(first._head) is forward._turn(second._head)
+    assert first.model is not second.model and forward.turn(first._head) is forward.turn(second._head)
 
 
 def test_copies_keep_no_model() -> None:
