@@ -46,14 +46,17 @@ def started(log: Path, command: Sequence[str], **env: str) -> Iterator[str]:
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        for _ in range(240):
+        for _ in range(600):  # 5 minutes: a busy machine takes two for vLLM's imports and warm-up
             if server.poll() is not None or asked(f"{url}/health")[0] == 200:
                 break
             time.sleep(0.5)
         yield url
     finally:
         server.terminate()
-        server.wait(30)
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 def asked(url: str, body: object = None) -> tuple[int, str]:
