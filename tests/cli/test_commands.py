@@ -161,26 +161,6 @@ def test_demo_as_json(run: Run, places: Places) -> None:
     assert all(row["drift_coverage"] == 1.0 and row["tokens_per_s"] > 0 for row in value["rows"])
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_demo_says_what_runs_the_built_in_pair(
-    run: Run, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
-    """Our kernels where they are installed; an option overrides it."""
-    given: list[object] = []
-
-    def load(loading: object, **more: object) -> None:
-        given.append(more)
-        raise UserError("enough")
-
-    monkeypatch.setattr("sprinter.cli.demo.load", load)
-    monkeypatch.setattr("sprinter.models.kernels.why_none", lambda: None if there else "none")
-    status, _, err = run("demo", "--device", "cpu")
-    assert status != 0 and given == [{"compile": True} if there else {}]
-    assert ("our kernels run both models" if there else "our kernels are not installed") in err
-    _, _, err = run("demo", "--device", "cpu", "--no-compile")
-    assert given[1] == {} and "kernels" not in err
-
-
 def test_demo_needs_a_gate(run: Run, places: Places) -> None:
     status, _, err = run("demo", *places.pair)
     assert status == 2 and "needs a gate" in err and err.count("\n") == 1

@@ -49,7 +49,7 @@ def demo(
     json: JsonOption = False,
 ) -> None:
     """Compare plain decoding, an exact method and a lossy one with drift of at most 0.1 (well under a minute)."""
-    pair = load(loading, **_by_kernels(loading))
+    pair = load(loading)
     _warm_up(pair)
     length = max_new_tokens or _length_in_time(pair)
     generate = partial(pair.generate, max_new_tokens=length, seed=seed, meter="complete")
@@ -63,22 +63,6 @@ def demo(
         print_json({"prompts": list(PROMPTS), "settings": settings, "rows": rows})
     else:
         _print_table(rows, length)
-
-
-def _by_kernels(loading: Loading) -> dict[str, bool]:
-    """Our kernels run the built-in pair, where they are installed and no option says otherwise; a line says so."""
-    from sprinter.models.devices import device_of
-    from sprinter.models.kernels import why_none
-
-    own = (loading.target, loading.runner, loading.dtype, loading.compile) == (None, "auto", None, None)
-    if not own or device_of(loading.device or "auto").type != "cpu":
-        return {}
-    found = why_none() is None
-    what = (
-        "our kernels run both models" if found else "PyTorch runs both models: our kernels are not installed"
-    )
-    print(f"{what} (--compile, --no-compile)", file=sys.stderr)
-    return {"compile": True} if found else {}
 
 
 def _warm_up(pair: Pair) -> float:
