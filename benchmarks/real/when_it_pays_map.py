@@ -194,7 +194,6 @@ def lines_of(pair: str, counts: Mapping[str, Any], timed: Mapping[str, Any]) -> 
                 "gain": list(found.gain), "drift": found.lossy and found.lossy.drift,
                 "lost": found.lost and list(found.lost),
                 "within": within(here, found, costs),
-                "speeds": {cell.arm: round(cell.speed(costs), 3) for cell in here},
             }  # fmt: skip
 
 

@@ -268,7 +268,10 @@ assert text() == expected and processes() == first and held._wire is began, "the
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 def test_a_fork_of_this_process_has_processes_of_its_own() -> None:
     """Two would ask by one socket, and the one that ends first would end it for both."""
-    subprocess.run([sys.executable, "-W", "error", "-c", FORKING], check=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKING], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_processes_run_behind_the_models(grammars: Grammars) -> None:

@@ -21,7 +21,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sprinter_kernels.families import FAMILIES, MODELS, MatrixPart, ModelParts
-from sprinter_kernels.layers import QuantisedEmbedding, QuantisedLinear, plain_matrix, reads_in_place
+from sprinter_kernels.layers import (
+    QuantisedEmbedding,
+    QuantisedLinear,
+    parameter_count,
+    plain_matrix,
+    reads_in_place,
+)
 from sprinter_kernels.native import FLOATS, floats, native
 from sprinter_kernels.quantise import SCALE, is_plain
 from sprinter_kernels.unchanged import changed_layer, hooks_everywhere, hooks_of
@@ -249,6 +255,7 @@ class Packed:
     Attributes:
         depth: number of layers. kv, d: heads of keys, and their size, in a cache of float32. numbers: of the layers in
             the cache. width, vocab: sizes of states and logits. quantised: whether its layers have fewer than 16 bits.
+        size: number of parameters.
     """
 
     def __init__(self, model: PreTrainedModel, longest: int | None) -> None:
@@ -281,6 +288,7 @@ class Packed:
         self.depth, self.kv, self.d = len(layers), parts["k"].rows // shape.d, shape.d
         self.numbers = [family.attends(layer).layer_idx for layer in layers]
         self.width, self.vocab = facts.embedding.width, facts.head.high
+        self.size = parameter_count(model)
         self.quantised = any(isinstance(part, QuantisedLinear) for part in model.modules())
         steady = self._rotary is None or longest is not None or _rope_types(self._rotary) <= _STEADY
         if not steady:

@@ -269,16 +269,15 @@ def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:
         models = borrow(pair, tokens, rows)
         context = tokens - EACH
         ids = read_prompts(models, context, EACH, rows)
+        ahead = usual_ahead(models)
         jobs: dict[str, Sequence[PassInput]] = {
             name: [target_input(ids, context, n, row=row) for row in range(rows)]
             for name, n in (("target", 1), ("several", EACH))
         }
         if pair.draft is not None:
-            ahead = usual_ahead(models)
             jobs["draft"] = [draft_input(ids, context, 1, row=row, count=ahead) for row in range(rows)]
         seconds = _least(models, jobs)
-        draft_s = seconds.get("draft", 0.0) / usual_ahead(models)
-        shared.append((rows, seconds["target"], draft_s))
+        shared.append((rows, seconds["target"], seconds.get("draft", 0.0) / ahead))
         several.append((rows, max(seconds["several"], seconds["target"])))
         del models, jobs  # before more rows are made
     return replace(costs, shared=tuple(shared), several=tuple(several))

@@ -228,7 +228,7 @@ class _Passes:
     def __init__(self, packed: Any, head: nn.Module) -> None:
         self._packed, self._slots, self._writers = packed, kernels().Slots, kernels().Writers
         self._cut = head if isinstance(head, CutHead) else None
-        self.drafts = self._cut is None
+        self.drafts, self.size = self._cut is None, packed.size
 
     def __call__(
         self,
@@ -259,12 +259,16 @@ class _Passes:
             said = self._cut.spread(said)
         return said, states, taken
 
-    def draft(self, first: Tensor, states: Tensor, cache: RowCache, **who: Any) -> tuple[Tensor, ...]:
+    def draft(
+        self, first: Tensor, states: Tensor, cache: RowCache, **who: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See ``RowRunner.draft``."""
         packed = self._packed
         held = cache.reserve(packed.numbers, packed.kv, packed.d)
         where = [one.data_ptr() for one in held], held[0].shape[2]
-        made: tuple[Tensor, ...] = packed.draft(first, states, self._writers(**who), *where, first.shape[-1])
+        made: tuple[Tensor, Tensor, Tensor, Tensor] = packed.draft(
+            first, states, self._writers(**who), *where, first.shape[-1]
+        )
         return made
 
 

@@ -17,12 +17,10 @@ from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow
 from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
-from sprinter.models.kernels import parameter_count
 from sprinter.models.runners.row import RowRunner
 from sprinter.random import AddressedDraws, Purpose, word_blocks
 
 __all__ = ["SingleCallBackend"]
-
 
 _SMALL = 2**23  # parameters of a model whose step costs less than what Python adds to a run
 _SYNC = 1.5  # what Python adds to a run, in steps of such a model
@@ -37,7 +35,7 @@ class SingleCallBackend(EagerBackend):
     def __init__(self, runner: RowRunner, vocab: int, name: str, held: HeldRows | None = None) -> None:
         super().__init__(runner, vocab, name, held)
         self._rows = runner
-        if parameter_count(runner.model) <= _SMALL:
+        if runner.straight is not None and runner.straight.size <= _SMALL:
             self.sync = _SYNC / runner.batch  # which rows share, and a dropped step costs each of them
 
     def _kind(self, row: DraftRow) -> Hashable:

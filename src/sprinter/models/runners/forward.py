@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from operator import add
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import finalize
 
 import torch
@@ -392,8 +392,33 @@ class ModelRunner(BaseRunner):
         return tuple(layer % count for layer in layers)
 
 
-StraightPass = Callable[..., tuple[Tensor | None, Tensor, tuple[Tensor, ...]]]
-"""Tokens, whether logits are wanted, what the model is given → logits or None, states, and those of layers."""
+class StraightPass(Protocol):
+    """Passes of a model by our kernels.
+
+    Attributes:
+        drafts: whether ``draft`` can be called. size: number of parameters.
+    """
+
+    drafts: bool
+    size: int
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        logits: bool,
+        position_ids: Tensor,
+        attention_mask: Any,
+        cache: Any,
+        layers: Sequence[int] = (),
+    ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]]:
+        """Tokens, whether logits are wanted, what the model is given -> logits or None, states, those of layers."""
+
+    def draft(
+        self, first: Tensor, states: Tensor, cache: Any, **who: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See ``RowRunner.draft``."""
+
+
 StateFilter = Callable[[Tensor], Tensor]
 """States ``[batch, n, d]`` → the states to compute logits for, ``[batch, k, d]``."""
 

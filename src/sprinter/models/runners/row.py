@@ -113,7 +113,8 @@ class RowRunner(ModelRunner):
         the whole text."""
         seen = all(window is None or longest <= window for window in self._windows.values())
         chain = row not in self._trees
-        return seen and chain and longest <= self.max_len and getattr(self.straight, "drafts", False)
+        fits = seen and chain and longest <= self.max_len
+        return fits and self.straight is not None and self.straight.drafts
 
     def draft(
         self,
@@ -136,9 +137,10 @@ class RowRunner(ModelRunner):
         Returns:
             Logits, states, laws ``[steps, rows, ...]`` and tokens ``[steps, rows]``, undefined beyond a row's count.
         """
+        assert self.straight is not None
         starts = [self._lengths[row] for row in rows]
         with turn(self._head):
-            made: tuple[Tensor, Tensor, Tensor, Tensor] = self.straight.draft(  # type: ignore[union-attr]
+            made = self.straight.draft(
                 first, states, self._cache, rows=rows, starts=starts, counts=counts, temperatures=temperatures,
                 keys=keys, words=words,
             )  # fmt: skip
