@@ -169,7 +169,8 @@ def test_bad_batches(pair: sprinter.Pair, options: dict[str, Any], message: str)
 
 
 def test_bad_engines(pair: sprinter.Pair) -> None:
-    for bad in ({"share": 1.5}, {"age": -1}, {"prompt_piece": 0}, {"prompt_tokens": 0}, {"target_tokens": 0}):
+    zeros = ("prompt_piece", "prompt_tokens", "target_tokens", "draft_steps")
+    for bad in ({"share": 1.5}, {"age": -1}, *({name: 0} for name in zeros)):
         with pytest.raises(UserError):
             Policy(**bad)
     with pytest.raises(UserError, match="max_len=97"):

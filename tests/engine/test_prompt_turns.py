@@ -9,7 +9,7 @@ import pytest
 from tests.engine.conftest import double_pair
 
 import sprinter
-from sprinter.engine.backends.base import PromptRow, TargetRow
+from sprinter.engine.backends.base import DraftRow, PromptRow, TargetRow
 from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.backends.texts import TextRows
 from sprinter.engine.engine import Engine
@@ -208,6 +208,29 @@ def test_a_target_pass_reads_no_more_than_its_tokens(
                 engine.add([i, 3], method="speculative(gamma=3)", max_new_tokens=16, seed=i, ignore_eos=True)
             texts.append([[token.id for token in out.tokens] for out in engine.finish().values()])
         assert max(sum(size for _, size in one) for one in seen) == {None: 16, 8: 8, 1: 4}[most]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_pass_of_drafts_takes_no_more_than_its_steps(
+    pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who arrives waits for a pass. Without the limit a draft of known length has eight steps in one."""
+    real, seen, texts = EagerBackend.draft, list[int](), list[list[list[int]]]()
+
+    def draft(rows: EagerBackend, asked: Sequence[DraftRow]) -> Any:
+        seen.append(max(one.count for one in asked))
+        return real(rows, asked)
+
+    monkeypatch.setattr(EagerBackend, "draft", draft)
+    for most in (None, 3, 1):
+        seen.clear()
+        with Engine(pair, rows=3, policy=Policy(draft_steps=most)) as engine:
+            for i, gamma in enumerate((10, 4, 1)):
+                engine.add(
+                    [i, 3], method=f"speculative(gamma={gamma})", max_new_tokens=24, seed=i, ignore_eos=True
+                )
+            texts.append([[token.id for token in out.tokens] for out in engine.finish().values()])
+        assert max(seen) == (most or 8)
     assert texts[0] == texts[1] == texts[2]
 
 

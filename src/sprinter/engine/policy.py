@@ -27,6 +27,8 @@ class Policy:
             is more; None: no limit. Owners take turns, and of one owner the rows: new ones first.
         target_tokens: number of tokens that a pass of the target reads over all rows, drafts included, or one row's if
             that is more; None: no limit. Those that have waited longest go first.
+        draft_steps: number of draft steps after which drafts go on in another pass; None: as many as are known to be
+            needed, at most eight. A request that arrives waits for one pass.
     """
 
     share: float = 0.5
@@ -35,11 +37,12 @@ class Policy:
     prompt_piece: int = 128
     prompt_tokens: int | None = None
     target_tokens: int | None = None
+    draft_steps: int | None = None
 
     def __post_init__(self) -> None:
         between("share", self.share, 0.0, 1.0)
         at_least("prompt_piece", self.prompt_piece, 1)
-        for name in ("prompt_tokens", "target_tokens"):
+        for name in ("prompt_tokens", "target_tokens", "draft_steps"):
             if (most := getattr(self, name)) is not None:
                 at_least(name, most, 1)
         if self.age is not None:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sprinter.decode.checks import at_least
@@ -394,7 +394,9 @@ class Scheduler:
     def _do(self, group: Sequence[_Live]) -> None:
         """Run one forward pass for a group, if there is anybody in it."""
         for one in group:
-            one.passed_over = 0
+            one.passed_over, given, most = 0, one.run.input, self._policy.draft_steps
+            if most is not None and isinstance(given, DraftRow) and given.count > most:
+                one.run.input = replace(given, count=most)
         if group:
             advance(self._models, [one.run for one in group], self._pads)
 

@@ -100,6 +100,7 @@ class Service:
             policy = Policy(
                 first=True, prompt_piece=min(128, most), prompt_tokens=most,
                 target_tokens=4 * own.rows if few and own.has_owners else None,
+                draft_steps=2 if few and own.has_owners else None,
             )  # fmt: skip
             self._engine = AsyncEngine(
                 pair, own.rows, policy, own.max_len, own.memory_bytes, max_waiting=own.max_waiting,
