@@ -174,6 +174,10 @@ class AsyncEngine:
         async with self.stream(prompt, options, owner=owner, **keywords) as stream:
             return await stream.finish()
 
+    def expect(self, owner: str) -> None:
+        """Begin no pass of others before a request of an owner, who has no other, is put, or for ten milliseconds."""
+        self._worker.expect(owner)
+
     def check_room(self, owner: str, count: int) -> None:
         """Refuse requests that would not be taken, before they are made.
 
@@ -247,13 +251,18 @@ class AsyncEngine:
 
 
 class EngineStream(AsyncStream):
-    """The tokens of a request of an ``AsyncEngine``, in lists of those that a step made."""
+    """The tokens of a request of an ``AsyncEngine``, in lists of those that a step made.
+
+    Attributes:
+        begun: called when tokens are read.
+    """
 
     def __init__(self, engine: AsyncEngine, request: AsyncRequest) -> None:
         super().__init__()
         self._engine = engine  # it stays open as long as its streams are in use
         self._worker = worker = engine._worker
         self._request, self._raised = request, False
+        self.begun: Callable[[], None] | None = None
         self._dropped = weakref.finalize(self, worker.cancel, request)
         self._dropped.atexit = False
 
@@ -292,6 +301,8 @@ class EngineStream(AsyncStream):
         except asyncio.CancelledError:
             self.cancel()
             raise
+        if self.begun is not None:
+            self.begun()
         if not tokens and self._request.error is not None and not self._raised:
             self._raised = True
             raise self._request.error

@@ -105,7 +105,8 @@ class Scheduler:
 
     Attributes:
         events: events that ``step`` has not returned yet. max_len: as given.
-        arrived: whether a request is about to be put; asked between passes, whose step it may end.
+        arrived: whether a request is about to be put; asked between passes, whose step it may end: 0: none is, 2: one
+            of an owner without others.
     """
 
     def __init__(
@@ -141,8 +142,8 @@ class Scheduler:
         self._ended: dict[int, Event] = {}  # that `results` has not returned yet
         self._next_id = self._steps = 0
         self._streams, self._closed, self._spare = streams, False, spare
-        self.arrived: Callable[[], bool] = lambda: False
-        self._cut_short, self._alone = False, 0  # of the step before; steps of new requests alone
+        self.arrived: Callable[[], int] = lambda: 0
+        self._cut_short = self._alone = 0  # what has ended the step before; steps of new requests alone
         self._preferred, self._new = set[int](), set[int]()
         self._trackers: dict[Any, Tracker] = {}
         target, draft = runtime.models.target, runtime.models.draft
@@ -242,17 +243,18 @@ class Scheduler:
         return new if self._alone else every
 
     def _run_passes(self, due: Collection[_Live]) -> None:
-        """Run one pass of each kind that requests ask for; if a request arrives, not all, but not twice in a row."""
-        asking, whole = self._asking(due), self._cut_short
-        self._cut_short = bool(whole and self._alone)  # a step of new requests alone is not the whole one
+        """Run one pass of each kind that requests ask for; if a request arrives, not all, but not twice in a row unless
+        only the second one is of an owner without others."""
+        asking, before = self._asking(due), self._cut_short
+        self._cut_short = before if self._alone else 0  # a step of new requests alone is not the whole one
         # The target reads last, as most methods ask it after a draft: a short text begins in its first step.
         # A grammar is asked what must follow, then what it keeps of a proposal.
         for kind in (None, AskGrammar, AskGrammar, "draft", DraftRow, TreeRow, "target"):
             if kind in asking:
                 self._do(self._reading(asking[kind]) if isinstance(kind, str) else self._ready(asking[kind]))
                 asking = self._asking(due)  # their next inputs
-                if asking and not whole and not self._alone and self.arrived():
-                    self._cut_short = True
+                if asking and not self._alone and (arrived := self.arrived()) > before:
+                    self._cut_short = arrived
                     for one in asking.get(TargetRow, []):
                         one.passed_over += 1
                     return

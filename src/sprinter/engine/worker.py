@@ -37,6 +37,8 @@ __all__ = ["AsyncRequest", "EngineWorker"]
 
 News = asyncio.Future[None]
 """What a task that reads waits for, in its event loop."""
+_EXPECTED_S = 0.01
+"""Maximum time for which a request is expected."""
 _NEWEST = 0.2
 """Weight of the newest text in the mean time that texts have rows."""
 
@@ -101,6 +103,24 @@ class AsyncRequest:
         self.over.set_result(None)
 
 
+@dataclass(slots=True)
+class _Expected:
+    """Requests of owners without others that are about to be put.
+
+    Attributes:
+        only: number of those that are submitted.
+        owner, until: whose is about to be, and until when it is waited for, in seconds of ``time.perf_counter``.
+    """
+
+    only: int = 0
+    owner: str = ""
+    until: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.until - time.perf_counter())
+
+
 class EngineWorker:
     """Owns an engine and a thread.
 
@@ -127,8 +147,9 @@ class EngineWorker:
         self.error: BaseException | None = None
         self._on_death = on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._expected = expected = _Expected()
         calls = self._calls  # the engine holds no worker
-        engine.arrived = lambda: not calls.empty()
+        engine.arrived = lambda: 2 if expected.only or expected.left_s > 0 else int(not calls.empty())
         self._line: FairQueue[AsyncRequest] = FairQueue()
         self._live: dict[int, AsyncRequest] = {}  # the order of admission
         self._scorings: FairQueue[Scoring[Any]] = FairQueue()
@@ -177,9 +198,15 @@ class EngineWorker:
         with self._lock:
             self._check_open()
             self._check_places(AsyncRequest, request.owner)
-            self._places[AsyncRequest].take(request.owner)
-            self._open += 1
-            self._calls.put(lambda: self._line.put(request.owner, request))
+            places = self._places[AsyncRequest]
+            only = places.others(request.owner) and not places.of(request.owner)
+            places.take(request.owner)
+            self._open, self._expected.only = self._open + 1, self._expected.only + only
+            self._calls.put(lambda: self._enter(request, only))
+
+    def expect(self, owner: str) -> None:
+        """Step no further for a moment, or until an owner's request is put."""
+        self._expected.owner, self._expected.until = owner, time.perf_counter() + _EXPECTED_S
 
     def score(self, scoring: Scoring[Any]) -> None:
         """Run a scoring, a chunk per step of the engine; a cancelled future ends it.
@@ -274,7 +301,8 @@ class EngineWorker:
             self._calls.get()()
         with suppress(Empty):
             while True:
-                self._calls.get_nowait()()
+                left_s = self._expected.left_s
+                self._calls.get(left_s > 0, left_s)()
         if self._stopped:
             return
         while len(self._live) < self.rows and len(self._line) > sum(map(self._line.of, full := self._full())):
@@ -283,10 +311,17 @@ class EngineWorker:
             self._step()
         if self._scorings or self._scored:
             self._put_off = (
-                not self._put_off and self.engine.arrived()
+                not self._put_off and self.engine.arrived() > 0
             )  # a request goes first, but not every time
             if not self._put_off:
                 self._score()
+
+    def _enter(self, request: AsyncRequest, only: bool) -> None:
+        with self._lock:
+            self._expected.only -= only
+        self._line.put(request.owner, request)
+        if request.owner == self._expected.owner:
+            self._expected.until = 0.0
 
     def _full(self) -> list[str]:
         """The owners who have rows, if what is free is for those who have none."""

@@ -245,6 +245,8 @@ async def _serve(
     if asked.count > 1:  # the guard has counted one
         models.owners.charge_texts(owner, asked.count, paid=1)
     service = await _taken(models, request, body.model)
+    if note.first:
+        service.engine.expect(owner)
     pair = service.pair
     name = asked.alias or service.model
     frame = asked, note.id, service.now(), name, names_of(pair.tokenizer)
@@ -262,6 +264,8 @@ async def _serve(
         note.fields["stream"] = asked.stream
         opening = leave.enter_async_context(open_choices(service, asked, owner))
         texts += await while_connected(request.receive, in_time(service, opening, note.deadline))
+        for stream in (one.stream for one in texts if one.stream and note.first):
+            stream.begun = note.first
         await while_connected(
             request.receive, wait_for_rows(service, texts)
         )  # errors have a status until here

@@ -57,8 +57,10 @@ class RequestNote:
         open_to_all: whether it needs no key, and no rate is counted.
         deadline: when its time is over, in seconds of the event loop's clock.
         status, complete: of the answer: its HTTP status (0: none yet), and whether it is complete, or was cut.
-        open, held: places that it has of open requests, and of bytes of bodies.
+        open, asking, held: places that it has of open requests, of those whose answer is not complete, and of bytes of
+            bodies.
         after: called when it is over.
+        first: called when it has its first text, for which others wait; None: they do not.
     """
 
     id: str
@@ -69,8 +71,10 @@ class RequestNote:
     status: int = 0
     complete: bool = False
     open: int = 0
+    asking: int = 0
     held: int = 0
     after: list[Callable[[], None]] = field(default_factory=list)
+    first: Callable[[], None] | None = None
 
 
 def note_of(scope: Scope) -> RequestNote:
@@ -121,6 +125,7 @@ class RequestGuard:
                 MutableHeaders(scope=message)["x-request-id"] = note.id
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 note.complete = True
+                self._complete(note)  # before its client may ask on
             try:
                 async with asyncio.timeout_at(deadline + _FAREWELL_S):
                     await send({**message, "body": b""} if head and "body" in message else message)
@@ -150,11 +155,16 @@ class RequestGuard:
             response = JSONResponse(refusal.body(), refusal.status, refusal.headers | {"connection": "close"})
             await response(scope, receive, noted)
         finally:
+            self._complete(note)
             self._open.take(note.owner, -note.open)
             self._held.take(note.owner, -note.held)
             for leave in note.after:
                 leave()
             self._end(scope, note, time.perf_counter() - began)
+
+    def _complete(self, note: RequestNote) -> None:
+        self._owners.asking.take(note.owner, -note.asking)
+        note.asking = 0
 
     def _end(self, scope: Scope, note: RequestNote, wall_s: float) -> None:
         path = getattr(scope.get("route"), "path", "other")  # the route's, of which there are few
@@ -210,10 +220,16 @@ class RequestGuard:
         note.open = 1
         scope.get("sprinter.admit", lambda: None)()
         self._open.take(note.owner)
+        note.asking = 1
+        self._owners.asking.take(note.owner)
         self._owners.charge_texts(note.owner, 1)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":  # a browser's form needs no permission
             raise Refusal(415, "the body is to be application/json", "unsupported_media_type")
+        alone = self._owners.asking.of(note.owner) == 1 and self._open.others(note.owner)
+        if scope["method"] == "POST" and alone:
+            note.first = self._owners.turns.first.begin()
+            note.after += [note.first] if note.first else []
 
     async def _read(self, headers: Headers, receive: Receive, note: RequestNote) -> bytes:
         """The whole body, whose bytes are counted until its request is answered.
@@ -230,7 +246,7 @@ class RequestGuard:
                 more = True
                 while more and size <= _MOST_DISCARDED:
                     if size:
-                        await self._line_up(f"{note.owner} bodies", {})
+                        await self._line_up(f"{note.owner} bodies", {}, owner=note.owner)
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeft
@@ -250,7 +266,7 @@ class RequestGuard:
         if too_large:
             raise Refusal(413, f"the body is larger than {most} bytes: send less", "body_too_large")
         body = b"".join(parts)
-        await self._line_up(note.owner, {})
+        await self._line_up(note.owner, {}, owner=note.owner)
         if len(body) > _SMALL:
             await self._owners.turns.run(note.owner, lambda: check_shape(body))
         else:
@@ -258,13 +274,16 @@ class RequestGuard:
         self._hold(note, _VALUE_BYTES * min(body.count(b","), _MOST_VALUES))
         return body
 
-    async def _line_up(self, name: str, scope: Mapping[str, Any], pace_s: float = 0.0) -> None:
+    async def _line_up(
+        self, name: str, scope: Mapping[str, Any], pace_s: float = 0.0, owner: str = ""
+    ) -> None:
         """Wait for a turn: of many requests that are there at once the loop takes one an iteration, of each line in
         turn, and does all else between two.
 
         Args:
             name: of a line: an owner's, or of an address's requests without a key to a path (it has a space).
             pace_s: least time between two turns of the line where requests with keys are open.
+            owner: who lets others' first texts go before.
 
         Raises:
             ClientLeft: the line is too long; its connections make room for others meanwhile, and are not counted.
@@ -278,6 +297,7 @@ class RequestGuard:
             turn = self._owners.turns.of(name)
             await turn.acquire()
             try:
+                await self._owners.turns.after_first(owner)
                 async with self._next:
                     await asyncio.sleep(0)
             finally:

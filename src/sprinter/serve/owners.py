@@ -28,15 +28,18 @@ class Owners:
     Attributes:
         keys: None: no key is needed.
         open: places of requests that are open.
+        asking: places of requests whose answers are not complete.
         metrics: what has been served.
         turns: where owners' work is done that would hold up the event loop.
     """
 
     def __init__(self, settings: ServeSettings, states: Callable[[], Sequence[ServeState]]) -> None:
         self._settings = settings
+        self.asking = Shares(settings.max_connections)
         self.open = Shares(settings.max_connections, shared=settings.has_owners)
         self._laws = Shares(_LAWS, shared=settings.has_owners)
-        self.metrics, self.turns = ServeMetrics(states), Turns(self.open.others)
+        self.turns = Turns(self.open.others, lambda owner: self.asking.of(owner) > 1)
+        self.metrics = ServeMetrics(states)
         self.keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
         self._texts, self._tokens = RateLimit(settings.rate_limit), RateLimit(settings.token_limit)
 

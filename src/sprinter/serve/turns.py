@@ -9,13 +9,59 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-__all__ = ["Turns"]
+__all__ = ["FirstTexts", "Turns"]
 
 _THREADS = 2  # more would make the event loop wait for the interpreter's lock
 _PAUSE_S = 0.05
 _SLOW = 4  # threads of slow pieces, so that another owner's is not waited for
 _REST = 4  # times a piece that its owner waits after it, where there are other owners
+_FIRST_S = 0.1  # for which others wait for a first text, at most
 Worked = TypeVar("Worked")
+
+
+class FirstTexts:
+    """Requests of owners without others, before whose first text no other's work is begun: the interpreter has one
+    lock, and what others do holds up the passes of a text that runs alone.
+
+    Others wait a tenth of a second at most, and then go on for as long as they have waited: work of many owners with
+    one request each does not keep them waiting. To be used in one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._none = asyncio.Event()
+        self._none.set()
+        self._waiting: set[object] = set()
+        self._began = self._next = 0.0
+
+    def begin(self) -> Callable[[], None] | None:
+        """Have others wait until what is returned is called; None: they have waited already, and have their turn."""
+        loop, one = asyncio.get_running_loop(), object()
+        if self._none.is_set():
+            if loop.time() < self._next:
+                return None
+            self._began = loop.time()
+            self._none.clear()
+            self._timer = loop.call_later(_FIRST_S, self._end)
+        self._waiting.add(one)
+
+        def leave() -> None:
+            if one in self._waiting:
+                self._waiting.remove(one)
+                if not self._waiting:
+                    self._end()
+
+        return leave
+
+    def _end(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._timer.cancel()
+        self._waiting.clear()
+        self._next = 2 * now - self._began
+        self._none.set()
+
+    async def over(self) -> None:
+        """Wait until others may go on."""
+        await self._none.wait()
 
 
 class Turns:
@@ -27,10 +73,15 @@ class Turns:
 
     Args:
         crowded: whether other owners than this one ask for something.
+        several: whether an owner has several open requests, whose work waits for first texts of others.
     """
 
-    def __init__(self, crowded: Callable[[str], bool] = lambda owner: False) -> None:
-        self.crowded = crowded
+    def __init__(
+        self,
+        crowded: Callable[[str], bool] = lambda owner: False,
+        several: Callable[[str], bool] = lambda owner: False,
+    ) -> None:
+        self.crowded, self._several, self.first = crowded, several, FirstTexts()
         self._threads = ThreadPoolExecutor(_THREADS, "sprinter-serve")
         self._slow = ThreadPoolExecutor(_SLOW, "sprinter-slow")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -45,6 +96,11 @@ class Turns:
         if self.crowded(owner):
             async with self.of(line):
                 await asyncio.sleep(_PAUSE_S)
+
+    async def after_first(self, owner: str) -> None:
+        """Let first texts of others go before what an owner with several requests asks."""
+        if self._several(owner):
+            await self.first.over()
 
     async def run(self, owner: str, work: Callable[[], Worked], *, slow: bool = False) -> Worked:
         """The result of a piece of work; whoever is cancelled meanwhile leaves the line, or lets the piece end.
@@ -69,6 +125,7 @@ class Turns:
             loop.call_later(_REST * took_s if self.crowded(owner) else 0, turn.release)
 
         try:
+            await self.after_first(owner)
             piece = loop.run_in_executor(self._slow if slow else self._threads, timed)
         except BaseException:
             turn.release()
