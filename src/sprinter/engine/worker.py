@@ -104,7 +104,7 @@ class AsyncRequest:
 
 
 @dataclass(slots=True)
-class _Expected:
+class _Arrivals:
     """Requests of owners without others that are about to be put.
 
     Attributes:
@@ -147,7 +147,7 @@ class EngineWorker:
         self.error: BaseException | None = None
         self._on_death = on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._expected = expected = _Expected()
+        self._expected = expected = _Arrivals()
         calls = self._calls  # the engine holds no worker
         engine.arrived = lambda: 2 if expected.only or expected.left_s > 0 else int(not calls.empty())
         self._line: FairQueue[AsyncRequest] = FairQueue()
