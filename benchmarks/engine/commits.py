@@ -5,17 +5,21 @@
 A pair is named alone, with all its arms, or with one: "qwen, eager". The pair "opt" has 100 M and 15 M random weights
 and is of a family that the kernels do not know. DIR is a clean checkout of an older commit (``git worktree add DIR
 COMMIT``). Host time is what a token takes outside of forward passes and of draft runs in one call: the loop, laws,
-draws, rules and scheduling.
+draws, rules and scheduling, as processor time of the thread that runs them. A profile says where it goes; it is taken
+apart, and costs some itself.
 Tokens are compared too: greedy texts must be the same.
 """
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
+import pstats
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +48,9 @@ def work() -> None:
 
     def timed(call: Any) -> Any:
         def run(*args: Any, **named: Any) -> Any:
-            began = time.perf_counter()
+            began = time.thread_time()
             made = call(*args, **named)
-            inside[0] += time.perf_counter() - began
+            inside[0] += time.thread_time() - began
             return made
 
         return run
@@ -61,11 +65,33 @@ def work() -> None:
             pair = sprinter.load_pair(prefix_cache_bytes=0, **asked["load"])
             print(json.dumps({}), flush=True)
             continue
-        inside[0], began = 0.0, time.perf_counter()
-        outs = pair.generate_batch(asked.pop("prompts"), never_slower=False, **asked)
-        seconds = time.perf_counter() - began
+        profile = cProfile.Profile(time.thread_time) if asked.pop("profile", False) else None
+        inside[0], began, host = 0.0, time.perf_counter(), time.thread_time()
+        with profile or nullcontext():
+            outs = pair.generate_batch(asked.pop("prompts"), never_slower=False, **asked)
+        seconds, host = time.perf_counter() - began, time.thread_time() - host - inside[0]
         ids = [[token.id for token in out.tokens] for out in outs]
-        print(json.dumps({"seconds": seconds, "host": seconds - inside[0], "ids": ids}), flush=True)
+        found = {"seconds": seconds, "host": host, "ids": ids, "areas": areas(profile) if profile else {}}
+        print(json.dumps(found), flush=True)
+
+
+def areas(profile: cProfile.Profile) -> dict[str, float]:
+    """Seconds of a profile in each part of the package; calls of PyTorch and the like count to the caller."""
+
+    def area(at: tuple[str, int, str]) -> str:
+        path = at[0].replace(os.sep, "/")
+        if "sprinter_kernels" in path or "sprinter/models/" in path:
+            return "passes"
+        return path.rpartition("/sprinter/")[2].partition("/")[0] if "/sprinter/" in path else ""
+
+    made: dict[str, float] = {}
+    for at, (_, _, own, _, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        parts = {area(at): own} if area(at) else {}
+        for caller, (_, _, spent, _) in ({} if parts else callers).items():
+            parts[area(caller)] = parts.get(area(caller), 0.0) + spent
+        for name, spent in parts.items():
+            made[name or "elsewhere"] = made.get(name or "elsewhere", 0.0) + spent
+    return made
 
 
 class Checkout:
@@ -164,10 +190,13 @@ def main() -> None:
                         host[side] += found["host"]
                         counts[side] += sum(map(len, found["ids"]))
                 ratio = ratio_of_sums(seconds["other"], seconds["here"])
+                profiled = here.ask(**asked, profile=True)
+                each = 1e6 / sum(map(len, profiled["ids"]))
+                parts = {area: each * spent for area, spent in sorted(profiled["areas"].items())}
                 rows_of_table.append({
                     "pair": name, "rows": rows, "method": method, "same": same, "seconds": seconds,
                     "tokens_per_s": counts["here"] / sum(seconds["here"]), "ratio": ratio,
-                    "host_us": {side: 1e6 * host[side] / counts[side] for side in host},
+                    "host_us": {side: 1e6 * host[side] / counts[side] for side in host}, "profile_us": parts,
                 })  # fmt: skip
                 print(json.dumps({k: v for k, v in rows_of_table[-1].items() if k != "seconds"}), flush=True)
     head = "pair | rows | method | tokens/s | ÷ the other | host, µs a token | the other's | same texts"
@@ -176,9 +205,21 @@ def main() -> None:
         f"{one['host_us']['here']:.0f} | {one['host_us']['other']:.0f} | {'yes' if one['same'] else 'no'}"
         for one in rows_of_table
     ]
+    shown = sorted({area for one in rows_of_table for area in one["profile_us"]} - {"passes"})
+    lines = [
+        *grid(head, lines),
+        "",
+        "**Profile of this commit: processor time of a token outside of passes, µs**",
+        "",
+    ]
+    lines += grid(f"pair | rows | method | {' | '.join(shown)}", [
+        f"{one['pair']} | {one['rows']} | `{one['method']}` | "
+        + " | ".join(f"{one['profile_us'].get(area, 0.0):.0f}" for area in shown)
+        for one in rows_of_table
+    ])  # fmt: skip
     results: dict[str, Any] = {"benchmark": NAME, "other": commit.stdout.strip(), "measured": rows_of_table}
     note_run(results, "commits", began)
-    write_results(NAME, results, "\n".join(grid(head, lines)))
+    write_results(NAME, results, "\n".join(lines))
 
 
 if __name__ == "__main__":

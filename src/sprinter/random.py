@@ -148,6 +148,11 @@ def draw_tokens(laws: Tensor, asked: Sequence[tuple[Draws, int, int, int]], purp
         Token ids ``[n]``, on the laws' device.
     """
     cpu, vocab = laws.device.type == "cpu", laws.shape[-1]
+    addressed = all(isinstance(one[0], AddressedDraws) for one in asked)
+    if cpu and addressed and len(asked) > 1 and np.count_nonzero(laws[0].numpy()) == 1:
+        present = laws.numpy() != 0.0
+        if np.count_nonzero(present) == len(present):  # one token in each, as in greedy decoding
+            return torch.from_numpy(present.argmax(-1))
     apart = cpu and (len(asked) == 1 or vocab >= _MANY)
     if apart or any(type(one[0]) is not AddressedDraws for one in asked):
         each = zip(laws, asked, strict=True)
@@ -161,8 +166,6 @@ def draw_tokens(laws: Tensor, asked: Sequence[tuple[Draws, int, int, int]], purp
         low, high = torch.from_numpy(np.stack(halves).astype(np.int64)).to(laws.device)
         return race(laws, low, high, race_words(vocab, laws.device))
     weights = laws.numpy()
-    if np.count_nonzero(weights) == len(weights):  # one token in each
-        return torch.from_numpy(weights.argmax(-1))
     return torch.from_numpy((weights / _race_times_numpy(keys[:, None], vocab)).argmax(-1))
 
 

@@ -90,7 +90,7 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     nodes = (tree.tokens, tree.parents or ()) if grown else ((), ())
     scores = yield AskScore(sequence, start, len(text), *nodes)
     assert isinstance(scores, Scores)
-    decoding.shorten(start + len(scores.laws) - len(nodes[0]))
+    decoding.shorten(start + scores.laws.shape[0] - len(nodes[0]))
     record.stats.target_calls += 1
     read, tree = len(text) - start + len(nodes[0]), sequence.tree
     decoding.score(start, scores)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -68,6 +68,7 @@ class Method:
     to_horizon: bool = False
     preset: str = ""
     paper: str = ""
+    _name: str = field(default="", init=False, repr=False, compare=False)  # once it is known
 
     def __post_init__(self) -> None:
         self._check_parts()
@@ -105,6 +106,11 @@ class Method:
 
         Parameters of which a budget takes the place are left out.
         """
+        if not self._name:
+            object.__setattr__(self, "_name", self._spelt())
+        return self._name
+
+    def _spelt(self) -> str:
         if (made := self._remade()) is not None:
             params = {key: value for key, value in self._params.items() if value is not None}
             inside = ", ".join(f"{key}={value}" for key, value in {**params, **self._beside(made)}.items())
@@ -395,7 +401,7 @@ def defaults_of(parts: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         parts: rules by part; those that are missing are of no consequence.
     """
-    trust, usual = parts.get("trust"), {one.name: one.default for one in fields(Method)}
+    trust, usual = parts.get("trust"), {one.name: one.default for one in fields(Method) if one.init}
     trusts = isinstance(trust, TrustRule) and not trust.never
     usual |= {"stop": Untrusted(), "cap": 20} if trusts else {"stop": Fixed(), "cap": 40}
     if getattr(parts.get("drafter"), "levels", None) is not None:  # its trees end by themselves
@@ -419,11 +425,11 @@ def _listed(rule: Judge) -> str:
 
 def _counts(part: object) -> Iterator[tuple[str, int, int]]:
     """Each whole number among the parameters of a rule, and of the rules in it, with its default (0: none)."""
-    for field in fields(part) if is_dataclass(part) else ():
-        value = getattr(part, field.name)
-        counts = "float" not in str(field.type)  # others may be whole numbers too
+    for one in fields(part) if is_dataclass(part) else ():
+        value = getattr(part, one.name)
+        counts = "float" not in str(one.type)  # others may be whole numbers too
         if counts and type(value) is not bool and isinstance(value, Integral):
-            yield field.name, int(value), field.default if isinstance(field.default, int) else 0
+            yield one.name, int(value), one.default if isinstance(one.default, int) else 0
         yield from _counts(value)
 
 

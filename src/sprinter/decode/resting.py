@@ -27,6 +27,8 @@ def copy_run(decoding: Decoding, copies: bool) -> Generator[LoopRequest, Answer,
         pace = decoding.pace
         pace.endings = pace.endings or Endings(COPIES.n, COPIES.least, _SEARCHED)
         found = pace.endings.look_up(text, at_most)
+    if not found:
+        return False
     for x in found:
         text.append(x)
         tokens.append(x)
@@ -34,5 +36,5 @@ def copy_run(decoding: Decoding, copies: bool) -> Generator[LoopRequest, Answer,
             break
     laws = [*one_hot_rows(tokens, decoding.like.shape[-1], decoding.like)]
     decoding.sequence.tree = Tree(tokens, laws, laws if decoding.method.accept.needs_raw else [])
-    decoding.pace.exact = bool(tokens)
-    return bool(tokens)
+    decoding.pace.exact = True
+    return True

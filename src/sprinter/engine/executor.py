@@ -452,7 +452,8 @@ class RequestRun:
         if self._logprobs is not None and raw is not None:
             self._logprobs.scored(ask, raw)
         judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
-        stats.remote.update(done.spent)
+        if done.spent:
+            stats.remote.update(done.spent)
         answer = Scores(gather(done.laws), raw if self._needs_raw else None, judged, done.token)
         if ask.closing:  # its states must change no draft
             self._seen = ask.start if self._seen is None else self._seen

@@ -68,7 +68,7 @@ def _given(value: Tensor | None, feature: str) -> Tensor:
 def _top_q(step: DraftStep, k: int) -> Tensor:
     law = _given(step.law, "top_q")
     best = law.topk(min(k, law.shape[-1]), -1).values
-    return torch.nn.functional.pad(best, (0, k - best.shape[-1]))
+    return best if best.shape[-1] == k else torch.nn.functional.pad(best, (0, k - best.shape[-1]))
 
 
 def _log_q(step: DraftStep, k: int) -> Tensor:

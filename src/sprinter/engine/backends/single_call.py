@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,11 +20,12 @@ from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
 from sprinter.models.runners.row import RowRunner
-from sprinter.random import AddressedDraws, Purpose, word_blocks
+from sprinter.random import AddressedDraws, Purpose, addresses, word_blocks
 
 __all__ = ["SingleCallBackend"]
 
 _SMALL = 2**23  # parameters of a model whose step costs less than what Python adds to a run
+_FULL = 0.7  # share of the steps of a run that rows take part in, from which on all are computed
 _SYNC = 1.5  # what Python adds to a run, in steps of such a model
 
 
@@ -58,7 +61,7 @@ class SingleCallBackend(EagerBackend):
             [row.row for row in own],
             [row.count for row in own],
             [row.plan.sampling.temperature for row in own],
-            [_keys(row, steps) for row in own],
+            _keys(own, steps),
             word_blocks(self.vocab),
         )
         found: dict[int, Drafted | SprinterError] = {}
@@ -77,30 +80,43 @@ class SingleCallBackend(EagerBackend):
     ) -> list[Drafted | SprinterError]:
         """Signals and heads over all steps of some rows, those at ``at`` of a draft run; what each drafted."""
         plan: DraftPlan = rows[0].plan
-        steps = [step for row in rows for step in range(row.count)]
-        places = [place for place, row in zip(at, rows, strict=True) for _ in range(row.count)]
-        logits, hidden, law, token = (one[:, 0] if one.shape[1] == 1 else one[steps, places] for one in made)
-        each = [
-            (float(row.place + step), row.plan.sampling.temperature)
-            for row in rows
-            for step in range(row.count)
-        ]
-        result, gate_s = follow(plan, logits[:, : self.vocab], hidden, law, token, lambda: _columns(each))
-        tokens, peaks, begin = token.tolist(), result.numbers[:, 0].tolist(), 0
-        numbers, answers = result.numbers, list[Drafted | SprinterError]()
-        for row in rows:
-            own = slice(begin, begin := begin + row.count)
-            feed = feed_of(row, tokens[own][:-1])
-            signals = {name: numbers[own, plan.columns.index(name)] for name in row.plan.columns[1:]}
+        (longest, many), drafted = made[0].shape[:2], sum(row.count for row in rows)
+        whole = len(rows) == many and drafted >= _FULL * longest * many
+        if whole:  # a copy of the laws costs more than the gaps
+            steps = [step for step in range(longest) for _ in rows]
+            every = [*rows] * longest
+            parts = [slice(k, row.count * many, many) for k, row in enumerate(rows)]
+            logits, hidden, law, token = (one.flatten(0, 1) for one in made)
+            token = token if drafted == len(token) else token.clamp(0, self.vocab - 1)  # in gaps anything
+        else:
+            steps = [step for row in rows for step in range(row.count)]
+            every = [row for row in rows for _ in range(row.count)]
+            ends = [*accumulate(row.count for row in rows)]
+            parts = [slice(end - row.count, end) for row, end in zip(rows, ends, strict=True)]
+            places = [place for place, row in zip(at, rows, strict=True) for _ in range(row.count)]
+            logits, hidden, law, token = (one[steps, places] for one in made)
+
+        def settings() -> tuple[Tensor, Tensor]:
+            each = zip(every, steps, strict=True)
+            places = torch.tensor([float(row.place + step) for row, step in each])
+            return places, torch.tensor([row.plan.sampling.temperature for row in every])
+
+        result, gate_s = follow(plan, logits[:, : self.vocab], hidden, law, token, settings)
+        tokens, peaks, numbers = token.tolist(), result.numbers[:, 0].tolist(), result.numbers
+        answers = list[Drafted | SprinterError]()
+        for row, own, place in zip(rows, parts, at, strict=True):
+            n, drawn = row.count, tokens[own]
+            feed = feed_of(row, drawn[:-1])
+            signals = {name: numbers[own, column] for column, name in enumerate(plan.columns[1:], 1)}
             raws = result.raw[own] if row.plan.raw else None
-            spent = gate_s * row.count / len(steps)
             fault = self.check(feed, peaks[own])
             answers.append(
                 fault
                 or Drafted(
-                    tokens[own], law[own], raws, signals, row.count, len(feed.tokens), None, 0.0, spent
+                    drawn, made[2][:n, place], raws, signals, n, len(feed.tokens), None, 0.0,
+                    gate_s * n / drafted,
                 )
-            )
+            )  # fmt: skip
         return answers
 
 
@@ -111,13 +127,15 @@ def _is_plain(row: DraftRow) -> bool:
     return whole and simple and isinstance(row.draws, AddressedDraws)
 
 
-def _keys(row: DraftRow, steps: int) -> list[int]:
-    assert isinstance(row.draws, AddressedDraws)
-    ends = row.position + row.count - 1  # places beyond the row's own are not drawn
-    places = (min(row.position + step, ends) for step in range(steps))
-    return [row.draws.address(row.round, place, Purpose.DRAFT, row.draft) for place in places]
-
-
-def _columns(each: Sequence[tuple[float, float]]) -> tuple[Tensor, Tensor]:
-    places, heats = torch.tensor(each).unbind(1)
-    return places, heats
+def _keys(rows: Sequence[DraftRow], steps: int) -> np.ndarray:
+    """Addresses of the draws, ``[rows, steps]``; those beyond a row's count are of no draw."""
+    places = np.array([row.position for row in rows]) + np.arange(steps)[:, None]
+    if all(type(row.draws) is AddressedDraws for row in rows):
+        rounds, drafts = np.array([(row.round, row.draft) for row in rows]).T
+        draws: Any = [row.draws for row in rows]
+        return np.ascontiguousarray(addresses(draws, rounds, places, Purpose.DRAFT, drafts).T)
+    each: Any = [(row.draws, row) for row in rows]
+    return np.array([
+        [draws.address(row.round, row.position + step, Purpose.DRAFT, row.draft) for step in range(steps)]
+        for draws, row in each
+    ], np.uint64)  # fmt: skip

@@ -123,7 +123,7 @@ class RowRunner(ModelRunner):
         rows: Sequence[int],
         counts: Sequence[int],
         temperatures: Sequence[float],
-        keys: Sequence[Sequence[int]],
+        keys: np.ndarray | Sequence[Sequence[int]],
         words: tuple[np.ndarray, np.ndarray],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw tokens after some rows, each from the law that the ones before it give; the last ones are not read.
