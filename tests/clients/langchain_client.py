@@ -25,6 +25,8 @@ def weather(days: Literal[1, 2, 3]) -> str:
 said = [SystemMessage("Be brief."), HumanMessage("Where does the river rise?", name="me")]
 answer = chat.invoke(said)
 assert answer.content and answer.usage_metadata["output_tokens"] > 0
+priced = chat.model_copy(update={"include_response_headers": True}).invoke(said)
+assert float(priced.response_metadata["headers"]["x-sprinter-tokens-per-s"]) > 0
 assert "".join(part.content for part in chat.stream(said))
 
 bound = chat.bind_tools([weather], parallel_tool_calls=False)

@@ -69,6 +69,10 @@ def test_texts_are_those_of_generate(
     answer = client.completions.create(**asked)
     (choice,) = answer.choices
     assert choice.text == expected.text
+    price = client.completions.with_raw_response.create(**asked).headers
+    assert price["x-sprinter-method"] == expected.method and float(price["x-sprinter-tokens-per-s"]) > 0
+    assert int(price["x-sprinter-target-calls"]) == expected.stats.target_calls
+    assert float(price["x-sprinter-mean-drift"]) == pytest.approx(expected.stats.mean_drift, abs=1e-4)
     assert choice.finish_reason == {"eos": "stop"}.get(expected.finish_reason, expected.finish_reason)
     assert answer.usage is not None and answer.usage.completion_tokens == len(expected.tokens)
     assert answer.usage.prompt_tokens == expected.prompt_tokens

@@ -113,13 +113,13 @@ def _once(
     with _turn():
         if name is not None and (known := _read(name)) is not None:
             return known
-        _LOG.info(
-            "measuring what forward passes%s of this pair cost here (once)", " of several rows" * bool(which)
-        )
+        _LOG.info("measuring what forward passes%s of this pair cost here", " of several rows" * bool(which))
         disturbed = find_threads().disturbed
         costs = measure()
-        if name is not None and not disturbed:  # else they are measured again next time
+        if name is not None and not disturbed:
             _keep(name, costs)
+        elif name is not None:
+            _LOG.info("other programs keep the cores busy: these costs are measured again at the next start")
     return costs
 
 

@@ -343,8 +343,8 @@ def check_budget(options: GenerationOptions) -> None:
     """Raise a UserError for a budget without a method, which only a profile can name then."""
     if options.budget and options.method is None:
         raise UserError(
-            f"budget={options.budget:g} needs a lossy method, and the default is exact: name one, such as "
-            "method='certain' or 'auto', or leave the budget out"
+            f"budget={options.budget:g} needs a lossy method: the default, auto, stays exact unless it is named. "
+            "Name one, such as method 'auto' or 'certain', or leave the budget out"
         )
 
 

@@ -43,6 +43,7 @@ from sprinter.serve.schema import (
     TokenizeRequest,
 )
 from sprinter.serve.service import Service
+from sprinter.serve.speculation import price_headers
 from sprinter.version import __version__
 
 __all__ = ["make_app"]
@@ -111,8 +112,9 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse(refusal.body(), refusal.status, refusal.headers)
 
     def refused(request: Request, error: Exception) -> JSONResponse:
-        note_of(request.scope).fields["error"] = type(error).__name__
-        return answer(of_error(error))
+        refusal = of_error(error)
+        note_of(request.scope).fields.update(error=type(error).__name__, code=refusal.code)
+        return answer(refusal)
 
     def failed(request: Request, error: Exception) -> JSONResponse:
         _log.error("failed", extra={"fields": {"id": note_of(request.scope).id, **error_fields(error)}})
@@ -273,5 +275,6 @@ async def _serve(
             return kind(service, answer, texts, leave.pop_all())
         ends = in_time(service, finish_texts(service, asked, texts), note.deadline)
         await while_connected(request.receive, ends)
-        return JsonParts(service, owner, lambda: answer.whole(texts))
+        price = price_headers([text.out for text in texts if text.out is not None])
+        return JsonParts(service, owner, lambda: answer.whole(texts), price)
     raise AssertionError  # the block above leaves in one of three ways

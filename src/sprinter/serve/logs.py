@@ -54,6 +54,7 @@ def logs_to(stream: TextIO | None = None) -> Iterator[None]:
     handler.setFormatter(JsonLines())
     handler.addFilter(_Seldom())
     levels = {
+        "sprinter": logging.WARNING,
         "sprinter.serve": logging.INFO,
         "sprinter.engine.costs": logging.INFO,  # measuring takes seconds, in which nothing else is said
         "uvicorn.error": logging.WARNING,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -239,12 +239,15 @@ class JsonParts(Response):
 
     Args:
         make: the value, called in another thread than the event loop's. owner: whose turns it takes.
+        headers: those of the answer, beside its type and length.
     """
 
     media_type = "application/json"
 
-    def __init__(self, service: Service, owner: str, make: Callable[[], Any]) -> None:
-        super().__init__()
+    def __init__(
+        self, service: Service, owner: str, make: Callable[[], Any], headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(headers=headers)
         del self.headers["content-length"]
         self._service, self._owner, self._make = service, owner, make
 

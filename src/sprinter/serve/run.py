@@ -43,7 +43,9 @@ class _Server(uvicorn.Server):
                 with one.dup() as same:
                     same.listen(_BACKLOG)
                 host, port = one.getsockname()[:2]
-                _log.info("listening", extra={"fields": {"host": host, "port": port}})
+                shown = f"[{host}]" if ":" in host else host
+                url = f"http{'s' if self.config.is_ssl else ''}://{shown}:{port}"
+                _log.info("listening", extra={"fields": {"host": host, "port": port, "url": url}})
 
 
 def make_server(served: Service | Models) -> uvicorn.Server:
@@ -106,6 +108,7 @@ def serve(
         ) from error
     finally:
         gc.unfreeze()
+        _log.info("closed")
     if isinstance(service.error, SprinterError | OSError):
         raise service.error
     if service.error is not None:

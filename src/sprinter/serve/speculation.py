@@ -10,7 +10,9 @@ from typing import Any
 from sprinter.decode.draft import Origin, Token
 from sprinter.engine.generation import Generation, stats_dict, token_dict
 
-__all__ = ["TargetRounds", "llamacpp_timings", "sprinter_report", "token_report", "vllm_metrics"]
+__all__ = [
+    "TargetRounds", "llamacpp_timings", "price_headers", "sprinter_report", "token_report", "vllm_metrics",
+]  # fmt: skip
 
 _KEPT = (Origin.TRUSTED, Origin.ACCEPTED)
 
@@ -119,6 +121,24 @@ def sprinter_report(out: Generation) -> dict[str, Any]:
         "accept_lengths": out.accept_lengths,
         **stats,
     }
+
+
+def price_headers(outs: Sequence[Generation]) -> dict[str, str]:
+    """Headers with what the texts of a request cost, for clients that drop fields which OpenAI's answers lack."""
+    if not outs:
+        return {}
+    written = sum(out.stats.new_tokens for out in outs)
+    seconds = sum(out.stats.wall_s for out in outs)
+    known = [out for out in outs if out.stats.mean_drift is not None]
+    found = {
+        "x-sprinter-method": outs[0].method.encode("ascii", "replace").decode(),
+        "x-sprinter-target-calls": str(sum(out.stats.target_calls for out in outs)),
+        "x-sprinter-tokens-per-s": f"{written / seconds:.1f}" if seconds else "0.0",
+    }
+    if known:
+        mean = sum(out.stats.mean_drift or 0.0 for out in known) / len(known)
+        found["x-sprinter-mean-drift"] = f"{mean:.4f}"
+    return found
 
 
 def token_report(token: Token, index: int) -> Mapping[str, Any]:
