@@ -117,7 +117,15 @@ def test_the_default_is_a_row_and_one_command_is_recommended(
         assert "--no-compile" in json.loads(out)["probe"]["recommended"]["command"].split()
         done, out, _ = run(*line)
         assert f"On the map: a draft step costs {times.step:.2f} of a target pass" in out
-        assert f"{row['method']} (default)" in out and out.splitlines()[-1] == f"Recommended: {command}"
+        shown = "auto" if default == "auto(" else default
+        assert f"{shown} (default)" in out and "tokens say little: give ten texts" in out
+        assert ("auto is shown as if it drafted" in out) == any(
+            one["method"].startswith("auto(") and one["speed_up"] < 1 for one in found["methods"]
+        )
+        lossy = any(one["pays"] and not one["lossless"] for one in found["methods"])
+        assert ("Fastest lossy method at drift <= 0.1: " in out) == lossy and out.splitlines()[
+            -1
+        ] == f"Recommended: {command}"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_probe", "show_probe"]
 
+_FEW = 500  # tokens that the texts of a probe should have
 PAYS = 1.05
 """Least expected speed-up of a method that is said to pay: the loop's own time is not part of the expectation."""
 MARGIN = 1.05
@@ -290,6 +291,11 @@ def show_probe(found: Mapping[str, Any]) -> None:
         f"{texts['read']} of {texts['in_file']} texts, {positions['read']} of their {positions['in_texts']} tokens, "
         f"temperature {found['temperature']:g}\ntarget {found['target']}\ndraft  {found['draft']}\n"
     )
+    if found["positions"]["in_texts"] < _FEW:
+        page.print(
+            f"warning: {found['positions']['in_texts']} tokens say little: give ten texts of about 100 words, a line each, "
+            "such as the target writes\n"
+        )
     if (share := found["in_common"]) is not None:
         page.print(f"different vocabularies: {share:.0%} of these tokens are in common\n")
     _show_agreement(found)
@@ -307,6 +313,13 @@ def show_probe(found: Mapping[str, Any]) -> None:
     if (fastest := found["fastest_runner"]) is not None:
         later = " --runner auto takes it for these files from now on." if found["kept"] else ""
         page.print(f"Fastest here: runner {fastest}.{later}")
+    lossy = [row for row in found["methods"] if not row["lossless"] and row["pays"]]
+    if lossy:
+        best = max(lossy, key=lambda row: row["speed_up"])
+        page.print(
+            f"Fastest lossy method at drift <= {found['max_drift']:g}: {best['method']}, {best['speed_up']:.2f}x.",
+            markup=False,
+        )
     page.print(found["recommended"]["why"], markup=False, soft_wrap=True)
     page.print(f"Recommended: {found['recommended']['command']}", markup=False, soft_wrap=True)
 
@@ -372,9 +385,10 @@ def _show_methods(methods: Sequence[Mapping[str, Any]], max_drift: float) -> Non
     columns = (
         "method", "speed-up", "tokens/s", "target calls/token", "draft steps/token", "drift", "pays",
     )  # fmt: skip
+    auto = [row for row in methods if row["method"].startswith("auto(")]
     rows = (
         (
-            row["method"] + " (default)" * row["default"], f"{row['speed_up']:.2f}x", f"{row['tokens_per_s']:.1f}",
+            ("auto" if row in auto else row["method"]) + " (default)" * row["default"], f"{row['speed_up']:.2f}x", f"{row['tokens_per_s']:.1f}",
             f"{row['target_calls']:.2f}", f"{row['draft_steps']:.2f}",
             "0 (exact)" if row["lossless"] else f"{row['mean_drift']:.3f}",
             "-" if row["method"] == "autoregressive" else "yes" if row["pays"] else "no",
@@ -382,3 +396,7 @@ def _show_methods(methods: Sequence[Mapping[str, Any]], max_drift: float) -> Non
         for row in methods
     )  # fmt: skip
     print_table(columns, rows, title=f"Expected speed; lossy methods at drift <= {max_drift:g}")
+    if any(row["speed_up"] < 1 for row in auto):
+        console().print(
+            "auto is shown as if it drafted throughout: where that loses time it decodes plainly.\n"
+        )

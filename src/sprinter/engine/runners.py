@@ -126,6 +126,9 @@ def choose_runner(target: Source, draft: Source | None, options: Mapping[str, An
         return ChosenOptions({}, "llama.cpp: the draft is not a GGUF file")
     if (found := _found(target, files)) is not None:
         return found
+    if name_of() is None:
+        missing = "without our kernels, which are often faster ('sprinter doctor' says how to get them)"
+        return ChosenOptions({}, f"llama.cpp {missing}")
     why = next(filter(None, map(why_not_as_stored, files)), None)
     if why is not None:
         return ChosenOptions({}, f"llama.cpp: {why}")
