@@ -293,8 +293,8 @@ def show_probe(found: Mapping[str, Any]) -> None:
     )
     if found["positions"]["in_texts"] < _FEW:
         page.print(
-            f"warning: {found['positions']['in_texts']} tokens say little: give ten texts of about 100 words, a line each, "
-            "such as the target writes\n"
+            f"warning: {found['positions']['in_texts']} tokens say little: give ten texts of about 100 words, a line "
+            "each, such as the target writes\n"
         )
     if (share := found["in_common"]) is not None:
         page.print(f"different vocabularies: {share:.0%} of these tokens are in common\n")
@@ -388,7 +388,8 @@ def _show_methods(methods: Sequence[Mapping[str, Any]], max_drift: float) -> Non
     auto = [row for row in methods if row["method"].startswith("auto(")]
     rows = (
         (
-            ("auto" if row in auto else row["method"]) + " (default)" * row["default"], f"{row['speed_up']:.2f}x", f"{row['tokens_per_s']:.1f}",
+            ("auto" if row in auto else row["method"]) + " (default)" * row["default"],
+            f"{row['speed_up']:.2f}x", f"{row['tokens_per_s']:.1f}",
             f"{row['target_calls']:.2f}", f"{row['draft_steps']:.2f}",
             "0 (exact)" if row["lossless"] else f"{row['mean_drift']:.3f}",
             "-" if row["method"] == "autoregressive" else "yes" if row["pays"] else "no",
