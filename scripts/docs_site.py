@@ -27,6 +27,13 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 INTERVAL = re.compile(r"(?<=[\d%]) \[([-+\d.]+), ([-+\d.]+)\](?!\()")
 """The interval of a value in a table: not broken into lines."""
 CODE = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1 *$|`[^`\n]*`", re.M | re.S)
+PERCENT = re.compile(r"(?<=\d) %")
+"""Not parted from its number."""
+INLINE = re.compile(r"<code>([^<\n]+)</code>")
+HYPHENS = re.compile(r"(?<!\S)(?=\S{1,24}(?!\S))\S*-\S*")
+"""Short words of code with hyphens, such as options: not broken into lines."""
+CELL = re.compile(r"<td>(?=(?:[^<]|<(?!/td>)){100})")
+"""A cell with much text: wide enough to be read on a phone."""
 MATH = re.compile(r"^```math\n(.*?)^```$", re.M | re.S)
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
 COMMAND = re.compile(r"^  (\w[\w-]*)  ", re.M)
@@ -190,7 +197,11 @@ def drawn(markdown: str) -> str:
     for code in [*CODE.finditer(markdown), None]:
         end = code.start() if code else len(markdown)
         parts.append(
-            re.sub(r"\$([^$\s][^$\n]*)\$", lambda one: f"<span>{formula(one[1])}</span>", markdown[at:end])
+            re.sub(
+                r"\$([^$\s][^$\n]*)\$",
+                lambda one: f"<span>{formula(one[1])}</span>",
+                PERCENT.sub("&nbsp;%", markdown[at:end]),
+            )
         )
         parts.append(code[0] if code else "")
         at = code.end() if code else end
@@ -228,3 +239,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"{mark}[{text}]({posixpath.relpath(inside, posixpath.dirname(source) or '.')}{anchor})"
 
     return LINK.sub(led, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Keep options whole, and long cells wide."""
+
+    def whole(found: re.Match[str]) -> str:
+        return "<code>" + HYPHENS.sub(r'<span class="whole">\g<0></span>', found[1]) + "</code>"
+
+    return CELL.sub('<td class="long">', INLINE.sub(whole, html))
