@@ -32,7 +32,7 @@ PERCENT = re.compile(r"(?<=\d) %")
 INLINE = re.compile(r"<code>([^<\n]+)</code>")
 HYPHENS = re.compile(r"(?<!\S)(?=\S{1,24}(?!\S))\S*-\S*")
 """Short words of code with hyphens, such as options: not broken into lines."""
-CELL = re.compile(r"<td>(?=(?:[^<]|<(?!/td>)){100})")
+CELL = re.compile(r"<td>(?=(?:[^<]|<(?!/td>)){60})")
 """A cell with much text: wide enough to be read on a phone."""
 MATH = re.compile(r"^```math\n(.*?)^```$", re.M | re.S)
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
