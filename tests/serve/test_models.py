@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from tests.engine.conftest import double, tiny_llama
 from tests.serve.server import Running, held, running, until
+from tests.serve.test_fair_share import as_, keys_of
 
 import sprinter
 from sprinter.cli import main
@@ -198,7 +200,8 @@ def test_what_is_closed_is_freed() -> None:
         until(lambda: model() is None)
 
 
-def test_a_text_that_is_written_is_not_cut() -> None:
+def test_a_text_that_is_written_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sprinter.serve.registry._DRAIN_S", 0.2)
     log: list[str] = []
     with several(loads(log, "a", 1), loads(log, "b", 2)) as (server, models):
         expected = ids(server.post(TEXT, body("a", 30)))
@@ -223,6 +226,57 @@ def test_a_text_that_is_written_is_not_cut() -> None:
         object.__setattr__(models.settings, "models_bytes", too_large - 1)
         refused = server.post(TEXT, body("a"))
         assert refused.status_code == 503 and "retry-after" not in refused.headers
+
+
+def test_owners_take_turns_in_having_models_loaded(tmp_path: Path) -> None:
+    """Alice has asked for four when Bob asks for the last of them, and for a fifth one."""
+    go, log = threading.Event(), list[str]()
+
+    def source(name: str) -> NamedSource:
+        def load() -> sprinter.Pair:
+            log.append(name)
+            assert go.wait(60)
+            return pair_of(1)
+
+        return NamedSource(name, load)
+
+    asked: dict[str, Any] = {"sprinter": {"tokens": True, "method": "speculative(gamma=2)"}}
+    with several(*map(source, "abcdef"), api_keys=keys_of(tmp_path)) as (server, models):
+        order = [("alice", one) for one in "abcd"] + [("bob", "d"), ("bob", "e")]
+        calls: list[threading.Thread] = []
+        for count, (who, name) in enumerate(order, 1):
+            call = partial(server.post, TEXT, body(name, 2, **asked), **as_(who))
+            calls += [threading.Thread(target=call)]
+            calls[-1].start()
+            until(lambda count=count: sum(one.users for one in models._models) == count)  # type: ignore[misc]
+        go.set()
+        for thread in calls:
+            thread.join(60)
+    assert log == [*"abdce"]
+
+
+def test_who_always_asks_for_a_model_keeps_no_other_out(tmp_path: Path) -> None:
+    """Alice's next requests wait until Bob's model has been loaded in place of hers."""
+    asked: dict[str, Any] = {"sprinter": {"tokens": True, "method": "speculative(gamma=2)"}}
+    log, ended, answers = list[str](), threading.Event(), list[int]()
+    with several(loads(log, "a", 1), loads(log, "b", 2), api_keys=keys_of(tmp_path)) as (server, models):
+        ids(server.post(TEXT, body("a", **asked), **as_("alice")))
+        object.__setattr__(models.settings, "models_bytes", models.find("a").size + 100)
+
+        def ask() -> None:
+            while not ended.is_set():
+                answers.append(server.post(TEXT, body("a", 30, **asked), **as_("alice")).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda: models.find("a").users >= 2)
+        found = server.post(TEXT, body("b", **asked), **as_("bob"))
+        ended.set()
+        for thread in threads:
+            thread.join(60)
+        assert found.status_code == 200 and log[:2] == ["a", "b"] and set(answers) == {200}
+        assert all(one.leaving is None for one in models._models)
 
 
 def test_requests_wait_for_a_model_and_not_for_ever() -> None:

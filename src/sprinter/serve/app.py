@@ -101,10 +101,9 @@ async def _taken(models: Models, request: Request, name: str | None) -> Service:
     Raises:
         Refusal: there is no such model; it cannot be loaded, or not in time.
     """
-    model, after = models.find(name), note_of(request.scope).after
-    if model.at_hand:
-        return await models.take(model, after)
-    return await while_connected(request.receive, models.take(model, after))
+    model, note = models.find(name), note_of(request.scope)
+    taking = models.take(model, note.after, note.owner)
+    return await taking if model.at_hand else await while_connected(request.receive, taking)
 
 
 def _add_errors(app: FastAPI) -> None:

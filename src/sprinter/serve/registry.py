@@ -1,7 +1,8 @@
 """The models of a server by name: pairs, and LoRA adapters of their targets.
 
-A model is loaded when it is first asked for. Where the loaded ones may take less memory than all, those that nobody
-asks at the moment make room for it, the one that was asked longest ago first; a text that is written is never cut. A
+A model is loaded when it is first asked for; owners take turns. Where the loaded ones may take less memory than all,
+those that nobody asks at the moment make room for it, the one that was asked longest ago first. If all are asked, the
+one that was loaded longest ago takes no new requests for a while; a text that is written is never cut. A
 model that cannot be loaded is an error of the requests for it, and no other's. The only pair of a server is loaded at
 the start, and the server ends with it.
 """
@@ -13,12 +14,14 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sprinter.engine.fair_queue import FairQueue
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.models.memory import weight_storages
@@ -36,6 +39,8 @@ _RETRY_S = 30.0
 _FIRST_S = 5
 """Seconds that the loading of a model takes if nothing is known about it."""
 _SWEEP_S = 1.0
+_DRAIN_S = 5.0
+"""Seconds that a model takes no new requests where another one has no room, at most; then for as long it takes them."""
 _NAMED = 8
 """Names of models in an error."""
 _MIB = 2**20
@@ -71,6 +76,9 @@ class _KnownModel:
         loading, began: the loading that is under way, which returns why it has failed; since when.
         failed: why it cannot be asked, and since when.
         leave: called when it is closed.
+        unused: set while it has no users. leaving: set when it has been closed for another model, or stays; None: it
+            takes requests.
+        turn, askers: of the loading: done when it is its turn; owners who wait for it.
     """
 
     source: NamedSource
@@ -84,6 +92,10 @@ class _KnownModel:
     began: float = 0.0
     failed: tuple[Refusal, float] | None = None
     leave: list[Callable[[], None]] = field(default_factory=list)
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: asyncio.Event | None = None
+    turn: asyncio.Future[None] | None = None
+    askers: set[str] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -91,16 +103,19 @@ class _KnownModel:
 
     @property
     def at_hand(self) -> bool:
-        """Whether it need not be loaded."""
-        return self.service is not None and self.service.error is None
+        """Whether it need not be loaded, nor waited for."""
+        return self.service is not None and self.service.error is None and self.leaving is None
 
     def hold(self, after: list[Callable[[], None]]) -> None:
         """Have it stay until the functions of ``after`` are called."""
         self.users += 1
+        self.unused.clear()
 
         def leave() -> None:
             self.users -= 1
             self.used = time.monotonic()
+            if not self.users:
+                self.unused.set()
 
         after.append(leave)
 
@@ -132,7 +147,9 @@ class Models:
         self.settings = settings
         self.owners = Owners(settings, self._states) if only is None else only.owners
         self.on_failure: Callable[[], None] = lambda: None
-        self.created, self._closed, self._one = int(time.time()), False, asyncio.Lock()
+        self.created, self._closed, self._loading = int(time.time()), False, False
+        self._line = FairQueue[asyncio.Future[None]]()  # of loadings
+        self._rest = 0.0  # until when no model is to leave
         self._models = [_KnownModel(source, size=source.size) for source in sources]
         pairs = [one for one in self._models if one.source.load is not None]
         self._first = pairs[0]
@@ -250,25 +267,31 @@ class Models:
         return found if one.parent is None else {**found, "parent": one.parent.name}
 
     # --- loading ---
-    async def take(self, one: _KnownModel, after: list[Callable[[], None]]) -> Service:
+    async def take(self, one: _KnownModel, after: list[Callable[[], None]], owner: str = "") -> Service:
         """The service of a model, which is loaded if it is not, and stays until what is put into ``after`` is called.
 
         Raises:
             Refusal: it cannot be loaded, or takes longer than requests wait.
         """
-        one.hold(after)
-        if one.service is not None and (one.at_hand or one.service is self.only):
-            return one.service
-        if one.failed is not None and (left := one.failed[1] + _RETRY_S - time.monotonic()) > 0:
-            why = one.failed[0]
-            raise Refusal(why.status, why.message, why.code, retry_after_s=math.ceil(left))
-        if one.loading is None:
-            one.began, one.loading = time.monotonic(), asyncio.create_task(self._load(one))
         try:
             async with asyncio.timeout(self.settings.queue_timeout_s):
+                while one.leaving is not None:
+                    await one.leaving.wait()
+                one.hold(after)
+                if one.service is not None and (one.at_hand or one.service is self.only):
+                    return one.service
+                if one.failed is not None and (left := one.failed[1] + _RETRY_S - time.monotonic()) > 0:
+                    why = one.failed[0]
+                    raise Refusal(why.status, why.message, why.code, retry_after_s=math.ceil(left))
+                if one.loading is None:
+                    one.began, one.askers = time.monotonic(), {owner}
+                    one.loading = asyncio.create_task(self._load(one, owner))
+                elif one.turn is not None and owner not in one.askers:
+                    one.askers.add(owner)
+                    self._line.put(owner, one.turn)
                 refusal = await asyncio.shield(one.loading)
         except TimeoutError:
-            spent = time.monotonic() - one.began
+            spent = 0.0 if one.loading is None else time.monotonic() - one.began
             left = one.load_s - spent if one.load_s > spent else max(_FIRST_S, spent)
             message = f"the model {one.name!r} is being loaded: try again later"
             raise Refusal(503, message, "loading", retry_after_s=math.ceil(left)) from None
@@ -277,16 +300,35 @@ class Models:
         assert one.service is not None
         return one.service
 
-    async def _load(self, one: _KnownModel) -> Refusal | None:
-        """Load a model, after those that were asked for before; why it has failed, or None."""
+    @asynccontextmanager
+    async def _turn(self, one: _KnownModel) -> AsyncIterator[None]:
+        """One loading at a time, in turns of the owners who ask for them."""
+        if self._loading:
+            one.turn = turn = asyncio.get_running_loop().create_future()
+            for owner in one.askers:
+                self._line.put(owner, turn)
+            await turn  # which is cancelled when the server ends
+            one.turn = None
+        self._loading = True
+        try:
+            yield
+        finally:
+            waiting = (self._line.pop() for _ in range(len(self._line)))
+            following = next((one for one in waiting if not one.done()), None)
+            self._loading = following is not None  # nobody else goes between
+            if following is not None:
+                following.set_result(None)
+
+    async def _load(self, one: _KnownModel, owner: str) -> Refusal | None:
+        """Load a model, in its owner's turn; why it has failed, or None."""
         after: list[Callable[[], None]] = []
         try:
             load = one.source.load
             if one.parent is not None:
-                base = await self.take(one.parent, after)
+                base = await self.take(one.parent, after, owner)
                 one.parent.size = one.parent.size or self._size(one.parent)  # of the only pair
                 load = partial(base.pair.with_lora, str(one.source.adapter))
-            async with self._one:
+            async with self._turn(one):
                 if one.service is not None:
                     await self._close(one)  # it has failed
                 await self._make_room(one)
@@ -338,16 +380,16 @@ class Models:
         """Close models until one has room beside the others.
 
         Raises:
-            Refusal: it has none, as the others are asked.
+            Refusal: it has none, as the others are asked for long texts.
         """
-        most = self.settings.models_bytes
+        most, until = self.settings.models_bytes, time.monotonic() + _DRAIN_S
         while most is not None:
             loaded = [other for other in self._models if other.service is not None and other is not one]
             loaded = [] if one.size > most else loaded  # nothing would help
             if sum(other.size for other in loaded) + one.size <= most:
                 return
             idle = [other for other in loaded if not other.users]
-            if not idle:
+            if not idle and not await self._drain(one, loaded, until):
                 size, room = -(-one.size // _MIB), most // _MIB
                 names = ", ".join(other.name for other in loaded)
                 beside = f" beside those that are asked now ({names})" if names else ""
@@ -355,7 +397,32 @@ class Models:
                     503, f"the model {one.name!r} takes {size} MiB, for which there is no room in {room} MiB{beside}",
                     "no_memory", retry_after_s=self.retry_after_s() if names else None,
                 )  # fmt: skip
-            await self._close(min(idle, key=lambda other: other.used))
+            if idle:
+                await self._close(min(idle, key=lambda other: other.used))
+
+    async def _drain(self, one: _KnownModel, loaded: Sequence[_KnownModel], until: float) -> bool:
+        """Close the model that was loaded longest ago when its texts have ended; False: they take longer.
+
+        Requests that come meanwhile wait: else owners who always ask for a model would keep all others out.
+        """
+        adapted = {other.parent for other in loaded} | {one.parent}  # as long as their adapters are there
+        free = [other for other in loaded if other.service is not self.only and other not in adapted]
+        now = time.monotonic()
+        if not free or now < self._rest or now >= until:
+            return False
+        last = min(free, key=lambda other: other.began)
+        last.leaving = left = asyncio.Event()
+        try:
+            async with asyncio.timeout(until - now):
+                await last.unused.wait()
+            await self._close(last)
+        except TimeoutError:
+            self._rest = time.monotonic() + _DRAIN_S
+            return False
+        finally:
+            last.leaving = None
+            left.set()
+        return True
 
     async def _close(self, one: _KnownModel) -> None:
         service, one.service = one.service, None
