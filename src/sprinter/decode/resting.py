@@ -21,8 +21,8 @@ def copy_run(decoding: Decoding, copies: bool) -> Generator[LoopRequest, Answer,
     at_most, text = min(decoding.room, COPIES.length), decoding.sequence.tokens
     if decoding.like is None or at_most < 1:
         return False
-    must, tokens = (yield from decoding.force()), list[int]()
-    found = [] if must is None else list(must.tokens)
+    must = None if decoding.limits.grammar is None else (yield from decoding.force())
+    found, tokens = [] if must is None else list(must.tokens), list[int]()
     if copies and not found:
         pace = decoding.pace
         pace.endings = pace.endings or Endings(COPIES.n, COPIES.least, _SEARCHED)

@@ -204,9 +204,9 @@ class Tracker:
         Args:
             spent: in its passes; None: all rows do the same in each pass.
         """
-        rows, among = max(1, self.rows()), len(self._members)
-        if self._never(rows):
+        if self._never(rows := max(1, self.rows())):
             return
+        among = len(self._members)
         self._decoding.add(row)
         plain = not drafted and done.target_tokens <= 1
         time = as_all = alike = 1.0 if plain else self._time(done, rows)

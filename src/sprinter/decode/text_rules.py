@@ -78,6 +78,8 @@ class TextRules:
 
     def score(self, start: int, scores: Scores) -> None:
         """Take β at the waiting positions: row i of the scores is the law at position ``start + i + 1``."""
+        if not self._waiting:
+            return
         rows = [position - start - 1 for position, *_ in self._waiting]
         count = sum(row < len(scores.laws) for row in rows)
         if count:

@@ -52,10 +52,13 @@ def options_of_each(
     if all(value is column[0] for column in (wholes, *columns.values()) for value in column):
         same = {name: column[0] for name, column in columns.items()}
         return [GenerationOptions.of(wholes[0], same)] * count
-    found = []
+    found: list[GenerationOptions] = []
     for i, whole in enumerate(wholes):
+        own = {name: column[i] for name, column in columns.items()}
+        if found and "method" in own and own["method"] is columns["method"][0]:
+            own["method"] = found[0].method  # read once
         with _of_prompt(i):
-            found.append(GenerationOptions.of(whole, {name: column[i] for name, column in columns.items()}))
+            found.append(GenerationOptions.of(whole, own))
     return found
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.checks import Parameters, number
-from sprinter.decode.costs import ENTROPY, MEAN, MEASURED, STEP, best_length
+from sprinter.decode.costs import ENTROPY, MEAN, MEASURED, STEP
 from sprinter.decode.registry import STOP
 from sprinter.decode.regression import Regression
 from sprinter.decode.stop.chance import ChanceRule
@@ -107,10 +108,20 @@ class Optimal(ChanceRule):
         """Nothing is drafted yet."""
         begun = torch.ones_like(state[0])
         if not self.learns:
-            more, first = self._costs
-            _, length = best_length(float(state[2]), lambda n: 1 + first + n * more, _LONGEST)
-            begun = torch.full_like(begun, length)
+            begun = torch.full_like(begun, self._length(float(state[2])))
         return (begun, torch.zeros_like(state[1]), *state[2:])
+
+    def _length(self, chance: float) -> int:
+        """Of the run at which a token costs least, if each is kept with this chance: behind it, none costs less."""
+        more, first = self._costs
+        spent, tokens, kept, least = 1 + first, 1.0, 1.0, inf
+        for drafted in range(1, _LONGEST + 1):
+            spent, kept = spent + more, kept * chance
+            tokens += kept
+            if spent / tokens >= least:
+                return drafted - 1
+            least = spent / tokens
+        return _LONGEST
 
     def ahead(self, state: State) -> int | None:
         """With "mean", the length of the run."""
