@@ -13,6 +13,7 @@ from sprinter.decode.copies import _CHANCES, Worth
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.drafter import Context, Drafter, Model, Nothing, Proposals
 from sprinter.decode.lookup import Lookup
+from sprinter.decode.suffix_index import TextIndex
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -57,6 +58,19 @@ def test_the_draft_model_drafts_where_it_gains_more() -> None:
     assert dear.paying(8, 3)[0] == 3 and dear.paying(8, 3)[1] < dear.paying(8, 511)[1]
 
 
+def test_where_no_copy_can_pay_none_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As among many rows, whose passes cost about as much for each token."""
+    text = [*CYCLE, 1, 2]
+    for reads, wanted in (("2x4x8x16", None), ("1.1x1.2x1.4x1.8", [3, 4, 5])):
+        suffix = Suffix(8, factor=64.0, min_prob=0.0, otherwise=Model(), reads=reads, step=0.3)
+        assert Worth(suffix).never is (wanted is None)
+        found = plan(Proposals(suffix), text, 1)
+        assert found is None if wanted is None else found is not None and found[:3] == wanted
+    assert Worth(Lookup(8, 1, Nothing(), reads="2x4x8x16")).never
+    monkeypatch.setattr(TextIndex, "extend", lambda *_: pytest.fail("the text was read"))
+    assert plan(Proposals(Suffix(8, otherwise=Model(), reads="2x4x8x16")), text, 1) is None
+
+
 def test_chances_are_learned_from_the_text() -> None:
     """A copy that is kept makes later ones longer, one that is refused shorter; of each only what the text shows."""
     text, lookup = [*CYCLE, 1, 2], Lookup(8, 2, Nothing(), reads=READS)
@@ -98,7 +112,7 @@ def test_costs_are_filled_in() -> None:
     assert costs.reads == "1x1.1x1.6x3.5"
     method = parse_method("auto").settle({}, costs)
     assert method.name == (
-        "auto(budget=0.0, step=0.4, token=0.1, verify=0.0, signal=entropy, reads=1x1.1x1.6x3.5)"
+        "auto(budget=0.0, step=0.4, token=0.056, verify=0.0, signal=entropy, reads=1x1.1x1.6x3.5)"
     )
     copies = Suffix(8, factor=64.0, min_prob=0.0, otherwise=Model(), reads=READS, step=0.4)
     assert method.drafter == copies and not method.measures

@@ -45,7 +45,11 @@ def test_costs_between_and_beyond_the_points() -> None:
         (((1, 1.0), (2, 1.5), (9, 1.5)), 0.5, 0.0),  # other kernels for more than one token
         (((1, 1.0), (2, 1.62), (9, 1.76)), 0.6, 0.02),
         (((1, 2.0), (3, 2.4), (9, 3.6)), 0.0, 0.1),
-        (((1, 1.0), (2, 1.0), (4, 1.0), (9, 2.6)), 0.0, 0.2),  # cheap at first: the mean
+        (
+            ((1, 1.0), (2, 1.0), (4, 1.0), (9, 2.6)),
+            0.0,
+            0.16,
+        ),  # cheap at first: the mean of six, twice the best
         (((1, 1.0), (2, 1.4), (9, 1.2)), 0.3, 0.0),  # what no machine does
     ],
 )
@@ -96,6 +100,29 @@ def test_costs_of_several_tokens_of_each_row() -> None:
     with pytest.raises(UserError, match="the same in both"):
         replace(one, several=((4, 9.0),))
     assert PassCosts.from_json(json.loads(json.dumps(asdict(both)))) == both
+
+
+def test_a_round_that_drafts_costs_the_host_more_once() -> None:
+    one = replace(FLAT, shared=((4, 2.0, 0.5),), host=(0.01, 0.02, 0.0))
+    both = replace(one, judged=0.1)
+    for rows in (1, 4):
+        plain, dear = one.for_rows(rows), both.for_rows(rows)
+        assert dear.target_s(1) == plain.target_s(1) and dear.draft_s(1) == plain.draft_s(1)
+        for tokens in (2, 3, 9):
+            assert dear.target_s(tokens) == pytest.approx(plain.target_s(tokens) + 0.1 * rows)
+    kept = asdict(both)
+    assert PassCosts.from_json(json.loads(json.dumps(kept))) == both
+    del kept["judged"]
+    assert PassCosts.from_json(kept) == one  # of an earlier version
+    with pytest.raises(UserError, match="not negative"):
+        replace(one, judged=-0.1)
+
+
+def test_more_tokens_of_each_row_cost_no_less() -> None:
+    """A pass that was timed while other programs ran does not make longer ones look free."""
+    slow = PassCosts(((1, 1.0), (32, 4.0), (64, 20.0)), shared=((16, 6.0, 0.1),), several=((16, 7.0),))
+    found = [slow.for_rows(16).target_s(tokens) for tokens in (1, 2, 3, 4)]
+    assert found == sorted(found) and found[0] == 6.0
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 from tests.engine.test_never_slower import CHEAP, DEAR
 
@@ -31,7 +33,7 @@ def test_costs_are_measured_once_and_kept(
         32,
     ]
     assert all(a[1] <= b[1] for a, b in zip(found.target, found.target[1:], strict=False))
-    assert found.shared == () and found.host[0] > 0 and min(found.host) >= 0
+    assert found.shared == () and found.host[0] > 0 and min(found.host) >= 0 and found.judged > 0
     (kept,) = (tmp_path / "cache" / "costs").iterdir()
     with monkeypatch.context() as patched:
         patched.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured again"))
@@ -149,3 +151,13 @@ def test_passes_of_rows_are_measured_once_and_kept(
     monkeypatch.setattr(costs_module, "_measure_shared", fails)
     assert shared_costs(models, described, CHEAP) == CHEAP and "no room" in caplog.text
     assert not list((tmp_path / "cache" / "costs").iterdir())
+
+
+def test_one_thread_is_timed_by_its_own_time(
+    tiny_pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else costs would hold what other programs did meanwhile; several threads have no such clock."""
+    models = costs_module.borrow(tiny_pair.models, 16)
+    for threads, clock in ((1, time.thread_time), (2, time.perf_counter)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert costs_module._clock(models) is clock

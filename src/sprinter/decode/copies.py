@@ -186,6 +186,7 @@ class Worth:
     """How many tokens of a copy pay.
 
     Attributes:
+        never: whether none does, however likely it is.
         copied: where the last copy begins in the text, its tokens, and how long an ending stood before.
     """
 
@@ -201,6 +202,8 @@ class Worth:
             step = STEP if isinstance(drafter.step, str) else drafter.step
             chances = _DRAFTED ** np.arange(1, _ROUND + 1)
             self._else = max(0.0, *np.cumsum(chances * _PRICE - step - self._more[:_ROUND]))
+        # Whether even a copy that is kept whole gains too little, as where many rows share each pass.
+        self.never = bool(np.max(np.cumsum(self._price - np.array(self._more))) <= self._else)
         self.copied: tuple[int, list[int], int] = (0, [], 0)
 
     def learn(self, text: Sequence[int]) -> None:

@@ -26,6 +26,7 @@ STEP = 0.25
 
 _Points = tuple[tuple[float, float], ...]
 _ROUND = 8  # draft tokens of the longest pass that ``verify`` and ``token`` describe
+_GOOD = 0.8  # of draft tokens that the target keeps, where a draft is good
 _LEARNS = 0.03  # of a target pass: what a rule that learns may cost for a draft token, and still gain by it
 _LONGEST_RUN = 12  # draft tokens of a round in ``best_run``
 
@@ -43,6 +44,7 @@ class PassCosts:
             beside one over one token of each what it does in one row. Attention over many rows costs more.
         host: seconds outside of forward passes (rules, draws): of a round, of each step of the draft in addition, and
             of each step once more where a rule learns from verdicts.
+        judged: the same of a round that drafts, in addition, however much it drafts.
         signal: what a rule should learn from: "entropy", or "mean" where learning costs more than it gains.
     """
 
@@ -52,6 +54,7 @@ class PassCosts:
     several: tuple[tuple[int, float], ...] = ()
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
     signal: str = ENTROPY
+    judged: float = 0.0
 
     def __post_init__(self) -> None:
         for name, points in (("target", self.target), ("draft", self.draft)):
@@ -64,7 +67,7 @@ class PassCosts:
                 )
         rows = [one[0] for one in self.shared if len(one) == 3]
         cheap = any(len(one) != 3 or not one[1] > 0 or not one[2] >= 0 for one in self.shared)
-        cheap |= len(self.host) != 3 or any(not one >= 0 for one in self.host)
+        cheap |= len(self.host) != 3 or any(not one >= 0 for one in (*self.host, self.judged))
         cheap |= bool(self.several) and [one[0] for one in self.several if one[1] > 0] != rows
         if cheap or any(a >= b for a, b in pairwise([1, *rows])):
             raise UserError(
@@ -78,7 +81,7 @@ class PassCosts:
         points: dict[str, Any] = {
             name: tuple(map(tuple, kept[name])) for name in ("target", "draft", "shared", "several")
         }
-        return cls(**points, host=tuple(kept["host"]))
+        return cls(**points, host=tuple(kept["host"]), judged=kept.get("judged", 0.0))
 
     def of_rules(self, learns: bool, rows: int | None = None) -> PassCosts:
         """The costs of a method with, or without, a rule that learns; with ``rows``, of one that learns if that pays in
@@ -96,7 +99,7 @@ class PassCosts:
         """
         first, more, _ = self.host
 
-        def seconds(points: _Points, column: int, host: float) -> _Points:
+        def seconds(points: _Points, column: int, host: float, judged: float = 0.0) -> _Points:
             if not points:
                 return ()
             alone = points[0][1]
@@ -107,13 +110,15 @@ class PassCosts:
                 longer = ((1, _along(points, EACH)), *self.several)
                 more = (_along(longer, rows) - _along(points, EACH * rows) - extra) / (EACH - 1)
                 tokens |= {float(EACH)}
-            tokens |= {2.0} if len(tokens) == 1 else set()
-            return tuple(
-                (n, max(_along(points, n * rows) + extra + more * (n - 1), alone) + host * rows)
-                for n in sorted(tokens)
-            )
+            tokens |= {2.0} if len(tokens) == 1 or judged else set()
+            made, least = list[tuple[float, float]](), alone  # more tokens cost no less
+            for n in sorted(tokens):
+                least = max(_along(points, n * rows) + extra + more * (n - 1), least)
+                made.append((n, least + (host + judged * (n > 1)) * rows))
+            return tuple(made)
 
-        return PassCosts(seconds(self.target, 1, first), seconds(self.draft, 2, more), signal=self.signal)
+        target = seconds(self.target, 1, first, self.judged)
+        return PassCosts(target, seconds(self.draft, 2, more), signal=self.signal)
 
     def target_s(self, tokens: float) -> float:
         """Seconds of a target pass over a (mean) number of tokens >= 1."""
@@ -136,13 +141,15 @@ class PassCosts:
 
     @property
     def _line(self) -> tuple[float, float]:
-        """The line of least squares through passes over two and more tokens: its lead at one token, and its slope."""
-        tokens = range(2, _ROUND + 2)
+        """The line of least squares through passes over two and more tokens, up to twice as many drafted as are best
+        where drafts are good: its lead at one token, and its slope."""
+        drafted = max(2, min(_ROUND, 2 * self.best_run(_GOOD)[1]))
+        tokens = range(2, drafted + 2)
         slope, lead = linear_regression(tokens, [self.target_s(n) / self.target_s(1) - 1 for n in tokens])
         if slope < 0:
             return max(0.0, lead + slope * mean(tokens)), 0.0
         if (verify := lead + slope) < 0:
-            return 0.0, max(0.0, self.target_s(1 + _ROUND) / self.target_s(1) - 1) / _ROUND
+            return 0.0, max(0.0, self.target_s(1 + drafted) / self.target_s(1) - 1) / drafted
         return verify, slope
 
     @property

@@ -427,6 +427,8 @@ def _ask_rules(decoding: Decoding, answer: Draft, i: int, position: int, copied:
     method, rules, account = decoding.method, decoding.rules, decoding.account
     if decoding.blind and decoding.length is not None:
         return False, decoding.drafted >= decoding.length
+    if decoding.paced and not copied and (known := method.stop.ahead(rules.stop)) is not None:
+        return False, decoding.drafted - decoding.proposed >= known
     signals = {name: values[i] for name, values in answer.signals.items()}
     signals |= {"drafted": _number(decoding.drafted), "copied": _number(copied)}
     if "uniform" in method.needs:

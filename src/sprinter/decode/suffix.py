@@ -84,6 +84,8 @@ class _SuffixCopier(Copier):
 
     def plan(self, context: Context) -> Copy:
         drafter, worth, text = self._drafter, self._worth, context.text
+        if worth is not None and worth.never:
+            return NO_COPY
         if worth is not None:
             worth.learn(text)
         self._own.extend(text[len(self._own) :])
@@ -119,6 +121,8 @@ def _best(drafter: Suffix, found: Occurrences, best: _Branch, worth: Worth | Non
         if size < drafter.least or most <= best.score:  # the score of a draft is at most its length
             break
         if i + 1 == len(found.sizes) or found.sizes[i + 1] < size:  # the last occurrence of this pattern
+            if worth is not None and not worth.paying(size, most)[0]:
+                continue  # though all occurrences went on alike
             branch = _down(size, found.rows[: i + 1], most, drafter.min_prob)
             if worth is not None:
                 length, gain = worth.paying(size, len(branch.tokens), branch.shares)

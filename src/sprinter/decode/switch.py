@@ -176,6 +176,7 @@ class Tracker:
     _counted: int = 0  # rounds of rows since it was last asked whether the loss is too great
     # Time of rounds that drafted, and what it would have been had all rows drafted as much at the same time.
     _took: tuple[float, float] = (0.0, 0.0)
+    _plain: dict[int, float] = field(default_factory=dict)
     _by_rows: dict[int, PassCosts] = field(default_factory=dict)
     _times: dict[tuple[int, RoundCount], float] = field(default_factory=dict)
     _shares: dict[tuple[bool, int, float], tuple[float, float]] = field(default_factory=dict)
@@ -214,7 +215,7 @@ class Tracker:
             # Rows that still read their prompt, or that decode by other methods and are not always in the same passes,
             # would not be in those of plain decoding either.
             beside = min(rows, max(len(self._decoding), spent.rows))
-            time = spent.seconds * beside / self._costs_of(beside).target_s(1)
+            time = spent.seconds * beside / self._plain_s(beside)
             alike = self._time(done, beside)
         if self._on:
             if drafted:
@@ -298,8 +299,15 @@ class Tracker:
                 self._times.clear()
             costs = self._costs_of(rows)
             spent = costs.target_s(max(1, done.target_tokens)) + done.steps * costs.draft_s(done.width)
-            self._times[key] = spent / costs.target_s(1)
+            self._times[key] = spent / self._plain_s(rows)
         return self._times[key]
+
+    def _plain_s(self, rows: int) -> float:
+        """Seconds of a round of plain decoding in so many rows."""
+        seconds = self._plain.get(rows)
+        if seconds is None:
+            seconds = self._plain[rows] = self._costs_of(rows).target_s(1)
+        return seconds
 
     def _costs_of(self, rows: int) -> PassCosts:
         costs = self._by_rows.get(rows)

@@ -36,6 +36,7 @@ from sprinter.models.devices import find_threads
 from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
+from sprinter.models.runners.forward import ModelRunner
 from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
@@ -60,8 +61,11 @@ _STEADY = 0.02  # repeats go on until no least falls by this share any more,
 _LONGEST_S = 1.0  # or for so many seconds: a first text waits for them
 _LONG = 0.02  # seconds of a target pass that is long: then the longest passes are not timed, nor what the host does
 _LONG_TARGET, _LONG_DRAFT = 16, 8  # tokens of the longest passes that are timed then
-_LONG_HOST = (0.0003, 0.0002, 0.0003)  # what the host does beside long passes, where it does not matter
-_HOST_TOKENS, _HOST_REPEATS = 32, 2
+_LONG_HOST = (
+    (0.0003, 0.0001, 0.0003),
+    0.0002,
+)  # what the host does beside long passes, where it does not matter
+_HOST_TOKENS, _HOST_REPEATS, _HOST_ROWS = 16, 2, 8
 
 
 def pass_costs(pair: LoadedPair, described: Mapping[str, Any] | None) -> PassCosts:
@@ -89,8 +93,7 @@ def shared_costs(pair: LoadedPair, described: Mapping[str, Any] | None, costs: P
     Without them where a model decodes one row at a time, and where they fail, for example out of memory: then rows are
     taken to cost what so many tokens of one row do.
     """
-    loaded = [one for one in (pair.target, pair.draft) if one is not None]
-    if any(runner_kind(one.model)[0] == "crop" for one in loaded):
+    if _decodes_alone(pair):
         return costs
     try:
         found = _once(pair, described, "-rows", lambda: _measure_shared(pair, costs))
@@ -98,6 +101,12 @@ def shared_costs(pair: LoadedPair, described: Mapping[str, Any] | None, costs: P
     except (SprinterError, MemoryError, RuntimeError) as error:  # torch: RuntimeError for memory of the host
         _LOG.warning("passes over several rows cannot be timed here: %s", error)
         return costs
+
+
+def _decodes_alone(pair: LoadedPair) -> bool:
+    """Whether a model decodes one row at a time."""
+    loaded = [one for one in (pair.target, pair.draft) if one is not None]
+    return any(runner_kind(one.model)[0] == "crop" for one in loaded)
 
 
 def _once(
@@ -202,7 +211,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "versions": (__version__, torch.__version__),
         "kernels": kernels.name_of(),
         "code": [hash_file(path) for folder in (runners, capture, backends) for path in _files(folder)],
-        "passes": (_TARGET, _DRAFT, _SHARED, EACH, _CONTEXT, _HOST_TOKENS),
+        "passes": (_TARGET, _DRAFT, _SHARED, EACH, _CONTEXT, _HOST_TOKENS, _HOST_ROWS),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -247,10 +256,11 @@ def _measure(pair: LoadedPair) -> PassCosts:
         if len(points) == 1:  # a context of a few tokens
             points.append((2, points[0][1]))
     tokens = min(_HOST_TOKENS, room)
-    host = (0.0, 0.0, 0.0)
+    host, judged = (0.0, 0.0, 0.0), 0.0
     if tokens > 8:
-        host = _LONG_HOST if long else host_costs(borrow(pair, tokens), tokens, _HOST_REPEATS)
-    return PassCosts(tuple(found["target"]), tuple(found["draft"]), host=host)
+        rows = 1 if _decodes_alone(pair) else _HOST_ROWS
+        host, judged = _LONG_HOST if long else host_costs(borrow(pair, tokens, rows), tokens, _HOST_REPEATS)
+    return PassCosts(tuple(found["target"]), tuple(found["draft"]), host=host, judged=judged)
 
 
 def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:
@@ -339,20 +349,29 @@ def run_interleaved(
         SprinterError: a job fails.
     """
     times: dict[Any, list[float]] = {what: [] for what in jobs}
+    clock = _clock(models)
     with torch.inference_mode():
         for repeat in range(repeats + 1):
             for what, job in jobs.items():
                 together = job if isinstance(job, Sequence) else [job]
                 for timed in (False, True) if all(map(_reads_one, together)) else (True,):
-                    began = time.perf_counter()
+                    began = clock()
                     for done in models.run(together):
                         if isinstance(done, Exception):
                             raise done
                     if repeat and timed:
-                        times[what].append(time.perf_counter() - began)
+                        times[what].append(clock() - began)
             if progress is not None:
                 progress(repeat, repeats)
     return times
+
+
+def _clock(models: Executor) -> Callable[[], float]:
+    """Where this thread alone computes, its own time: it does not count when other programs had the processor."""
+    alone = torch.get_num_threads() == 1 and all(
+        isinstance(rows.runner, ModelRunner) and rows.runner.device.type == "cpu" for rows in models.models
+    )
+    return time.thread_time if alone else time.perf_counter
 
 
 def _reads_one(given: PassInput) -> bool:

@@ -151,9 +151,10 @@ class Optimal(ChanceRule):
         """
         if state[1] > 0:
             return state
-        if not self.learns and (verdicts := min(accepted + 1, checked)):
-            mean = _mean(state, accepted, verdicts)
-            state = (*state[:2], mean, *state[3:5], state[5] + verdicts)
+        if not self.learns:  # nothing reads its tokens and their cost
+            if not (verdicts := min(accepted + 1, checked)):
+                return state
+            return (*state[:2], _mean(state, accepted, verdicts), *state[3:5], state[5] + verdicts)
         kept = 1 - 1 / _ROUNDS
         tokens = kept * float(state[3]) + drafted - checked + accepted + 1
         more, first = self._costs
