@@ -27,7 +27,8 @@ from sprinter.training.drafts.student import layer_config
 VOCAB, SIZE, MASK, COUNT = 24, 32, 23, 3
 KEPT = torch.arange(0, VOCAB, 2)
 TEXT = torch.tensor([5, 9, 2, 20, 7, 7, 11, 8, 1, 12, 3, 4])
-KINDS = "eagle3", "peagle", "dflash"
+KINDS = ("eagle3", 1), ("peagle", 1), ("peagle", 3), ("dflash", 2)
+"""Kinds of heads, and numbers of their layers."""
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +46,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> LlamaForCausalLM:
     return model
 
 
-def ours(kind: str, target: LlamaForCausalLM, kept: Tensor = KEPT) -> TokenHeads:
+def ours(kind: str, layers: int, target: LlamaForCausalLM, kept: Tensor = KEPT) -> TokenHeads:
     """A random head on the target."""
     config, about = layer_config(target), {"target_id": target.config._name_or_path}
+    config.num_hidden_layers = layers
     if kind == "dflash":
-        config.num_hidden_layers = 2
         made: Any = DFlashHeads(config, (0, 2), COUNT, MASK, **about)
     elif kind == "peagle":
         made = ParallelHeads(config, None, len(kept), COUNT, MASK, **about)
@@ -125,11 +126,11 @@ def laws_of(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "layers"), KINDS)
 def test_the_laws_of_our_files_in_their_models(
-    kind: str, target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, layers: int, target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heads = ours(kind, target)
+    heads = ours(kind, layers, target)
     save_heads(heads, tmp_path, "card")
     model = theirs(tmp_path)
     found = laws_of(kind, model, target, monkeypatch)
@@ -142,10 +143,12 @@ def test_the_laws_of_our_files_in_their_models(
         torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_their_classes_write_is_read(kind: str, target: LlamaForCausalLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "layers"), KINDS)
+def test_what_their_classes_write_is_read(
+    kind: str, layers: int, target: LlamaForCausalLM, tmp_path: Path
+) -> None:
     """The same head after their round trip; their configuration has no field that ours lacks."""
-    heads = ours(kind, target)
+    heads = ours(kind, layers, target)
     save_heads(heads, tmp_path / "ours", "card")
     config = SpeculatorModelConfig.from_pretrained(tmp_path / "ours")
     own = type(config).model_fields.keys() - PreTrainedConfig.__annotations__.keys()

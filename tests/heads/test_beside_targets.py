@@ -272,7 +272,7 @@ def test_heads_that_were_changed_for_a_pair_are_not_given_to_another(tmp_path: P
 def test_a_rounding_that_fails_changes_nothing() -> None:
     heads = eagle()
     with torch.no_grad():
-        heads.block.self_attn.o_proj.weight[0, 0] = torch.nan
+        heads.blocks[0].self_attn.o_proj.weight[0, 0] = torch.nan
     with pytest.raises(UserError, match="layer o_proj of EagleHeads cannot be quantised"):
         quantise_linears(heads)
     assert not is_quantised(heads)

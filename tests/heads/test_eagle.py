@@ -18,7 +18,7 @@ import sprinter
 from sprinter.errors import UserError
 from sprinter.heads.drafting import save_heads
 from sprinter.heads.eagle import EagleHeads
-from sprinter.heads.entries import EntryHeads
+from sprinter.heads.entries import Attended, EntryHeads
 from sprinter.heads.load import load_any_head
 
 SIZE = 32
@@ -39,7 +39,7 @@ def eagle(seed: int = 0, *, fusion_bias: bool = False, family: str = "llama", **
 
 def reference(heads: EagleHeads, ids: Sequence[int], states: Tensor, path: Sequence[int]) -> Tensor:
     """Logits after a text and a path, by one pass over all entries for each token, without a cache."""
-    features, tokens, block = [*states], [*ids[1:]], heads.block
+    features, tokens, block = [*states], [*ids[1:]], heads.blocks[0]
     table = tiny("llama").get_input_embeddings()
     attn, size = block.self_attn, block.self_attn.size
     for token in (*path, None):
@@ -95,17 +95,20 @@ def test_chains_and_trees_are_those_of_a_pass_without_a_cache(fusion_bias: bool)
 @pytest.mark.parametrize("wrong", ["positions", "order", "features"])
 def test_mistakes_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions by slot, the state before the embedding, features one step off."""
-    real = EntryHeads.entries
+    real = EntryHeads.outputs
 
-    def entries(self: EntryHeads, embeds: Tensor, features: Tensor, positions: Tensor) -> object:
+    def outputs(
+        self: EntryHeads, embeds: Tensor, features: Tensor, positions: Tensor, attended: Attended
+    ) -> Tensor:
         if wrong == "positions":
-            return real(self, embeds, features, int(positions[0]) + torch.arange(len(positions)))
+            return real(self, embeds, features, int(positions[0]) + torch.arange(len(positions)), attended)
         if wrong == "order":
-            return real(self, features, embeds, positions)
-        return real(self, embeds, features.roll(1, 0) if len(features) > 1 else features * 0, positions)
+            return real(self, features, embeds, positions, attended)
+        moved = features.roll(1, 0) if len(features) > 1 else features * 0
+        return real(self, embeds, moved, positions, attended)
 
     check(eagle())
-    monkeypatch.setattr(EntryHeads, "entries", entries)
+    monkeypatch.setattr(EntryHeads, "outputs", outputs)
     with pytest.raises(AssertionError, match="not close"):
         check(eagle())
 

@@ -18,6 +18,7 @@ import sprinter
 from sprinter.errors import UserError
 from sprinter.heads.drafting import save_heads
 from sprinter.heads.eagle3 import Eagle3Heads, ParallelHeads, aux_layers
+from sprinter.heads.entries import Attended
 from sprinter.heads.load import load_any_head
 
 SIZE = 32
@@ -27,6 +28,7 @@ KEPT = torch.arange(0, VOCAB, 2)
 def eagle(
     seed: int = 0,
     *,
+    layers: int = 1,
     vocab: int = VOCAB,
     norm_before_residual: bool = False,
     kept: Tensor | None = KEPT,
@@ -35,7 +37,7 @@ def eagle(
 ) -> Eagle3Heads:
     """A random head on the tiny models, or on another target as wide."""
     config = LlamaConfig(vocab_size=vocab, hidden_size=SIZE, num_attention_heads=4, num_key_value_heads=2,
-                         intermediate_size=48, num_hidden_layers=1, max_position_embeddings=96)  # fmt: skip
+                         intermediate_size=48, num_hidden_layers=layers, max_position_embeddings=96)  # fmt: skip
     ids = torch.arange(vocab) if kept is None else kept
     heads = Eagle3Heads(config, None, len(ids), norm_before_residual, **more)  # type: ignore[arg-type]
     chance = torch.Generator().manual_seed(seed)
@@ -47,10 +49,10 @@ def eagle(
     return heads.requires_grad_(False)
 
 
-def parallel(seed: int = 0, count: int = 3) -> ParallelHeads:
+def parallel(seed: int = 0, count: int = 3, layers: int = 1) -> ParallelHeads:
     """A random head that drafts in one pass."""
     config = LlamaConfig(vocab_size=VOCAB, hidden_size=SIZE, num_attention_heads=4, num_key_value_heads=2,
-                         intermediate_size=48, num_hidden_layers=1, max_position_embeddings=96)  # fmt: skip
+                         intermediate_size=48, num_hidden_layers=layers, max_position_embeddings=96)  # fmt: skip
     heads, chance = (
         ParallelHeads(config, None, len(KEPT), count, mask=60),
         torch.Generator().manual_seed(seed),
@@ -79,11 +81,11 @@ def reference(
         tokens += [heads.mask] * masks
         features += [heads.fc(heads.mask_hidden.view(-1))] * masks
     for token in (*path, None):
-        embeds, block = heads.embedded(torch.tensor(tokens)), heads.block
+        embeds, first = heads.embedded(torch.tensor(tokens)), heads.blocks[0]
         rows = torch.stack(features)
-        hidden = block.hidden_norm(rows)
-        both = torch.cat([block.input_layernorm(embeds), hidden], -1)
-        count, size = len(tokens), block.self_attn.size
+        hidden = first.hidden_norm(rows)
+        both = torch.cat([first.input_layernorm(embeds), hidden], -1)
+        count, size = len(tokens), first.self_attn.size
         cos, sin = heads.rotary(embeds, torch.arange(count)[None])
 
         def turned(x: Tensor, cos: Tensor = cos, sin: Tensor = sin, size: int = size) -> Tensor:
@@ -91,18 +93,18 @@ def reference(
             left, right = x.chunk(2, -1)
             return x * cos + torch.cat([-right, left], -1) * sin
 
-        attn = block.self_attn
-        query, key = turned(attn.q_proj(both)), turned(attn.k_proj(both))
-        value = attn.v_proj(both).reshape(count, -1, size).transpose(0, 1)
-        out = torch.zeros(4, count, size)
-        for head in range(4):
-            scores = query[head] @ key[head // 2].T / math.sqrt(size)
-            scores = scores.masked_fill(~torch.ones(count, count).tril().bool(), -math.inf)
-            out[head] = scores.softmax(-1) @ value[head // 2]
-        after = (hidden if block.norm_before_residual else rows) + attn.o_proj(
-            out.transpose(0, 1).reshape(count, -1)
-        )
-        after = after + block.mlp(block.post_attention_layernorm(after))
+        after = hidden if first.norm_before_residual else rows
+        for number, block in enumerate(heads.blocks):
+            attn, read = block.self_attn, block.input_layernorm(after) if number else both
+            query, key = turned(attn.q_proj(read)), turned(attn.k_proj(read))
+            value = attn.v_proj(read).reshape(count, -1, size).transpose(0, 1)
+            out = torch.zeros(4, count, size)
+            for head in range(4):
+                scores = query[head] @ key[head // 2].T / math.sqrt(size)
+                scores = scores.masked_fill(~torch.ones(count, count).tril().bool(), -math.inf)
+                out[head] = scores.softmax(-1) @ value[head // 2]
+            after = after + attn.o_proj(out.transpose(0, 1).reshape(count, -1))
+            after = after + block.mlp(block.post_attention_layernorm(after))
         if token is not None:
             features.append(after[-1])
             tokens.append(token)
@@ -131,15 +133,18 @@ def check(heads: Eagle3Heads) -> None:
     assert (text.steps, text.tokens) == (12, 22), "nothing is read twice that was known"
 
 
-@pytest.mark.parametrize("norm_before_residual", [False, True])
-def test_chains_and_trees_are_those_of_a_pass_without_a_cache(norm_before_residual: bool) -> None:
-    check(eagle(norm_before_residual=norm_before_residual))
+@pytest.mark.parametrize(("norm_before_residual", "layers"), [(False, 1), (True, 1), (False, 3)])
+def test_chains_and_trees_are_those_of_a_pass_without_a_cache(
+    norm_before_residual: bool, layers: int
+) -> None:
+    check(eagle(norm_before_residual=norm_before_residual, layers=layers))
 
 
+@pytest.mark.parametrize("layers", [1, 4])
 @torch.no_grad()
-def test_tokens_of_one_pass_are_those_of_masks() -> None:
+def test_tokens_of_one_pass_are_those_of_masks(layers: int) -> None:
     """Texts that grow, go back and change: the law of each depth, whatever was drafted."""
-    heads, whole, states = parallel(), [5, 9, 2, 40, 7, 7, 31, 8, 1, 12], states_of(9)
+    heads, whole, states = parallel(layers=layers), [5, 9, 2, 40, 7, 7, 31, 8, 1, 12], states_of(9)
     text = heads.begin()
     for length in (3, 6, 10, 4):
         known = {layer: each[: length - 1] for layer, each in states.items()}
@@ -153,13 +158,15 @@ def test_tokens_of_one_pass_are_those_of_masks() -> None:
 
 
 def test_positions_by_slot_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Eagle3Heads.entries
+    real = Eagle3Heads.outputs
 
-    def by_slot(self: Eagle3Heads, embeds: Tensor, features: Tensor, positions: Tensor) -> object:
-        return real(self, embeds, features, int(positions[0]) + torch.arange(len(positions)))
+    def by_slot(
+        self: Eagle3Heads, embeds: Tensor, features: Tensor, positions: Tensor, attended: Attended
+    ) -> Tensor:
+        return real(self, embeds, features, int(positions[0]) + torch.arange(len(positions)), attended)
 
     check(eagle())
-    monkeypatch.setattr(Eagle3Heads, "entries", by_slot)
+    monkeypatch.setattr(Eagle3Heads, "outputs", by_slot)
     with pytest.raises(AssertionError, match="not close"):
         check(eagle())
 
@@ -218,7 +225,7 @@ def test_files_are_those_of_speculators(tmp_path: Path) -> None:
 
 def test_the_version_and_the_fields_of_speculators(tmp_path: Path) -> None:
     """Those of its classes in 0.9.0, which tests/doors/test_speculators.py loads; a layer's fields in full."""
-    for heads in (eagle(target_id="org/target"), parallel()):
+    for heads in (eagle(target_id="org/target"), parallel(layers=2)):
         save_heads(heads, tmp_path / heads.kind, "card")
         config = json.loads((tmp_path / heads.kind / "config.json").read_text())
         assert config["speculators_version"] == "0.9.0" and config["speculators_model_type"] == heads.kind
@@ -233,6 +240,7 @@ def test_the_version_and_the_fields_of_speculators(tmp_path: Path) -> None:
     again = load_any_head(tmp_path / "peagle")
     assert isinstance(again, ParallelHeads) and (again.count, again.mask) == (3, 60)
     assert torch.equal(again.mask_hidden, heads.mask_hidden.bfloat16().float())  # type: ignore[arg-type]
+    assert len(again.blocks) == 2 and weights["layers.1.self_attn.q_proj.weight"].shape == (SIZE, SIZE)
 
 
 def test_published_variants(tmp_path: Path) -> None:
@@ -269,7 +277,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"transformer_layer_config": {**good["transformer_layer_config"], "num_hidden_layers": 2}},
-            "has 2 layers",
+            r"lacks or misfits 'layers\.1\.",
         ),
         ({"draft_vocab_size": 7}, "lacks or misfits 'd2t'"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, "give three layers of the target, from 1"),

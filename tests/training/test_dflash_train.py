@@ -96,5 +96,5 @@ def test_what_is_refused() -> None:
     assert HeadSettings(kind="dflash", blocks=5).depth == 5
     with pytest.raises(UserError, match="kind=dflash drafts two tokens a pass or more"):
         HeadSettings(kind="dflash", heads=1)
-    with pytest.raises(UserError, match="are of Medusa's heads"):
+    with pytest.raises(UserError, match="is of Medusa's heads"):
         HeadSettings(kind="dflash", share_output=True)

@@ -136,8 +136,8 @@ def test_the_folder_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_what_is_refused() -> None:
     for wrong, message in (
-        ({"heads": 2}, "three of its own steps or more"), ({"blocks": 2}, "are of Medusa's heads"),
-        ({"share_output": True}, "are of Medusa's heads"),
+        ({"heads": 2}, "three of its own steps or more"), ({"share_output": True}, "is of Medusa's heads"),
+        ({"kind": "glide", "blocks": 2}, "kind=glide, which has one layer"),
         ({"kind": "medusa", "vocabulary": 5}, "goes with kind=eagle3"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):

@@ -24,17 +24,19 @@ from sprinter.training.drafts.settings import HeadSettings
 SHAPE = HeadSettings(kind="peagle", heads=3)
 
 
-def learner() -> ParallelLearner:
+def learner(layers: int = 1) -> ParallelLearner:
     target = tiny_target()
-    heads = fresh_eagle3(target, SHAPE, "t", "f")
+    heads = fresh_eagle3(target, replace(SHAPE, blocks=layers), "t", "f")
     assert isinstance(heads, ParallelHeads) and heads.count == 3 and heads.mask == mask_token(target)
     return ParallelLearner(heads, target, 0.8, 1.0, 3)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
 @torch.no_grad()
-def test_each_step_of_training_is_the_one_of_drafting() -> None:
+def test_each_step_of_training_is_the_one_of_drafting(layers: int) -> None:
     """Of texts that grow, from the keys that are kept; the drafted tokens change nothing."""
-    own = learner()
+    own = learner(layers)
+    assert len(own.heads.blocks) == layers
     for value in own.heads.parameters():
         value.add_(0.2 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
     batch = collate(texts(own.target, 3).texts)
@@ -88,11 +90,23 @@ def test_the_head_learns(tmp_path: Path) -> None:
 def test_the_folder_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, file, out = saved_target(tmp_path / "target"), tmp_path / "prompts.jsonl", tmp_path / "head"
     file.write_text("".join(json.dumps({"prompt": f"the thing {i}"}) + "\n" for i in range(16)))
-    given = ["--target", str(target), "--data", str(file), "--out", str(out), *COMMON, "--kind", "peagle"]
+    given = [
+        "--target",
+        str(target),
+        "--data",
+        str(file),
+        "--out",
+        str(out),
+        *COMMON,
+        "--kind",
+        "peagle",
+        "--blocks",
+        "2",
+    ]
     assert main(["draft", "train", *given, "--steps", "4", "--held-out", "0.05"]) == 0, capsys.readouterr()
     heads = load_any_head(out)
     assert isinstance(heads, ParallelHeads) and len(heads.accuracies) == heads.count
-    assert "masks for" in (out / "README.md").read_text()
+    assert "2 layers over three" in (out / "README.md").read_text() and len(heads.blocks) == 2
     both = sprinter.load_pair(target, heads=[out], device="cpu", dtype="float32")
     outs = [
         both.generate("the thing", method=method, max_new_tokens=12, temperature=0.0)

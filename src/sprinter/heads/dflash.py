@@ -12,7 +12,7 @@ Files are those of speculators' type ``dflash`` with the whole vocabulary: a con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from sprinter.errors import UserError
 from sprinter.heads.attention import HeadAttention, KeptKeys, attend, rope_of
 from sprinter.heads.drafting import OutputLayer, TextOfHeads, linear_weights
-from sprinter.heads.entries import PICKLE, EntryLayer, OnePassText, StateHeads
+from sprinter.heads.entries import PICKLE, Attended, NormedLayer, OnePassText, StateHeads
 from sprinter.heads.files import WEIGHTS, HeadFiles, fill, fitting
 from sprinter.heads.reading import HeadFields
 from sprinter.heads.speculators import speculators_fields
@@ -39,9 +39,6 @@ _OTHERS = {
     "projector_type": (None, "dflash"), "sample_from_anchor": (None, False), "shift_label": (None, False),
 }  # fmt: skip
 """Fields of variants, and the values with which they change nothing."""
-
-Attended = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Number of a layer, queries, keys and values ``[..., heads, n, size]`` of a block → mean values, as large."""
 
 
 class _NormedAttention(HeadAttention):
@@ -61,12 +58,11 @@ class _NormedAttention(HeadAttention):
         return norm(x.reshape(*x.shape[:-1], -1, self.size)).reshape(x.shape)  # type: ignore[no-any-return]
 
 
-class _Layer(EntryLayer):
+class _Layer(NormedLayer):
     """A decoder layer. ``causal``: no token sees those behind it. ``window``: how far they see; None: to the start."""
 
     def __init__(self, config: LlamaConfig, sliding: bool) -> None:
-        super().__init__(config, config.hidden_size, _NormedAttention)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        super().__init__(config, _NormedAttention)
         self.sliding = sliding
         causal: bool | None = getattr(config, "is_causal", None)
         self.causal = sliding if causal is None else causal
@@ -237,11 +233,10 @@ def load_dflash(files: HeadFiles) -> DFlashHeads:
         if inner.switch("sliding_window_non_causal"):
             config.is_causal = False
         ids = inner.numbers("aux_hidden_state_layer_ids" if offset else "target_layer_ids") or [-1]
-        last = f"layers.{config.num_hidden_layers - 1}.self_attn.q_proj.weight"
         if min(ids) < offset:
             raise KeyError("target_layer_ids" if offset == 0 else "aux_hidden_state_layer_ids")
-        if last not in weights or weights["fc.weight"].shape[1:] != (len(ids) * config.hidden_size,):
-            raise KeyError(last if last not in weights else "fc.weight")  # before memory is taken
+        if weights["fc.weight"].shape[1:] != (len(ids) * config.hidden_size,):
+            raise KeyError("fc.weight")  # before memory is taken
         if (block := _of(inner, top, "block_size").whole("block_size", most=_MOST)) < 2:
             raise KeyError("block_size=1")
         heads = DFlashHeads(

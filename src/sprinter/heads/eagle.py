@@ -116,7 +116,7 @@ def load_eagle(files: HeadFiles) -> EagleHeads:
             weights = {name.replace(theirs, ours, 1): value for name, value in weights.items()}
     normed = any("layernorm" in name and "post_attention" not in name for name in weights)
     check_layer(
-        "EAGLE", files, inner.fields, "without norms before it",
+        "EAGLE", files, inner.fields, 1, "without norms before it",
         ("further norms", normed or bool(files.config.get("layernorms"))),
         ("no fc.weight, as heads of EAGLE have", "fc.weight" not in weights),
     )  # fmt: skip

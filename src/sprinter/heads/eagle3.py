@@ -1,10 +1,10 @@
-"""EAGLE-3's head (Li et al. 2025, arXiv 2503.01840): one decoder layer over the target's features, then over its own.
+"""EAGLE-3's head (Li et al. 2025, arXiv 2503.01840): decoder layers over the target's features, then over its own.
 
 Its entries (``heads.entries``) join embeddings with three of the target's layers, fused by a linear layer, and its laws
 are on a reduced vocabulary.
 
-P-EAGLE (arXiv 2602.01469) drafts several tokens in one pass: behind the text stand entries of a mask token and of
-learned states, one for each further token, and no law sees a drafted token.
+P-EAGLE (arXiv 2602.01469) drafts several tokens in one pass, by up to four layers: behind the text stand entries of a
+mask token and of learned states, one for each further token, and no law sees a drafted token.
 
 Files are those of speculators: ``config.json`` with ``speculators_model_type: eagle3`` or ``peagle``, and
 ``model.safetensors``. The embedding is the target's where the file has none.
@@ -21,9 +21,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import KeptKeys, attend
+from sprinter.heads.attention import KeptKeys
 from sprinter.heads.drafting import TextOfHeads
-from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, OnePassText, check_layer
+from sprinter.heads.entries import PICKLE, EntryHeads, EntryLayer, OnePassText, check_layer, kept_attention
 from sprinter.heads.files import WEIGHTS, HeadFiles, fitting
 from sprinter.heads.reading import HeadFields
 from sprinter.heads.speculators import speculators_fields
@@ -33,6 +33,8 @@ __all__ = ["Eagle3Heads", "ParallelHeads", "aux_layers", "load_eagle3"]
 _FEW = 8
 _MOST = 64
 """Tokens of a pass."""
+_DEEPEST = 16
+"""Layers."""
 _VARIANTS = "norm_before_fc", "fc_norm", "norm_output"
 
 
@@ -51,10 +53,10 @@ class _Layer3(EntryLayer):
 
 
 class Eagle3Heads(EntryHeads):
-    """EAGLE-3's layer, its fusion of features, and its output layer.
+    """EAGLE-3's layer, its fusion of features, and its output layer; further layers are Llama's.
 
     Args:
-        config: of the layer; ``hidden_size`` d and ``vocab_size`` are the target's.
+        config: of the layers; ``hidden_size`` d and ``vocab_size`` are the target's.
         aux: indices of the target's ``hidden_states`` that are fused, from 1: the output of decoder layer 0. None:
             those of ``aux_layers``.
         draft_vocab: number of tokens that it can draft.
@@ -127,7 +129,7 @@ class Eagle3Heads(EntryHeads):
 
     def inputs(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream, and the normalised embeddings beside the normalised features."""
-        block = self.block
+        block = self.blocks[0]
         assert isinstance(block, _Layer3)
         hidden = block.hidden_norm(features)
         residual = hidden if block.norm_before_residual else features
@@ -153,7 +155,7 @@ class Eagle3Heads(EntryHeads):
             ),
             "draft_vocab_size": len(self.d2t),
             "eagle_aux_hidden_state_layer_ids": list(self.aux),
-            "norm_before_residual": self.block.norm_before_residual,
+            "norm_before_residual": self.blocks[0].norm_before_residual,
             **dict.fromkeys(_VARIANTS, False),
             "embed_requires_grad": False,
         }
@@ -172,7 +174,7 @@ class Eagle3Heads(EntryHeads):
 
 
 class ParallelHeads(Eagle3Heads):
-    """EAGLE-3's layer that drafts ``count`` tokens in one pass.
+    """EAGLE-3's layers that draft ``count`` tokens in one pass.
 
     Args:
         count: tokens of a pass. mask: the token that stands for those to come.
@@ -220,7 +222,7 @@ class ParallelHeads(Eagle3Heads):
 class _ParallelText(OnePassText):
     def __init__(self, heads: ParallelHeads) -> None:
         super().__init__(heads)
-        self._own, self._kept = heads, KeptKeys()
+        self._own, self._keys = heads, [KeptKeys() for _ in heads.blocks]
 
     def draft(self, ids: list[int], first: int, features: Tensor) -> Tensor:
         heads, masks = self._own, self._own.count - 1
@@ -231,11 +233,11 @@ class _ParallelText(OnePassText):
             for one, mask in zip((embeds, features), heads.masked(), strict=True)
         )
         positions = torch.arange(first, end, device=heads.device)
-        residual, (query, key, value) = heads.entries(embeds, features, positions)
         sees = torch.arange(end, device=heads.device)[None] <= positions[:, None]
-        values = attend(query, *self._kept.put(first, key, value), sees)
         self.tokens += end - first
-        return heads.finish(residual, values)[-heads.count :]
+        return heads.outputs(embeds, features, positions, kept_attention(self._keys, first, sees))[
+            -heads.count :
+        ]
 
 
 def _tokens_of(files: HeadFiles) -> int:
@@ -267,7 +269,7 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
         files.config.get("target_hidden_size"),
     )
     check_layer(
-        "EAGLE-3", files, inner.fields, "as wide as its target",
+        "EAGLE-3", files, inner.fields, _DEEPEST, "as wide as its target",
         *((name, bool(files.config.get(name))) for name in _VARIANTS),
         (f"features of width {target} for a layer of width {own}", target not in (None, own)),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What EAGLE's heads share (arXiv 2401.15077, 2406.16858, 2503.01840): a decoder layer over entries, and its text.
+"""What EAGLE's heads share (arXiv 2401.15077, 2406.16858, 2503.01840): decoder layers over entries, and their text.
 
 Entry i joins the embedding of token i + 1 with a feature of token i: the target's where the target has read token i,
 and beyond that the head's own output one entry earlier. The output of entry i gives the law of token i + 2.
@@ -7,7 +7,7 @@ and beyond that the head's own output one entry earlier. The output of entry i g
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,19 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import AttendingText, HeadAttention, attend, known_prefix, rope_of
+from sprinter.heads.attention import AttendingText, HeadAttention, KeptKeys, attend, known_prefix, rope_of
 from sprinter.heads.drafting import TextOfHeads, TokenHeads, linear_weights
 from sprinter.heads.files import HeadFiles, fill
 
-__all__ = ["PICKLE", "EntryHeads", "EntryLayer", "EntryText", "OnePassText", "StateHeads", "check_layer"]
+__all__ = [
+    "PICKLE", "Attended", "EntryHeads", "EntryLayer", "EntryText", "NormedLayer", "OnePassText", "StateHeads",
+    "check_layer", "kept_attention",
+]  # fmt: skip
 
 PICKLE = "pytorch_model.bin"
+
+Attended = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Number of a layer, queries, keys and values ``[..., heads, n, size]`` of its inputs → mean values, as large."""
 
 
 class EntryLayer(nn.Module):
@@ -47,6 +53,14 @@ class EntryLayer(nn.Module):
         return out
 
 
+class NormedLayer(EntryLayer):
+    """A decoder layer whose attention reads its normed input, as Llama's does."""
+
+    def __init__(self, config: LlamaConfig, attention: type[HeadAttention] = HeadAttention) -> None:
+        super().__init__(config, config.hidden_size, attention)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
 class StateHeads(TokenHeads):
     """Heads over entries, of any decoder layer."""
 
@@ -69,16 +83,16 @@ class StateHeads(TokenHeads):
 
 
 class EntryHeads(StateHeads):
-    """One layer of Llama over entries of embeddings and features.
+    """Layers of Llama over entries of embeddings and features.
 
     Args:
-        config: of the layer; ``hidden_size`` d and ``vocab_size`` are the target's.
-        layer: its modules.
+        config: of the layers; ``hidden_size`` d and ``vocab_size`` are the target's.
+        layer: the first of them.
         inputs: width of what the fusing layer reads. fusion_bias: whether that layer has a bias.
         more: as in ``TokenHeads``.
 
     Attributes:
-        fc: the fusing layer. block: the decoder layer.
+        fc: the fusing layer. blocks: the decoder layers.
         embed: an embedding of its own; None: the target's.
     """
 
@@ -88,13 +102,15 @@ class EntryHeads(StateHeads):
         super().__init__(config.hidden_size, config.vocab_size, **more)
         self.layer_config = config
         self.fc = nn.Linear(inputs, config.hidden_size, bias=fusion_bias)
-        self.block = layer
+        self.blocks = nn.ModuleList(
+            [layer, *(NormedLayer(config) for _ in range(1, config.num_hidden_layers))]
+        )
         self.rotary = LlamaRotaryEmbedding(config)
         self.embed: nn.Embedding | None = None
 
     @abstractmethod
     def inputs(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream ``[..., d]`` of entries, and what their attention reads ``[..., inputs]``."""
+        """The residual stream ``[..., d]`` of entries, and what the first attention reads ``[..., inputs]``."""
 
     @abstractmethod
     def draft_logits(self, out: Tensor) -> Tensor:
@@ -108,20 +124,18 @@ class EntryHeads(StateHeads):
         self.rotary = LlamaRotaryEmbedding(self.layer_config).to(self.device)
         self._embeds = [table if self.embed is None else self.embed]
 
-    def entries(
-        self, embeds: Tensor, features: Tensor, positions: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """The residual stream, and queries, keys and values ``[..., heads, n, size]``, of entries.
+    def outputs(self, embeds: Tensor, features: Tensor, positions: Tensor, attended: Attended) -> Tensor:
+        """Outputs ``[..., n, d]`` of entries.
 
         Args:
             embeds, features: ``[..., n, d]``. positions: ``[n]`` or ``[..., n]``.
         """
-        residual, both = self.inputs(embeds, features)
-        return residual, self.block.self_attn.split(both, rope_of(self.rotary, embeds, positions))
-
-    def finish(self, residual: Tensor, values: Tensor) -> Tensor:
-        """The output ``[..., n, d]`` of entries, given the mean values ``[..., heads, n, size]`` of their attention."""
-        return self.block.finish(residual, values)
+        x, read = self.inputs(embeds, features)
+        rope = rope_of(self.rotary, embeds, positions)
+        for number, block in enumerate(self.blocks):
+            read = block.input_layernorm(x) if number else read
+            x = block.finish(x, attended(number, *block.self_attn.split(read, rope)))
+        return x
 
     @property
     def flops(self) -> float:
@@ -137,7 +151,7 @@ class EntryHeads(StateHeads):
         Raises:
             KeyError, UserError: as ``heads.files.fill``; an embedding of another shape, or that is not finite.
         """
-        own = {name.replace("layers.0.", "block."): value for name, value in weights.items()}
+        own = {name.replace("layers.", "blocks.", 1): value for name, value in weights.items()}
         table = own.pop("embed_tokens.weight", None)
         fill(self, own, directory)
         if table is None:
@@ -153,7 +167,7 @@ class EntryHeads(StateHeads):
     def file_weights(self) -> dict[str, Tensor]:
         """Weights by the names that the authors' files have."""
         return {
-            name.replace("block.", "layers.0.").replace("embed.", "embed_tokens."): value
+            name.replace("blocks.", "layers.").replace("embed.", "embed_tokens."): value
             for name, value in self.state_dict().items()
         }
 
@@ -163,24 +177,40 @@ class EntryHeads(StateHeads):
 
 
 def check_layer(
-    kind: str, files: HeadFiles, layer: Mapping[str, Any], hint: str, *more: tuple[str, bool]
+    kind: str, files: HeadFiles, layer: Mapping[str, Any], most: int, hint: str, *more: tuple[str, bool]
 ) -> None:
     """Refuse what would be read wrongly.
 
     Args:
-        kind: of the head. layer: fields of its layer. hint: of the heads that are read.
+        kind: of the head. layer: fields of its layers. most: number of these. hint: of the heads that are read.
         more: what else it may have that is not supported, and whether it has.
 
     Raises:
         UserError: it has.
     """
     own, count = layer.get("model_type", "llama"), layer.get("num_hidden_layers", 1)
-    for what, wrong in ((f"a layer of type '{own}'", own != "llama"), (f"{count} layers", count != 1), *more):
+    types = layer.get("layer_types")
+    other = [
+        one
+        for one in (own, *(types if isinstance(types, list) else ()))
+        if one not in ("llama", "full_attention")
+    ]
+    several = isinstance(count, int) and count > most
+    for what, wrong in (
+        (f"a layer of type '{''.join(map(str, other[:1]))}'", bool(other)),
+        (f"{count} layers", several),
+        *more,
+    ):
         if wrong:
             raise UserError(
-                f"the {kind} head in '{files.directory}' has {what}, which is not supported: give one with a single "
-                f"layer of type 'llama', {hint}"
+                f"the {kind} head in '{files.directory}' has {what}, which is not supported: give one with at most "
+                f"{most} layer{'s' * (most > 1)} of type 'llama', {hint}"
             )
+
+
+def kept_attention(kept: Sequence[KeptKeys], start: int, sees: Tensor | None) -> Attended:
+    """Attention of entries from number ``start`` on over those that each layer has kept; ``sees`` as in ``attend``."""
+    return lambda number, query, key, value: attend(query, *kept[number].put(start, key, value), sees)
 
 
 class EntryText(AttendingText):
@@ -220,14 +250,12 @@ class EntryText(AttendingText):
 class _LlamaText(EntryText):
     def __init__(self, heads: EntryHeads) -> None:
         super().__init__(heads)
-        self._layer = heads
+        self._own, self._keys = heads, [KeptKeys() for _ in heads.blocks]
 
     def outputs(
         self, embeds: Tensor, features: Tensor, positions: Tensor, start: int, sees: Tensor | None
     ) -> Tensor:
-        residual, (query, key, value) = self._layer.entries(embeds, features, positions)
-        keys, values = self._kept.put(start, key, value)
-        return self._layer.finish(residual, attend(query, keys, values, sees))
+        return self._own.outputs(embeds, features, positions, kept_attention(self._keys, start, sees))
 
 
 class OnePassText(TextOfHeads):

@@ -102,10 +102,10 @@ class HeadFields:
     def layer(
         self, weights: Mapping[str, Tensor], mlp: str, known: Collection[str] | None = None
     ) -> LlamaConfig:
-        """The config of a Llama layer.
+        """The config of Llama layers, by default one.
 
         Args:
-            mlp: name of its feed-forward weights, which the sizes must fit.
+            mlp: name of the first one's feed-forward weights, which the sizes must fit.
             known: fields that are read; None: all, each of which is the layer's.
         """
         for name in _SIZES:
@@ -114,7 +114,7 @@ class HeadFields:
         for name in _SWITCHES:
             self.switch(name)
         self._read("rms_norm_eps", lambda eps: _is_number(eps) and 0 < eps < 1, "a number in (0, 1)", 1e-6)
-        given = {
+        given = {"num_hidden_layers": 1} | {
             key: value
             for key, value in self.fields.items()
             if key not in ("model_type", "architectures") and (known is None or key in known)
@@ -135,8 +135,12 @@ class HeadFields:
                 f"({' '.join(str(error).split())}): copy or make the heads again"
             ) from None
         size = (given.get("head_dim") or hidden // heads) * heads
+        last = mlp.replace(".0.", f".{config.num_hidden_layers - 1}.")
         for part, shape in (
-            (f"{mlp}.gate_proj.weight", (config.intermediate_size, config.hidden_size)),
+            *(
+                (f"{one}.gate_proj.weight", (config.intermediate_size, config.hidden_size))
+                for one in (mlp, last)
+            ),
             (f"{mlp.replace('mlp', 'self_attn')}.q_proj.weight", (size,)),
         ):  # before memory is taken
             if part not in weights or weights[part].shape[: len(shape)] != shape:

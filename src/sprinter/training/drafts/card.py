@@ -116,11 +116,12 @@ def _made_of(heads: Mapping[str, Any]) -> str:
         own = "training on the target's states alone" if count == 1 else f"{count} steps of training"
         return f"one layer over embeddings and the target's last states; {own}, regression × {heads['regression']:g}"
     vocabulary = "the whole vocabulary" if tokens is None else f"{tokens:,} tokens"
+    layers = "one layer" if heads["blocks"] == 1 else f"{heads['blocks']} layers"
     if heads["kind"] == "peagle":
         return (
-            f"one layer over three of the target's, on {vocabulary}, and masks for {count - 1} further tokens"
+            f"{layers} over three of the target's, on {vocabulary}, and masks for {count - 1} further tokens"
         )
-    return f"one layer over three of the target's, on {vocabulary}; {count} steps of training-time test"
+    return f"{layers} over three of the target's, on {vocabulary}; {count} steps of training-time test"
 
 
 def _by_task(tasks: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -76,21 +76,25 @@ class EntryLearner(HeadLearner[EntriesT]):
         features = self.read(truth[:, :-1], batch.lengths)
         count = features.shape[1]  # entry i: the feature of token i and the embedding of token i + 1
         causal = torch.ones(count, count, dtype=torch.bool, device=features.device).tril()
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+        keys: list[list[Tensor]] = [[] for _ in heads.blocks]  # by layer, of each step
+        values: list[list[Tensor]] = [[] for _ in heads.blocks]
+
+        def attended(number: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys[number].append(key)
+            values[number].append(value)
+            first, *further = keys[number]
+            scores = (query @ first.transpose(-1, -2)).masked_fill(~causal, -math.inf)
+            own = [(query * one).sum(-1, keepdim=True) for one in further]
+            weights = torch.softmax(torch.cat([scores, *own], -1) / math.sqrt(query.shape[-1]), -1)
+            mean: Tensor = weights[..., :count] @ values[number][0]
+            for step, one in enumerate(values[number][1:]):
+                mean = mean + weights[..., count + step, None] * one
+            return mean
+
         for step in range(self.steps):
             ids = torch.nn.functional.pad(batch.ids[:, 1 + step :], (0, step))[:, :count]
             positions = torch.arange(count, device=features.device) + step
-            residual, (query, key, value) = heads.entries(*self.given(step, ids, features), positions)
-            keys.append(key)
-            values.append(value)
-            scores = (query @ keys[0].transpose(-1, -2)).masked_fill(~causal, -math.inf)
-            own = [(query * one).sum(-1, keepdim=True) for one in keys[1:]]
-            weights = torch.softmax(torch.cat([scores, *own], -1) / math.sqrt(query.shape[-1]), -1)
-            mean = weights[..., :count] @ values[0]
-            for number, one in enumerate(values[1:]):
-                mean = mean + weights[..., count + number, None] * one
-            features = heads.finish(residual, mean)
+            features = heads.outputs(*self.given(step, ids, features), positions, attended)
             # The law at place p is that of token p + 1, which entry p − 1 − step of this step drafts.
             at, laws = batch.from_token(step + 1)
             rows, places = at // width, at % width

@@ -29,7 +29,7 @@ def mask_token(target: PreTrainedModel) -> int:
 def fresh_eagle3(
     target: PreTrainedModel, settings: HeadSettings, id: str, fingerprint: str, kept: Tensor | None = None
 ) -> Eagle3Heads:
-    """A head with a layer of the target's shape, before training, in float32 on the target's device.
+    """A head with layers of the target's shape, before training, in float32 on the target's device.
 
     Its output layer begins as the target's, its fusion as the mean of the three features.
 
@@ -38,6 +38,7 @@ def fresh_eagle3(
         kept: ids of the reduced vocabulary, ascending; None: all tokens.
     """
     config = layer_config(target)
+    config.num_hidden_layers = settings.depth
     output: Tensor = target.get_output_embeddings().weight.detach().float()  # type: ignore[no-untyped-call]
     ids = torch.arange(config.vocab_size) if kept is None else kept
     about: dict[str, Any] = {"target_id": id, "target_fingerprint": fingerprint}
@@ -54,7 +55,7 @@ def fresh_eagle3(
         norm = getattr(target.base_model, "norm", None)
         if norm is not None and getattr(norm, "weight", None) is not None:
             heads.norm.weight.copy_(norm.weight)
-        draw_matrices(heads.block, settings.seed)
+        draw_matrices(heads.blocks, settings.seed)
     heads.join(target)
     return heads
 
@@ -63,8 +64,8 @@ class Eagle3Learner(EntryLearner[Eagle3Heads]):
     """EAGLE-3's head as ``run_to_end`` trains it; ``steps``: of the training-time test."""
 
     def decays(self, name: str, value: Tensor) -> bool:
-        """Matrices of the layer."""
-        return value.ndim == 2 and name.startswith("block.")
+        """Matrices of the layers."""
+        return value.ndim == 2 and name.startswith("blocks.")
 
     @property
     def reduced(self) -> tuple[Tensor, int]:

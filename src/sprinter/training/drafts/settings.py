@@ -86,8 +86,9 @@ class HeadSettings:
         "of training. None: 4; eagle: 1. These are steps ahead of what the target has read.",
     )  # fmt: skip
     blocks: Few | None = stated(
-        None, "Residual blocks of each of Medusa's heads, DFlash's decoder layers. None: 1; dflash: 2."
-    )
+        None, "Residual blocks of each of Medusa's heads; decoder layers of eagle3, peagle and dflash. P-EAGLE's paper "
+        "has 4. None: 1; dflash: 2.",
+    )  # fmt: skip
     share_output: bool = stated(
         False, "All of Medusa's heads end in the target's output layer: far fewer parameters. Else each ends in one of "
         "its own, which begins as a copy.",
@@ -109,8 +110,12 @@ class HeadSettings:
             object.__setattr__(self, "heads", 1 if self.kind == "eagle" else 4)
         if self.blocks is None:
             object.__setattr__(self, "blocks", 2 if self.kind == "dflash" else 1)
-        if self.kind != "medusa" and ((self.blocks != 1 and self.kind != "dflash") or self.share_output):
-            raise UserError("blocks and share_output are of Medusa's heads: leave them out")
+        if self.kind != "medusa" and self.share_output:
+            raise UserError("share_output is of Medusa's heads: leave it out")
+        if self.kind in ("eagle", "glide") and self.blocks != 1:
+            raise UserError(
+                f"blocks={self.blocks} does not go with kind={self.kind}, which has one layer: leave it out"
+            )
         if self.kind in ("peagle", "dflash") and self.steps < 2:
             raise UserError(
                 f"heads=1 is out of range: kind={self.kind} drafts two tokens a pass or more, kind=eagle3 one"
