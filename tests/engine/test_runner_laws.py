@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from sprinter.decode.draft_heads import Blocks
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
 from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine.backends import cuda_graph
@@ -95,6 +96,8 @@ def law_through(
 
 def with_heads(pair: Pair, method: Method) -> tuple[Method, dict[str, Any]]:
     """The method with its tree settled, and random heads on the target: EAGLE-3's for ``eagle``, else Medusa's."""
+    if method.drafter.tokens_a_pass > 1:
+        return method, {"drafting": Blocks(1, method.drafter.tokens_a_pass)}
     heads: Any = medusa(vocab=pair.vocab, accuracies=((0.6, 0.3), (0.5, 0.3)))
     if method.name.startswith("eagle"):
         heads = eagle(vocab=pair.vocab, kept=None, target=pair.models[0])
@@ -152,7 +155,9 @@ def test_the_joint_law_of_every_method(
      "heads(gamma=2, kind=dflash)", "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=dflash),cap=2",
      "drafter=heads(grow=drawn(widths=2x1),kind=dflash),accept=without", "heads(gamma=2, kind=mtp)",
      "trust=nobody,stop=svip(h=0.6),drafter=heads(kind=mtp),cap=2",
-     "drafter=heads(grow=dynamic(expand=2,depth=2,nodes=3),kind=mtp),accept=onehot"],
+     "drafter=heads(grow=dynamic(expand=2,depth=2,nodes=3),kind=mtp),accept=onehot",
+     "drafter=parallel(tokens=2),stop=fixed(gamma=2)", "trust=nobody,stop=svip(h=0.6),drafter=parallel(tokens=2),cap=3",
+     "drafter=parallel(tokens=2,grow=drawn(widths=2x1)),accept=without"],
 )  # fmt: skip
 def test_the_joint_law_with_heads_of_a_kind(pairs: Any, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pairs(2)

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from sprinter.decode.draft_heads import DraftHeads as DraftHeads
     from sprinter.decode.draft_heads import Heads as Heads
     from sprinter.decode.draft_heads import HeadText as HeadText
+    from sprinter.decode.draft_heads import Parallel as Parallel
     from sprinter.decode.drafter import Allocated as Allocated
     from sprinter.decode.drafter import Context as Context
     from sprinter.decode.drafter import Drafter as Drafter

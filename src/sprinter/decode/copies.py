@@ -68,6 +68,7 @@ class Copies(Drafter):
         if self.reads not in (FREE, MEASURED):
             check_reads(self.reads)
         object.__setattr__(self, "greedy", last.greedy)
+        object.__setattr__(self, "tokens_a_pass", last.tokens_a_pass)
         object.__setattr__(self, "target_states", last.target_states)
 
     @property

@@ -104,6 +104,7 @@ class AskTips(NamedTuple):
         nodes: tokens of the new nodes, the last of each path; none in the first request. parents: the number of each
             one's parent among all nodes that were sent for this tree, -1 for the sequence.
         laws: whether the processed laws are needed. top: number of most probable tokens to name at each tip.
+        depth: in the first request for a tree, its largest number of levels.
     """
 
     sequence: TokenSequence
@@ -112,6 +113,7 @@ class AskTips(NamedTuple):
     parents: Sequence[int] = ()
     laws: bool = False
     top: int = 0
+    depth: int = 0
 
 
 class Ranked(NamedTuple):

@@ -1,7 +1,9 @@
-"""Heads on the target that draft: what they give, and the drafts and trees that are made of it.
+"""Heads on the target that draft, and draft models that draft several tokens in one pass: what they give, and what is
+made of it.
 
 The loop asks for a draft (``AskDraft``) or for laws where a tree grows (``AskTips``) and does not know who answers. A
-driver answers from the draft model, or, if the drafter is ``heads``, from a ``HeadDrafts``, which holds one text. So
+driver answers from the draft model, or, if the drafter is ``heads`` or ``parallel``, from a ``HeadDrafts``, which holds
+one text. So
 every stop rule, tree and accept rule that works on the draft model's laws works on those of heads.
 """
 
@@ -10,24 +12,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.adjust import Adjuster
+from sprinter.decode.checks import count
 from sprinter.decode.draft import AskDraft, AskTips, Draft, Tips
 from sprinter.decode.drafter import Allocated, Drafter, Model
 from sprinter.decode.grow import Root, TreeBuilder, ranked
 from sprinter.decode.registry import DRAFTER, did_you_mean
-from sprinter.decode.sequence import Siblings
+from sprinter.decode.sequence import Siblings, TokenSequence
 from sprinter.decode.signals import SIGNALS, read_signals
 from sprinter.errors import SprinterError, UserError
 from sprinter.kinds import DRAFTING_KINDS
 from sprinter.laws import Sampling, process, raw_law
 from sprinter.random import Draws, Purpose
 
-__all__ = ["DraftHeads", "HeadDrafts", "HeadText", "Heads"]
+__all__ = ["BlockText", "Blocks", "DraftHeads", "HeadDrafts", "HeadText", "Heads", "Parallel"]
 
 
 class HeadText(Protocol):
@@ -85,29 +88,17 @@ class DraftHeads(Protocol):
         ...
 
 
-@DRAFTER.rule("heads")
 @dataclass(frozen=True)
-class Heads(Drafter):
-    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's, GliDe's, DFlash's, its checkpoint's.
-
-    Args:
-        grow: the drafter that reads their laws: ``model(greedy=true)``, or one that grows trees (static, dynamic,
-            sparse, drawn, widened, ``model(drafts=2)``). None: a chain, each token drawn from its law.
-        kind: that the pair's heads must have, "mtp" for example; None: any.
-    """
+class _Grown(Drafter):
+    """Laws that do not come from steps of the draft model, and the drafter that makes chains or trees of them."""
 
     grow: Drafter | None = None
-    kind: str | None = None
-    by_heads: ClassVar[bool] = True
-    uses_model: ClassVar[bool] = False  # no draft model runs
-    needs_target: ClassVar[bool] = True  # the heads read its states, and may have no more to say
 
     def __post_init__(self) -> None:
-        if self.kind is not None and self.kind not in DRAFTING_KINDS:
-            raise did_you_mean("kind of heads that draft", str(self.kind), DRAFTING_KINDS)
+        super().__post_init__()
         own = self._own
         fits = isinstance(own, Drafter) and own.uses_model and own.proposer is None
-        if not fits or isinstance(own, Allocated | Heads):
+        if not fits or isinstance(own, Allocated | _Grown):
             raise UserError(
                 f"grow={own} is out of range: give a drafter that reads a draft model's laws, such as static or dynamic"
             )
@@ -117,11 +108,6 @@ class Heads(Drafter):
     @property
     def _own(self) -> Drafter:
         return Model() if self.grow is None else self.grow
-
-    @property
-    def head_kind(self) -> str | None:
-        """``kind``."""
-        return self.kind
 
     @property
     def siblings(self) -> Siblings:
@@ -141,10 +127,119 @@ class Heads(Drafter):
         """Those of ``grow``."""
         return self._own.slots(depth)
 
-    def settle(self, accuracies: Sequence[Sequence[float]]) -> Heads:
-        """With the tree that the accuracies of the heads choose, if it is to be chosen."""
+    def settle(self, accuracies: Sequence[Sequence[float]]) -> Self:
+        """With the tree that the accuracies of heads choose, if it is to be chosen."""
         own = self._own.settle(accuracies)
         return self if own == self._own else replace(self, grow=own)
+
+
+@DRAFTER.rule("heads")
+@dataclass(frozen=True)
+class Heads(_Grown):
+    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's, GliDe's, DFlash's, its checkpoint's.
+
+    Args:
+        grow: the drafter that reads their laws: ``model(greedy=true)``, or one that grows trees (static, dynamic,
+            sparse, drawn, widened, ``model(drafts=2)``). None: a chain, each token drawn from its law.
+        kind: that the pair's heads must have, "mtp" for example; None: any.
+    """
+
+    kind: str | None = None
+    by_heads: ClassVar[bool] = True
+    uses_model: ClassVar[bool] = False  # no draft model runs
+    needs_target: ClassVar[bool] = True  # the heads read its states, and may have no more to say
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind is not None and self.kind not in DRAFTING_KINDS:
+            raise did_you_mean("kind of heads that draft", str(self.kind), DRAFTING_KINDS)
+
+    @property
+    def head_kind(self) -> str | None:
+        """``kind``."""
+        return self.kind
+
+
+@DRAFTER.rule("parallel")
+@dataclass(frozen=True)
+class Parallel(_Grown):
+    """The draft model drafts several tokens in one pass (PARD, An et al. 2025): masks stand for all but the first.
+
+    Each law depends on the text before the pass alone, so that a chain's q is their product.
+
+    Args:
+        grow: as in ``heads``.
+        tokens: of a pass, 2 to 64.
+    """
+
+    tokens: int = count(8, 2, 64)
+
+    @property
+    def tokens_a_pass(self) -> int:  # type: ignore[override]
+        """``tokens``."""
+        return self.tokens
+
+    @property
+    def levels(self) -> int | None:
+        """Those of ``grow``, at most ``tokens``."""
+        own = self._own.levels
+        return self.tokens if own is None else min(own, self.tokens)
+
+
+class BlockText:
+    """What one pass of a draft model over masks says of the tokens to come, as a ``HeadText``.
+
+    Args:
+        mask: the token that stands for those to come. most: tokens of a pass.
+    """
+
+    steps = tokens = 0  # they are counted where the pass runs
+
+    def __init__(self, mask: int, most: int) -> None:
+        self.mask, self.most = mask, most
+        self._round = self._start = self._depth = 0
+        self._logits: Tensor | None = None
+
+    def take(self, sequence: TokenSequence, logits: Tensor) -> None:
+        """Take the logits ``[k, V]`` of the k tokens that follow a sequence."""
+        self._round, self._start, self._logits = sequence.round, len(sequence), logits
+
+    def answers(self, ask: AskDraft | AskTips) -> bool:
+        """Whether a request needs no further pass: a tree has grown, or a chain is shorter than the last pass of its
+        round reaches."""
+        if isinstance(ask, AskTips) and ask.nodes:
+            return True
+        known = 0 if self._logits is None or self._round != ask.sequence.round else len(self._logits)
+        return 0 <= len(ask.sequence) - self._start < known
+
+    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """See ``HeadText``."""
+        self._depth = len(text) - self._start
+
+    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
+        """See ``HeadText``."""
+        depth = self._depth + len(paths[0])
+        return None if self._logits is None or depth >= len(self._logits) else self._logits[depth : depth + 1]
+
+
+class Blocks:
+    """A draft model that drafts in one pass, as ``DraftHeads``; its passes run, and are counted, where the model is.
+
+    Args:
+        mask, most: as in ``BlockText``.
+    """
+
+    kind = "parallel"
+    layers: tuple[int, ...] = ()
+    accuracies: Sequence[Sequence[float]] = ()
+    flops = 0.0
+
+    def __init__(self, mask: int, most: int) -> None:
+        self.mask, self.most = mask, most
+
+    def begin(self) -> BlockText:
+        """A new text."""
+        return BlockText(self.mask, self.most)
 
 
 class HeadDrafts:
@@ -161,6 +256,7 @@ class HeadDrafts:
         kind: of the heads, for messages.
 
     Attributes:
+        heads: as given.
         paths: tokens from the text to each of the tips that have laws, of those that ``tips`` was last asked about.
     """
 
@@ -176,18 +272,18 @@ class HeadDrafts:
         kind: str = "drafting",
     ) -> None:
         self._kind = kind
-        self._heads = heads
+        self.heads = heads
         self._sampling, self._draws, self._raw, self._vocab = sampling, draws, raw, vocab
         self._signals = [name for name in signals if name in SIGNALS]
         self._adjust = adjust
         self.paths: Sequence[tuple[int, ...]] = ()
-        self._known = 0  # length of the text whose states the heads were told of
+        self._began = False  # whether the heads were told of a text
         self._tail: tuple[int, ...] = ()  # tokens of the text beyond those that the heads were told of
 
     @property
     def counts(self) -> tuple[int, int]:
         """Number of forward passes of the heads so far, and of tokens that they read."""
-        return self._heads.steps, self._heads.tokens
+        return self.heads.steps, self.heads.tokens
 
     def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
         """Go to a text, before its draft begins.
@@ -197,12 +293,12 @@ class HeadDrafts:
         """
         if self._adjust is not None:
             self._adjust.follow(text)
+        # Without states all is read; else what the target has read, and the token that it wrote.
         known = min([len(text) - 1, *(len(each) for each in states.values())])
         # Tokens that the target has not read, the first of them apart, are steps of the heads' own.
-        self._tail = tuple(text[known + 1 :])
-        if known:
-            self._heads.read(text[: known + 1], {layer: each[:known] for layer, each in states.items()})
-        self._known = known
+        self._tail, self._began = tuple(text[known + 1 :]), known > 0 or not states
+        if self._began:
+            self.heads.read(text[: known + 1], {layer: each[:known] for layer, each in states.items()})
 
     def draft(self, request: AskDraft, wanted: int) -> Draft:
         """Draw at most ``wanted`` tokens, one after the other; fewer where the heads do not reach as far."""
@@ -273,7 +369,7 @@ class HeadDrafts:
             SprinterError: logits are NaN or +inf.
         """
         whole = [(*self._tail, *path) for path in paths]
-        logits = self._heads.logits(whole) if self._known else None
+        logits = self.heads.logits(whole) if self._began else None
         if logits is None:
             return None
         logits = logits[..., : self._vocab]

@@ -90,11 +90,13 @@ class Drafter(Parameters):
     Attributes:
         drafts: independent drafts per round, all by the draft model.
         greedy: whether the draft model drafts argmax q at every temperature.
+        tokens_a_pass: tokens that the draft model drafts in one pass, over masks if more than one (``parallel``).
         target_states: decoder layers of the target whose hidden states the proposer reads (-1: after the final norm).
     """
 
     drafts: int = 1
     greedy: bool = False
+    tokens_a_pass: int = 1
     target_states: Sequence[int] = ()
 
     @property
@@ -134,6 +136,11 @@ class Drafter(Parameters):
     def head_kind(self) -> str | None:
         """The kind that these heads must have; None: any."""
         return None
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether rules can read the draft model's states at the tokens that it drafts."""
+        return self.proposer is None and not self.by_heads and self.tokens_a_pass == 1
 
     @property
     def reads_earlier(self) -> bool:

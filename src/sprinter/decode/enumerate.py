@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sprinter.decode.decoding import Answer, LoopRequest
 from sprinter.decode.draft import AskDraft, AskGrammar, AskScore, AskTips, Draft, Record, Scores, Tips
-from sprinter.decode.draft_heads import DraftHeads, HeadDrafts, HeadText
+from sprinter.decode.draft_heads import Blocks, BlockText, DraftHeads, HeadDrafts, HeadText
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
 from sprinter.decode.grammar import Grammar
 from sprinter.decode.grow import ranked
@@ -127,8 +127,9 @@ class ChainDriver:
         self._needs_raw, self._drafter = needs_raw, drafter
         self._proposals = Proposals.of(drafter)
         self._heads: HeadDrafts | None = None
-        if drafter.by_heads:
-            own: DraftHeads = MarkovHeads(pair) if heads is None else heads
+        if drafter.by_heads or drafter.tokens_a_pass > 1:
+            blocks = Blocks(pair.vocab, drafter.tokens_a_pass)  # no token of the texts is the mask
+            own: DraftHeads = heads or (MarkovHeads(pair) if drafter.by_heads else blocks)
             self._layers, sampling = own.layers, Sampling(temperature=0.0 if drafter.greedy else 1.0)
             names = [name for name in self._read if not SIGNALS[name].reads("state")]
             self._heads = HeadDrafts(own.begin(), sampling, draws, names, needs_raw, pair.vocab)
@@ -157,7 +158,10 @@ class ChainDriver:
 
     def _by_heads(self, heads: HeadDrafts, request: AskDraft | AskTips) -> Draft | Tips:
         if isinstance(request, AskDraft) or not request.nodes:
-            sequence = request.sequence
+            sequence, block = request.sequence, heads.heads
+            if isinstance(block, BlockText) and not block.answers(request):
+                masked = [(*sequence.tokens, *[block.mask] * i) for i in range(block.most)]
+                block.take(sequence, torch.stack([self._pair.q(one) for one in masked]).log())
             read = sequence.tokens[: sequence.scored if self._seen is None else self._seen]
             heads.read(sequence.tokens, {layer: states_of(self._pair, read) for layer in self._layers})
         return heads.tips(request) if isinstance(request, AskTips) else heads.draft(request, self._ahead)

@@ -86,7 +86,7 @@ class TreeBuilder(ABC):
         """The request for the laws at some tips behind a sequence."""
         laws, top = self.needs_laws, self.top
         if list(tips) == [-1]:
-            return AskTips(sequence, [()], laws=laws, top=top)
+            return AskTips(sequence, [()], laws=laws, top=top, depth=self.root.depth)
         parents = [self._read[self.parents[tip]] for tip in tips]
         for tip in tips:
             self._read[tip] = len(self._read) - 1

@@ -85,10 +85,10 @@ class Method:
             raise UserError(
                 f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts"
             )
-        by_model = self.drafter.proposer is None and not self.drafter.by_heads
-        if not by_model and (unread := sorted(self.needs & state_signals())):
+        if not self.drafter.reads_states and (unread := sorted(self.needs & state_signals())):
             what = f"a {unread[0]} head" if unread[0] in HEADS else f"signal {unread[0]}"
             whose = "drafts of heads" if self.drafter.by_heads else "looked-up tokens"
+            whose = whose if self.drafter.tokens_a_pass == 1 else "tokens of one pass"
             raise UserError(
                 f"{what} reads the draft model's states, and {whose} have none: give another rule"
             )

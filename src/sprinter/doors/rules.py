@@ -84,6 +84,8 @@ def check_method(method: Method) -> None:
         why = "it drafts trees, and the engine verifies chains"
     elif drafter.by_heads or drafter.target_states or method.accept.needs:
         why = "it reads the target's hidden states, which the engine does not hand out"
+    elif drafter.tokens_a_pass > 1:
+        why = "its draft model drafts several tokens in one pass, for which the engine has its own option"
     elif method.only is not None:
         why = "only= follows spans of the text, which the engine does not show"
     elif method.trusts_all:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sprinter.decode.adjust import Adjuster, Adjustments
 from sprinter.decode.decoding import Answer, Asking, LoopRequest
 from sprinter.decode.draft import AskDraft, AskGrammar, AskScore, AskTips, Draft, Record, Scores, Tips
-from sprinter.decode.draft_heads import DraftHeads, HeadDrafts
+from sprinter.decode.draft_heads import BlockText, DraftHeads, HeadDrafts
 from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.sequence import ReadState, TokenSequence
 from sprinter.decode.signals import SIGNALS
@@ -26,6 +26,7 @@ from sprinter.decode.switch import AdaptiveSwitch
 from sprinter.engine.backends import base
 from sprinter.engine.backends.cuda_graph import backend_of
 from sprinter.engine.backends.eager import EagerBackend
+from sprinter.engine.feeds import block_row, feed_of_text, leave_tree, take_block
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.lookahead import Ahead
 from sprinter.engine.prefix import HeldRows
@@ -111,7 +112,7 @@ class RequestRun:
         prefill_chunk: maximum size of a prefill chunk in tokens; None: the whole prompt in one chunk.
         adjustments: of both models' logits to the text.
         logprobs: is told the raw laws of all drafts and scores.
-        drafting: heads on the target that draft; None: there are none.
+        drafting: heads on the target that draft, or ``Blocks`` of the draft model; None: the method has neither.
         switch: is charged for the passes that it shares; None: nothing is.
         earlier: earlier texts, for a proposer.
 
@@ -151,7 +152,7 @@ class RequestRun:
         self._ask: LoopRequest | None = None
         sequence.target.row = sequence.draft.row = row
         drafter = method.drafter
-        layers = drafting.layers if drafter.by_heads and drafting is not None else drafter.target_states
+        layers = drafter.target_states if drafting is None else drafting.layers
         self._layers = tuple(dict.fromkeys(layers))  # of the target, whose states are kept
         self._sampling, self._draws = sampling, draws
         self._needs, self._needs_raw = method.needs, method.accept.needs_raw
@@ -175,9 +176,8 @@ class RequestRun:
         self._proposals, self._earlier = Proposals.of(drafter), earlier
         self._left_to_model = False  # whether the proposer has left this draft to the draft model
         self._head_drafts: HeadDrafts | None = None
-        if drafter.by_heads:
-            assert drafting is not None, "the method drafts with heads, and none were given"
-            self._adjust_q, self._head_draft_flops = adjuster(models.target), drafting.flops
+        if drafting is not None:
+            self._adjust_q, self._head_draft_flops = adjuster(models.target or models.draft), drafting.flops
             self._head_drafts = HeadDrafts(
                 drafting.begin(), self._plan.sampling, draws, self._plan.signals, self._raw, models.vocab,
                 self._adjust_q, drafting.kind,
@@ -261,7 +261,10 @@ class RequestRun:
                 return proposed
             self._left_to_model = True
         if self._head_drafts is not None:
-            return self._ask_heads(self._head_drafts, ask)
+            block = self._head_drafts.heads
+            if not isinstance(block, BlockText) or block.answers(ask):
+                return self._ask_heads(self._head_drafts, ask)
+            return self._prompt_left(draft, models.draft) or block_row(block, ask, self._plan)
         left = self._prompt_left(draft, models.draft)
         return left or (self._draft_row(ask) if isinstance(ask, AskDraft) else self._tree_row(ask))
 
@@ -284,7 +287,7 @@ class RequestRun:
 
     def _draft_row(self, ask: AskDraft) -> base.DraftRow:
         sequence, view = self.sequence, self.sequence.draft
-        self._leave_tree(view, self._models.draft)
+        leave_tree(view, self._models.draft)
         unread = view.unread(sequence.tokens, len(sequence))
         ahead = self._ahead.fixed or self._ahead.next() if ask.ahead is None else min(ask.ahead, _STEPS)
         wanted = min(_STEPS if self._whole else ahead, ask.at_most)
@@ -302,20 +305,20 @@ class RequestRun:
     def _tree_row(self, ask: AskTips) -> base.TreeRow:
         sequence, view = self.sequence, self.sequence.draft
         if not ask.nodes:
-            self._leave_tree(view, self._models.draft)
+            leave_tree(view, self._models.draft)
             if self._adjust_q is not None:
                 self._adjust_q.follow(sequence.tokens)
         view.grow(len(sequence), ask.nodes, ask.parents)
         adjust = None if self._adjust_q is None else self._adjust_q.after(ask.paths)
-        feed = self._feed(view, len(sequence))
+        feed = feed_of_text(view, sequence.tokens, len(sequence))
         return base.TreeRow(feed, len(ask.paths), self._plan, ask.laws, ask.top, adjust)
 
     def _target_row(self, ask: AskScore) -> base.TargetRow:
         sequence, view = self.sequence, self.sequence.target
-        self._leave_tree(view, self._models.target)
+        leave_tree(view, self._models.target)
         if ask.nodes:
             view.grow(ask.end, ask.nodes, ask.parents)
-        feed, adjust = self._feed(view, ask.end), None
+        feed, adjust = feed_of_text(view, sequence.tokens, ask.end), None
         assert feed.start == ask.start, "laws are asked for behind tokens that the target has read"
         if self._adjust_p is not None:
             adjust = self._adjust_p.along(sequence.tokens, feed.start, feed.tokens, feed.parents)
@@ -325,28 +328,6 @@ class RequestRun:
         )  # what follows the text is drawn with the other rows'
         draw = (self._draws, sequence.round, ask.end) if plain else None
         return base.TargetRow(feed, self._sampling, self._raw, layers, adjust, draw)
-
-    def _leave_tree(self, view: ReadState, rows: EagerBackend | None) -> None:
-        """Move the path of a tree that stays next to the text, before anything else is read."""
-        if not view.nodes:
-            return
-        base, path = view.base, [view.base + node for node in view.path]
-        if view.nodes_read:  # also if no node stays: the row must be a chain again
-            assert rows is not None
-            rows.runner.commit_path(view.row, [*range(view.root, base), *path])
-            for layer, states in view.states.items():
-                view.states[layer] = states[[*range(base), *path]]
-        view.end_tree()
-
-    def _feed(self, view: ReadState, end: int) -> base.RowInput:
-        """The tokens up to ``end``, and the nodes behind them, that a model has not read."""
-        tokens = view.unread(self.sequence.tokens, end)
-        if not view.nodes:
-            return base.RowInput(view.row, view.read, tokens)
-        first, nodes = view.read + view.nodes_read, view.nodes[view.nodes_read :]
-        if not view.nodes_read:
-            view.begin_tree(first)
-        return base.RowInput(view.row, first, [*tokens, *nodes], view.parents[view.nodes_read :], end)
 
     # --- answers without a pass ---
     def _propose(self, proposals: Proposals, ask: AskDraft) -> Draft | AskGrammar | None:
@@ -369,7 +350,7 @@ class RequestRun:
         if not self._layers:
             return {}
         view, rows = self.sequence.target, self._models.target
-        self._leave_tree(view, rows)
+        leave_tree(view, rows)
         end = view.read if self._seen is None else min(self._seen, view.read)
         empty = self._models.like.new_empty(0, 0 if rows is None else rows.runner.hidden_size)
         return {layer: view.states.get(layer, empty)[:end] for layer in self._layers}
@@ -415,7 +396,12 @@ class RequestRun:
             return self._scores(ask, given, done)
         if isinstance(given, base.DraftRow) and isinstance(done, base.Drafted):
             return self._draft(done)
-        assert isinstance(given, base.TreeRow) and isinstance(ask, AskTips) and isinstance(done, base.TipLaws)
+        assert isinstance(given, base.TreeRow) and isinstance(done, base.TipLaws)
+        if given.bare and self._head_drafts is not None:
+            self._count_drafts(1, len(given.feed.tokens), done.draft_s)
+            take_block(self._head_drafts.heads, self.sequence, done, self._models.gather)
+            return None
+        assert isinstance(ask, AskTips)
         return self._tips(ask, given, done)
 
     def _draft(self, done: base.Drafted) -> Draft:

@@ -9,6 +9,7 @@ from typing import Any
 from sprinter.decode.adjust import Adjustments
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Record, Stats
+from sprinter.decode.draft_heads import DraftHeads
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.resting import COPIES
@@ -17,6 +18,7 @@ from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, Replayed, Tracker
 from sprinter.engine.executor import Executor, RequestRun
+from sprinter.engine.feeds import blocks_of
 from sprinter.engine.generation import Generation
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.lookahead import Ahead
@@ -210,11 +212,23 @@ class Request:
             models, row, self.sequence, loop, method, options.sampling, draws, record, heads=self._runtime.heads,
             costs=self._runtime.costs, ahead=ahead,
             prefill_chunk=prefill_chunk, adjustments=self._adjustments, logprobs=logprobs,
-            drafting=self._runtime.drafting,
+            drafting=self._drafting,
             earlier=self._runtime.suffixes.of(self.salt) if self._reads_earlier else None,
             switch=switch if isinstance(switch, AdaptiveSwitch) and self.tracker is not None else None,
         )  # fmt: skip
         return self._run
+
+    @property
+    def _drafting(self) -> DraftHeads | None:
+        """What drafts in place of steps of the draft model; None: nothing.
+
+        Raises:
+            UserError: the draft model cannot draft several tokens in one pass, which the method asks of it.
+        """
+        drafter, draft = self.method.drafter, self._runtime.models.draft
+        if drafter.by_heads or drafter.tokens_a_pass == 1:
+            return self._runtime.drafting if drafter.by_heads else None
+        return None if draft is None else blocks_of(self.method, draft)
 
     def _switch(self) -> DraftSwitch | None:
         """What says whether a round drafts; None: each does."""
@@ -310,7 +324,8 @@ class Request:
                 f"method {method.name} drafts a tree of up to {nodes} tokens, and a forward pass reads fewer than "
                 f"{CHUNK}: give a smaller gamma or tree, or fewer drafts"
             )
-        drafting = models.draft if method.drafter.uses_model else None
+        chains = not method.drafter.uses_model or method.drafter.tokens_a_pass > 1
+        drafting = None if chains else models.draft
         for which, model in (("target", models.target), ("draft", drafting)):
             if model is not None and not reads_trees(model.model):
                 kind = runner_kind(model.model)[0]
@@ -358,7 +373,7 @@ class Request:
             )
         if method.grows:
             self._check_tree(method)
-        heads = runtime.drafting if method.drafter.by_heads else None
+        heads = self._drafting
         if layers := method.drafter.target_states if heads is None else heads.layers:
             _check_states(method, runtime.models.target, layers)
         vocab = runtime.models.vocab_size

@@ -132,7 +132,8 @@ class EntryHeads(StateHeads):
         """
         x, read = self.inputs(embeds, features)
         rope = rope_of(self.rotary, embeds, positions)
-        for number, block in enumerate(self.blocks):
+        blocks: list[Any] = [*self.blocks]
+        for number, block in enumerate(blocks):
             read = block.input_layernorm(x) if number else read
             x = block.finish(x, attended(number, *block.self_attn.split(read, rope)))
         return x

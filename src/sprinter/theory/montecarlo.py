@@ -236,7 +236,7 @@ def simulate(
         )
     drafter = method.drafter
     seen = method.accept.needs_raw or method.accept.needs
-    if drafter.needs_target or drafter.proposer or drafter.by_heads or drafter.greedy or seen:
+    if drafter.needs_target or not drafter.reads_states or drafter.greedy or seen:
         raise UserError(
             f"method {method.name} cannot be simulated on a chain: give one that samples from the draft model"
         )

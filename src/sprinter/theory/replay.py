@@ -375,6 +375,11 @@ def _refuse(method: Method, missing: frozenset[str]) -> None:
             f"method {method.name} reads the target's {what}, which no recording holds: "
             "measure it with 'sprinter bench'"
         )
+    if drafter.tokens_a_pass > 1:
+        raise UserError(
+            f"method {method.name} drafts from laws over masks, which no recording holds: "
+            "measure it with 'sprinter bench'"
+        )
     if not missing:
         return
     what = "a gate" if "gate" in missing else f"the signal {', '.join(sorted(missing))}"

@@ -177,6 +177,7 @@ class TreeRow:
         count: number of tips, the last tokens of the feed.
         plan: as of ``DraftRow``. laws, top: as in ``AskTips``.
         adjust: adjusts the logits after the tips.
+        bare: whether the logits themselves are wanted, and nothing else.
     """
 
     feed: RowInput
@@ -185,11 +186,13 @@ class TreeRow:
     laws: bool = False
     top: int = 0
     adjust: Adjust | None = None
+    bare: bool = False
 
 
 @dataclass(slots=True)
 class TipLaws:
-    """What ``TreeRow`` asks for, at each tip: laws and raw laws ``[tips, V]``, the most probable tokens, signals.
+    """What ``TreeRow`` asks for, at each tip: laws and raw laws ``[tips, V]``, the most probable tokens, signals; or
+    logits ``[tips, V]``.
 
     ``draft_s``: the row's time in seconds.
     """
@@ -199,6 +202,7 @@ class TipLaws:
     top: list[Ranked]
     signals: dict[str, Tensor]
     draft_s: float
+    logits: Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -349,6 +349,8 @@ def follow(
 
 def _tip_laws(row: TreeRow, logits: Tensor) -> TipLaws:
     """What a level of a tree asks for, from logits ``[tips, V]``; the growth draws."""
+    if row.bare:
+        return TipLaws(None, None, [], {}, 0.0, logits)
     adjusted = logits if row.adjust is None else row.adjust(logits)
     by_law = row.laws or any(SIGNALS[name].reads("law") for name in row.plan.signals)
     law = process(adjusted, row.plan.sampling) if by_law else None
