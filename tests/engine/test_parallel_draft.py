@@ -118,7 +118,7 @@ def test_what_is_refused() -> None:
             [3], method=spec
         )
     for wrong, told in (
-        ("drafter=parallel(tokens=1)", "tokens"), ("drafter=parallel(grow=heads)", "grow=heads"),
+        ("drafter=parallel(tokens=1)", "tokens"), ("drafter=parallel(grow=heads)", "grow=Heads"),
         ("drafter=parallel,trust=gate(tau=0.5)", "tokens of one pass have none"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=told):

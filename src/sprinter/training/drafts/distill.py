@@ -14,6 +14,7 @@ from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair, load_models
 from sprinter.models.reduced_vocab import frequent_tokens
 from sprinter.training.drafts.data import Texts, TextsProgress, write_texts
+from sprinter.training.drafts.eagle3 import mask_token
 from sprinter.training.drafts.folder import TRAINING, Judging, check_folder, finish, run_facts, training_key
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
 from sprinter.training.drafts.run import LossPoint, loss_temperature
@@ -67,13 +68,16 @@ def distill(
             pair.models, written.part(False), training.gamma, texts.temperature, training.seed, top=texts.top
         )
     place = folder / TRAINING / training_key(written, student, training)
-    run = train(fresh, written, training, place, on_policy=judge, progress=on_training)
+    run = train(
+        fresh, written, training, place, parallel=student.parallel, on_policy=judge, progress=on_training
+    )
     shape = {**asdict(student), "width": fresh.config.hidden_size, "parameters": size_of(fresh)}
     facts = {"student": shape, **run_facts(folder, written, training, run)}
     assert pair.tokenizer is not None
     save_student(fresh, pair.tokenizer, folder, pair.models.target.eos_ids)
-    facts["method"] = f"speculative(gamma={judging.gamma})"
-    facts["tasks"] = _judged(pair, weights, written, folder, judging)
+    several = f"drafter=parallel(tokens={student.parallel}),stop=fixed(gamma={student.parallel})"
+    facts["method"] = f"speculative(gamma={judging.gamma})" if student.parallel == 1 else several
+    facts["tasks"] = _judged(pair, weights, written, folder, judging, facts["method"])
     return finish(folder, facts)
 
 
@@ -92,6 +96,8 @@ def fresh_student(
         words = max(pair.tokenizer.get_vocab().values()) + 1  # rows beyond these are padding
         kept = frequent_tokens(answers, settings.vocabulary, words, pair.models.target.eos_ids)
     student = make_student(weights, settings, kept)
+    if settings.parallel > 1:
+        student.config.pard_token = mask_token(weights)
     room = int(student.config.max_position_embeddings)
     longest = max(len(text.ids) for text in texts.texts)
     if longest > room:
@@ -104,7 +110,7 @@ def fresh_student(
 
 
 def _judged(
-    pair: Pair, weights: PreTrainedModel, texts: Texts, folder: Path, judging: Judging
+    pair: Pair, weights: PreTrainedModel, texts: Texts, folder: Path, judging: Judging, method: str
 ) -> dict[str, dict[str, float]]:
     """β at the texts' temperature and of first choices, and accepted tokens a call, by task: of the saved weights."""
     held, temperature = texts.part(True), float(texts.info["settings"]["temperature"])
@@ -116,5 +122,5 @@ def _judged(
         task: {"same_first_choice": row["beta"]} for task, row in overlaps(weights, model, held, 0.0).items()
     }
     both = Pair(LoadedPair(pair.models.target, draft, pair.tokenizer, pair.models.tokens))
-    calls = accepted(both, held, f"speculative(gamma={judging.gamma})", temperature, judging)
+    calls = accepted(both, held, method, temperature, judging)
     return by_task(beta, first, calls)

@@ -62,6 +62,10 @@ class StudentSettings:
         "all. They are the most frequent ones of the target's texts.",
     )  # fmt: skip
     context: Positive | None = stated(None, "Maximum text length. None: the target's, at most 8192.")
+    parallel: Few = stated(
+        1, "Tokens that it drafts in one pass, with masks in place of all but the first (PARD); for "
+        "``drafter=parallel``. 1: it drafts one token after the other.",
+    )  # fmt: skip
     seed: WholeNumber = stated(0, "Seed of the initial weights.")
 
     def __post_init__(self) -> None:
