@@ -354,6 +354,7 @@ TWO_DRAFTS: dict[str, Any] = {
 LOOKUP = "drafter=lookup(n=2,least=1),stop=fixed(gamma=4),accept=exact"
 SUFFIX = "drafter=suffix(factor=2.0),stop=never,accept=match,cap=8"
 RECYCLE = "recycle"
+PARALLEL = "drafter=parallel(tokens=4),stop=fixed(gamma=4)"
 ALLOCATED = {"trusted": "the draft's, all trusted", "target": "the target's own"}
 
 
@@ -427,6 +428,7 @@ FIGURES: dict[str, pic.Drawing] = {
     "heads": panels(pic.tree(SPARSE[2], ONEHOT, 3, 5, "medusa(nodes=12): a tree of heads"),
         pic.sizes(("laws see the path (EAGLE)", ONEHOT, CHOSEN, BLUE, "o"),
             ("laws do not (Medusa)", ONEHOT, CHOSEN, ORANGE, "s", True))),
+    "parallel": panels(pic.rounds(PARALLEL, PARALLEL, 14)),
     # stop
     "fixed": pic.stopping("speculative(gamma={:g})", 5, *pic.COUNTS),
     "heuristic": pic.stopping("heuristic(start={:g})", 5, 1, 10),

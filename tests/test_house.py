@@ -110,7 +110,7 @@ def test_the_home_of_rules_names_every_rule_and_what_a_plug_in_needs() -> None:
 
     rules = {*trust.__all__, *stop.__all__, *accept.__all__}
     drafters = {"Allocated", "Drafter", "Lookup", "Model", "Nothing", "Drawn", "Dynamic", "Static", "Widened"}
-    drafters |= {"DraftHeads", "HeadText", "Heads", "Sparse", "Suffix", "Recycle"}
+    drafters |= {"DraftHeads", "HeadText", "Heads", "Parallel", "Sparse", "Suffix", "Recycle"}
     growers = {"TreeBuilder", "Ranked", "Root", "Siblings", "Tips"}
     proposers = {"SIGNALS", "signal", "Context", "Draws", "Proposal", "Proposer", "Purpose"}
     registries = {"ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Registry"}

@@ -1,4 +1,4 @@
-"""``sprinter draft distill --parallel``: a student drafts several tokens in one pass; training reads what drafting reads."""
+"""``sprinter draft distill --parallel``: several tokens in one pass; training reads what drafting reads."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from sprinter.decode.suffix_index import SuffixIndex
 from sprinter.decode.switch import AdaptiveSwitch
 from sprinter.engine.backends import base
 from sprinter.engine.backends.cuda_graph import backend_of
-from sprinter.engine.backends.eager import EagerBackend
-from sprinter.engine.feeds import block_row, feed_of_text, leave_tree, take_block
+from sprinter.engine.backends.eager import EagerBackend, feed_of_text, leave_tree
+from sprinter.engine.blocks import block_row, take_block
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.lookahead import Ahead
 from sprinter.engine.prefix import HeldRows

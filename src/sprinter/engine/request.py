@@ -17,8 +17,8 @@ from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, Replayed, Tracker
+from sprinter.engine.blocks import blocks_of
 from sprinter.engine.executor import Executor, RequestRun
-from sprinter.engine.feeds import blocks_of
 from sprinter.engine.generation import Generation
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.lookahead import Ahead

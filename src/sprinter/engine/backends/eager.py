@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sprinter.decode.adjust import Adjust
 from sprinter.decode.grow import ranked
+from sprinter.decode.sequence import ReadState
 from sprinter.decode.signals import SIGNALS, read_signals
 from sprinter.engine.backends.base import (
     FINAL,
@@ -40,7 +41,7 @@ from sprinter.models.checks import find_fault
 from sprinter.models.interface import ModelOutput
 from sprinter.random import Purpose, draw_tokens
 
-__all__ = ["EagerBackend", "alike", "feed_of", "follow", "in_line"]
+__all__ = ["EagerBackend", "alike", "feed_of", "feed_of_text", "follow", "in_line", "leave_tree"]
 
 
 class EagerBackend(TextRows):
@@ -311,6 +312,30 @@ class EagerBackend(TextRows):
 def feed_of(row: DraftRow, more: Sequence[int] = ()) -> RowInput:
     """The input of a draft row, from the length that its first step starts from; ``more``: tokens of later steps."""
     return RowInput(row.row, row.position - len(row.tokens), [*row.tokens, *more])
+
+
+def leave_tree(view: ReadState, rows: EagerBackend | None) -> None:
+    """Move the path of a tree that stays next to the text, before anything else is read."""
+    if not view.nodes:
+        return
+    base, path = view.base, [view.base + node for node in view.path]
+    if view.nodes_read:  # also if no node stays: the row must be a chain again
+        assert rows is not None
+        rows.runner.commit_path(view.row, [*range(view.root, base), *path])
+        for layer, states in view.states.items():
+            view.states[layer] = states[[*range(base), *path]]
+    view.end_tree()
+
+
+def feed_of_text(view: ReadState, text: list[int], end: int) -> RowInput:
+    """The tokens up to ``end``, and the nodes behind them, that a model has not read."""
+    tokens = view.unread(text, end)
+    if not view.nodes:
+        return RowInput(view.row, view.read, tokens)
+    first, nodes = view.read + view.nodes_read, view.nodes[view.nodes_read :]
+    if not view.nodes_read:
+        view.begin_tree(first)
+    return RowInput(view.row, first, [*tokens, *nodes], view.parents[view.nodes_read :], end)
 
 
 # --- what follows a pass ---

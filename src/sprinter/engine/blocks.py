@@ -1,4 +1,4 @@
-"""What a model reads next in the row of a text: the text's unread tokens, nodes of a tree or masks behind them."""
+"""Draft models that draft several tokens in one pass: their masks, and the pass of a row."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from torch import Tensor
 from sprinter.decode.draft import AskDraft, AskTips
 from sprinter.decode.draft_heads import Blocks, BlockText, HeadText
 from sprinter.decode.method import Method
-from sprinter.decode.sequence import ReadState, TokenSequence
+from sprinter.decode.sequence import TokenSequence
 from sprinter.engine.backends.base import DraftPlan, RowInput, TipLaws, TreeRow
-from sprinter.engine.backends.eager import EagerBackend
 from sprinter.errors import UserError
 from sprinter.models.interface import ServedModel
 from sprinter.models.pair import LoadedModel
 
-__all__ = ["block_row", "blocks_of", "feed_of_text", "leave_tree", "take_block"]
+__all__ = ["block_row", "blocks_of", "take_block"]
 
 
 _MASKS = "pard_token", "ptd_token_id"
@@ -42,30 +41,6 @@ def blocks_of(method: Method, draft: LoadedModel) -> Blocks:
             "one of PARD, with pard_token in its config.json and the target's tokenizer, to be run by PyTorch"
         )
     return Blocks(mask, method.drafter.tokens_a_pass)
-
-
-def leave_tree(view: ReadState, rows: EagerBackend | None) -> None:
-    """Move the path of a tree that stays next to the text, before anything else is read."""
-    if not view.nodes:
-        return
-    base, path = view.base, [view.base + node for node in view.path]
-    if view.nodes_read:  # also if no node stays: the row must be a chain again
-        assert rows is not None
-        rows.runner.commit_path(view.row, [*range(view.root, base), *path])
-        for layer, states in view.states.items():
-            view.states[layer] = states[[*range(base), *path]]
-    view.end_tree()
-
-
-def feed_of_text(view: ReadState, text: list[int], end: int) -> RowInput:
-    """The tokens up to ``end``, and the nodes behind them, that a model has not read."""
-    tokens = view.unread(text, end)
-    if not view.nodes:
-        return RowInput(view.row, view.read, tokens)
-    first, nodes = view.read + view.nodes_read, view.nodes[view.nodes_read :]
-    if not view.nodes_read:
-        view.begin_tree(first)
-    return RowInput(view.row, first, [*tokens, *nodes], view.parents[view.nodes_read :], end)
 
 
 def block_row(block: BlockText, ask: AskDraft | AskTips, plan: DraftPlan) -> TreeRow:
