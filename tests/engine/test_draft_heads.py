@@ -18,6 +18,7 @@ from sprinter.decode import parse_method, resting
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.sequence import ReadState
+from sprinter.engine import executor
 from sprinter.engine.executor import RequestRun
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
@@ -133,15 +134,15 @@ def test_states_one_step_off_are_noticed(shift: int, monkeypatch: pytest.MonkeyP
 
 def test_states_of_refused_nodes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the first nodes of the tree, in place of those of the path that stayed."""
-    real = RequestRun._leave_tree
+    real = executor.leave_tree
 
-    def first_nodes(self: RequestRun, view: ReadState, rows: Any) -> None:
+    def first_nodes(view: ReadState, rows: Any) -> None:
         first, states, had = view.base + len(view.path), dict(view.states), view.nodes_read
-        real(self, view, rows)
+        real(view, rows)
         if had:
             view.states = {layer: each[:first] for layer, each in states.items()}
 
-    monkeypatch.setattr(RequestRun, "_leave_tree", first_nodes)
+    monkeypatch.setattr(executor, "leave_tree", first_nodes)
     with pytest.raises(AssertionError, match="another law"):
         _check_laws(TREES[3])
 
