@@ -47,12 +47,24 @@ WORDS = sized(8192, 512)
 RECIPES: dict[str, tuple[str, ...]] = {
     "eagle3": ("train", "--kind", "eagle3", "--heads", "6", "--no-keep-states"),
     "eagle": ("train", "--kind", "eagle", "--heads", "3", "--no-keep-states"),
+    "peagle": ("train", "--kind", "peagle", "--heads", "6", "--blocks", sized("4", "2"), "--no-keep-states"),
+    "dflash": (
+        "train",
+        "--kind",
+        "dflash",
+        "--heads",
+        "6",
+        "--no-keep-states",
+        "--tokens",
+        sized("4096", "256"),
+    ),
     "glide": ("train", "--kind", "glide", "--no-keep-states"),
     "medusa": ("train", "--kind", "medusa", "--share-output", "--no-keep-states"),
     "draft": ("distill", "--layers", "2", "--freeze-embeddings"),
+    "pard": ("distill", "--layers", "2", "--freeze-embeddings", "--parallel", "6"),
 }
-"""Drafter -> command of ``sprinter draft`` and its options."""
-WITH_WORDS = ("eagle3", "draft")
+"""Drafter -> command of ``sprinter draft`` and its options, which replace common ones."""
+WITH_WORDS = ("eagle3", "peagle", "draft", "pard")
 """Drafters whose vocabulary is cut."""
 KEPT = (
     "model.safetensors", "medusa_lm_head.safetensors", "config.json", "generation_config.json", "draft.json",
@@ -127,8 +139,8 @@ def train_all(
                     command,
                     "--out",
                     str(folder),
-                    *own,
                     *common,
+                    *own,
                 ]
                 words += words_of if kind in WITH_WORDS else ()
                 words += ["--minutes", f"{minutes:g}"]
@@ -215,7 +227,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder of texts and trainings; default: in --out")
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
-        "--kinds", nargs="+", choices=RECIPES, default=sized(["eagle3", "eagle", "draft"], ["eagle3"])
+        "--kinds",
+        nargs="+",
+        choices=RECIPES,
+        default=sized(["eagle3", "peagle", "dflash", "draft", "pard"], ["peagle", "dflash", "pard"]),
     )
     parser.add_argument(
         "--ask", type=int, default=sized(24_000, 8), help="prompts that the target asks itself"
