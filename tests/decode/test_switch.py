@@ -167,6 +167,24 @@ def test_copies_that_cannot_pay_are_not_tried(rows: int, some: bool) -> None:
     assert bool(tried) is some
 
 
+@pytest.mark.parametrize(("less", "pays"), [(3.0, True), (0.1, False)])
+def test_a_row_that_ends_early_saves_what_a_pass_with_a_row_less_does(less: float, pays: bool) -> None:
+    """Where that is little, copies of one row do not make up for what they cost the others."""
+    rows = 16
+    costs = PassCosts(
+        ((1, 1.0), (200, 200.0)), shared=((4, 4.0 - less, 0.0), (16, 4.0, 0.0)), several=((4, 6), (16, 8))
+    )
+    tracker = Tracker(costs, lambda: rows, apart=True)
+    group, copied = [AdaptiveSwitch(tracker) for _ in range(rows)], 0
+    for number in range(1, 30):
+        for i, row in enumerate(group):
+            copies = row.drafts(number) and (number + i) % 4 == 0
+            row.charge(PassShare(True, rows, 1.75, 0.25 if copies else 0.0))
+            row.count(RoundCount(0, 1, 4 if copies else 1, 3 if copies else 1))
+            copied += copies and number > 20
+    assert (copied > 0) is pays
+
+
 def test_chains_are_not_tried_among_too_many_rows() -> None:
     """Four rows wait longer for the best of drafts than it saves; where fewer are left they draft again."""
     costs = PassCosts(((1, 1.0), (2, 1.0), (5, 4.0)), ((1, 0.2), (9, 0.9)))

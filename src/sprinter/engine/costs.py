@@ -66,6 +66,9 @@ _LONG_HOST = (
     0.0002,
 )  # what the host does beside long passes, where it does not matter
 _HOST_TOKENS, _HOST_REPEATS, _HOST_ROWS = 16, 2, 8
+_STEPS = DraftPlan(
+    Sampling(), (), {}
+)  # without signals, which are read where they cost little beside the passes
 
 
 def pass_costs(pair: LoadedPair, described: Mapping[str, Any] | None) -> PassCosts:
@@ -211,7 +214,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "versions": (__version__, torch.__version__),
         "kernels": kernels.name_of(),
         "code": [hash_file(path) for folder in (runners, capture, backends) for path in _files(folder)],
-        "passes": (_TARGET, _DRAFT, _SHARED, EACH, _CONTEXT, _HOST_TOKENS, _HOST_ROWS),
+        "passes": (_TARGET, _DRAFT, _SHARED, EACH, _CONTEXT, _HOST_TOKENS, _HOST_ROWS, _STEPS.signals),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -242,7 +245,7 @@ def _measure(pair: LoadedPair) -> PassCosts:
     ] = {}  # short ones first: what follows a long pass is slower than it is in a text
     for n in sorted({*_TARGET, *_DRAFT}):
         if pair.draft and n in _DRAFT and context + n < room and not (long and n > _LONG_DRAFT):
-            jobs["draft", n] = draft_input(ids, context, n, count=ahead if n == 1 else 1)
+            jobs["draft", n] = draft_input(ids, context, n, _STEPS, count=ahead if n == 1 else 1)
         if n in _TARGET and context + n <= room and not (long and n > _LONG_TARGET):
             jobs["target", n] = target_input(ids, context, n)
     seconds = _least(models, jobs)
@@ -285,7 +288,7 @@ def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:
             for name, n in (("target", 1), ("several", EACH))
         }
         if pair.draft is not None:
-            jobs["draft"] = [draft_input(ids, context, 1, row=row, count=ahead) for row in range(rows)]
+            jobs["draft"] = [draft_input(ids, context, 1, _STEPS, row, ahead) for row in range(rows)]
         seconds = _least(models, jobs)
         shared.append((rows, seconds["target"], seconds.get("draft", 0.0) / ahead))
         several.append((rows, max(seconds["several"], seconds["target"])))
