@@ -14,7 +14,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import sprinter
 from sprinter.decode import parse_method
 from sprinter.decode.draft_heads import BlockText
+from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, run_chain
+from sprinter.decode.loop import Limits
 from sprinter.decode.sequence import TokenSequence
+from sprinter.decode.switch import Replayed, RoundCount
 from sprinter.doors.rules import check_method
 from sprinter.errors import UserError
 from sprinter.theory.replay import check_replayable
@@ -106,6 +109,19 @@ def test_sampled_texts_of_a_seed_do_not_depend_on_the_rows() -> None:
         outs = pair.generate_batch(PROMPTS, **options)
         assert [ids(out) for out in outs] == [ids(pair.generate(one, **options)) for one in PROMPTS]
         assert any(token.draft_logprob is not None for out in outs for token in out.tokens)
+
+
+def test_never_slower_counts_passes() -> None:
+    """A round of 5 tokens, 3 a pass, is two passes of the draft over 3 tokens each."""
+    counted: list[RoundCount] = []
+
+    class Noting(Replayed):
+        def count(self, done: RoundCount) -> None:
+            counted.append(done)
+
+    method, pair = parse_method("drafter=parallel(tokens=3),stop=fixed(gamma=5)"), MarkovPair(seed=2)
+    run_chain(method, pair, (0,), Limits(40), EnumeratedDraws(), switch=lambda record: Noting((), ()))
+    assert {(one.steps, one.width) for one in counted[:3]} == {(2, 3.0)}
 
 
 def test_what_is_refused() -> None:

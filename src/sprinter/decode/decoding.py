@@ -286,6 +286,8 @@ class Decoding:
         if pace.switch is not None:
             steps = self.drafted - self.proposed
             width = 1.0 if tree.parents is None else len(tree.tokens) / max(1, steps)
+            if (each := self.method.drafter.tokens_a_pass) > 1:
+                steps, width = -(-steps // each), float(min(steps, each))
             pace.switch.count(RoundCount(steps, max(1.0, width), target_tokens, added))
 
     def judge(self, call: TargetCall) -> Verdict:

@@ -249,6 +249,7 @@ class Request:
             copying = Tracker(costs, rows, apart=True, pads=pads, longest=COPIES.length + 1)
         method = self.method
         chains = method.lossless() and drafter.uses_model and not method.grows and drafter.drafts == 1
+        chains = chains and drafter.tokens_a_pass == 1  # whose least cost is that of a step a token
         return Tracker(costs, rows, copying, chains=chains)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
