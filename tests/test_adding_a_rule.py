@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -10,14 +11,30 @@ import sys
 import textwrap
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.blocks import run_here
 from tests.test_method_pages import HEADINGS
 from torch import Tensor
 
-from sprinter.decode import ACCEPT, check_accept, parse_method, signal
+from sprinter.decode import (
+    ACCEPT,
+    STOP,
+    TRUST,
+    Fixed,
+    Method,
+    Origin,
+    Registry,
+    Untrusted,
+    check_accept,
+    parse_method,
+    signal,
+)  # fmt: skip
+from sprinter.decode.enumerate import MarkovPair, run_chain
+from sprinter.decode.loop import Limits
 from sprinter.decode.signals import SIGNALS
+from sprinter.random import AddressedDraws
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = (
@@ -161,14 +178,40 @@ def test_the_page_is_true(tree: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_chain_rule_of_the_page_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The block that ends with its own check."""
-    monkeypatch.setattr(ACCEPT, "_items", dict(ACCEPT._items))
+@pytest.mark.parametrize(
+    ("registry", "name", "spec"),
+    [(STOP, "Total", "stop=total"), (TRUST, "Streak", "trust=streak"), (ACCEPT, "Walk", "accept=walk")],
+)
+def test_the_other_rules_of_the_page_are_sound(
+    registry: Registry, name: str, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that end with their own check."""
+    rule = run_block(registry, name, monkeypatch)()
+    part = spec.partition("=")[0]
+    assert getattr(parse_method(spec), part) == rule
+
+
+def run_block(registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the block of the page that defines a class, and give the class."""
+    monkeypatch.setattr(registry, "_items", dict(registry._items))
     page = (ROOT / "docs/adding-a-rule.md").read_text(encoding="utf-8")
-    (block,) = [
-        block for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "Walk" in block
-    ]
-    module = types.ModuleType("walk")
-    monkeypatch.setitem(sys.modules, "walk", module)
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    (block,) = [block for block in blocks if f"class {name}(" in block]
+    module = types.ModuleType(name.lower())
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(block, "docs/adding-a-rule.md", "exec"), vars(module))
-    assert parse_method("accept=walk").accept == module.Walk()
+    return getattr(module, name)
+
+
+def test_the_trust_rule_of_the_page_pauses_after_a_small_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the loop: no token of the first round is trusted, and later rounds follow the last overlap before them."""
+    rule = run_block(TRUST, "Streak", monkeypatch)(least=0.0)
+    for distance, trusts in ((0.0, True), (1.0, False)):  # β is 1, or below 1 everywhere
+        pair = MarkovPair(seed=3, distance=distance)
+        method = Method(trust=dataclasses.replace(rule, overlap=0.99), stop=Untrusted(), cap=4)
+        record = run_chain(method, pair, (0,), Limits(20), AddressedDraws(1))
+        rounds = {token.round for token in record.tokens if token.origin is Origin.TRUSTED}
+        assert rounds == (set(range(2, record.stats.rounds + 1)) if trusts else set())
+    # The defaults that the page names.
+    assert (parse_method("trust=streak").stop, parse_method("trust=streak").cap) == (Untrusted(), 20)
+    assert (Method(trust=rule).stop, Method(trust=rule).cap) == (Fixed(), None)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from sprinter.decode import Calibrated, Gate, Method, Online, State, Untrusted, parse_method
-from sprinter.decode.conformance import check_same_law, check_stop
+from sprinter.decode.conformance import check_same_law
 from sprinter.decode.decoding import METER_CHUNK
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
+from sprinter.decode.rule_conformance import check_stop
 from sprinter.errors import UserError
 from sprinter.laws import entropy, overlap
 from sprinter.random import AddressedDraws

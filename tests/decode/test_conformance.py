@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from tests.decode.chains import LikelyToken, UnlikelyToken
 from torch import Tensor
 
-from sprinter.decode import conformance
+from sprinter.decode import check_stop, check_trust, conformance
 from sprinter.decode.accept import AcceptRule, Exact
-from sprinter.decode.conformance import check_accept, check_same_law, check_stop, check_trust, law_pairs
+from sprinter.decode.conformance import check_accept, check_same_law, law_pairs
 from sprinter.decode.draft import Control
 from sprinter.decode.spec import ACCEPT, STOP, TRUST
-from sprinter.decode.stop import Fixed
-from sprinter.decode.trust import Coin, Gate, Nobody, State, TrustRule
+from sprinter.decode.stop import Fixed, StopRule
+from sprinter.decode.trust import Coin, Everyone, Gate, Nobody, State, TrustRule
 from sprinter.laws import tv_distance
 
 
@@ -219,6 +219,83 @@ class WantsTheUnknown(Nobody):
     needs: ClassVar[frozenset[str]] = frozenset({"weather"})
 
 
+class ReadsUnasked(Nobody):
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return signals["margin"] > 9, state
+
+
+class SaysTrue(Nobody):
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> Any:
+        return True, state
+
+
+class SaysNoState(Nobody):
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> Any:
+        return torch.tensor(False)
+
+
+class HasRounds(Nobody):
+    def begin_round(self, state: State) -> State:
+        return state
+
+
+class LearnsInVain(Nobody):
+    def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
+        return state
+
+
+@dataclass(frozen=True)
+class Counts(Everyone):
+    """Has a state that is sound from 1 on."""
+
+    first: float = 1.0
+
+    def start(self) -> Any:
+        return (torch.tensor(self.first),)
+
+    def possible(self, state: State) -> bool:
+        return bool(state[0] >= 1)
+
+
+class CountsInPython(Counts):
+    def start(self) -> Any:
+        return (True,)
+
+
+class LosesTheCount(Counts):
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return torch.tensor(True), ()
+
+
+class LearnsANumber(Counts):
+    learns = True
+
+    def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> Any:
+        return (float(overlaps[-1]),)
+
+
+class StartsNowhere(Nobody):
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return state[0] > 1, state
+
+
+@dataclass
+class Thaws(TrustRule):
+    """Not frozen."""
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return torch.tensor(False), state
+
+
+class Bare(TrustRule):
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return torch.tensor(False), state
+
+
+def test_the_rule_with_a_state_that_they_break_is_sound() -> None:
+    check_trust(Counts())
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
@@ -228,10 +305,23 @@ class WantsTheUnknown(Nobody):
         (HidesThatItLooks(), "looks at x and does not say so"),
         (ClaimsNeverToTrust(), "has chance"),
         (WantsTheUnknown(), r"needs unknown signals \['weather'\]"),
+        (ReadsUnasked(), "reads signal 'margin', which its needs do not name"),
+        (SaysTrue(), "must be a bool tensor"),
+        (SaysNoState(), r"trust must return \(decision, state\)"),
+        (HasRounds(), "begin_round is called only of stop rules"),
+        (LearnsInVain(), "learn is never called without learns = True"),
+        (CountsInPython(), r"start must give a tuple of tensors as the state, and gives \(True,\)"),
+        (LosesTheCount(), "trust changes the shapes of the state"),
+        (LearnsANumber(), "learn must give a tuple of tensors"),
+        (StartsNowhere(), r"raises IndexError: .* \(it defines no start, so its state is empty\)"),
+        (Counts(0.0), "calls the state of its own start impossible"),
+        (Thaws(), "a rule is a frozen dataclass"),
+        (Bare(), "a rule is a frozen dataclass"),
+        (Fixed(), "is not a TrustRule"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, TrustRule) else "",
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
-def test_broken_trust_rules_are_caught(rule: TrustRule, message: str) -> None:
+def test_broken_trust_rules_are_caught(rule: Any, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_trust(rule)
 
@@ -250,15 +340,51 @@ class WritesIntoSignals(Fixed):
         return signals["drafted"].clamp_(max=2) < 0, state
 
 
+class BeginsWithANumber(Fixed):
+    def begin_round(self, state: State) -> Any:
+        return (0,)
+
+
+class EndsWithAList(Fixed):
+    def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> Any:
+        return []
+
+
+class LearnsUnasked(Fixed):
+    def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
+        return state
+
+
+class Divides(Fixed):
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return signals["drafted"] > 1 // 0, state
+
+
+@dataclass
+class Adds(StopRule):
+    """Keeps its state in itself."""
+
+    count: int = 0
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        self.count += 1
+        return signals["drafted"] >= 3, state
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
+        (BeginsWithANumber(), "begin_round must give a tuple of tensors"),
+        (EndsWithAList(), "end_round must give a tuple of tensors"),
+        (LearnsUnasked(), "learn is never called without learns = True"),
+        (Divides(), "raises ZeroDivisionError"),
+        (Adds(), "a rule is a frozen dataclass"),
         (WritesIntoSignals(), r"writes into the signals \['drafted'\]"),
         (HidesThatItLooksToStop(), "looks at x and does not say so"),
         (StopsByNumbers(), "must be a bool tensor"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Fixed) else "",
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
-def test_broken_stop_rules_are_caught(rule: Fixed, message: str) -> None:
+def test_broken_stop_rules_are_caught(rule: StopRule, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_stop(rule)

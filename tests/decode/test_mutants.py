@@ -16,10 +16,11 @@ from torch import Tensor
 
 from sprinter.decode import enumerate as enumerating
 from sprinter.decode.accept import AcceptRule, Exact, TargetCall, Verdict
-from sprinter.decode.conformance import check_accept, check_same_law, check_stop
+from sprinter.decode.conformance import check_accept, check_same_law
 from sprinter.decode.draft import AskDraft, Control, Draft
 from sprinter.decode.enumerate import ChainDriver, MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
+from sprinter.decode.rule_conformance import check_stop
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed, StopRule
 from sprinter.decode.trust import State

@@ -12,12 +12,12 @@ from tests.decode.chains import TablePair
 from torch import Tensor
 
 from sprinter.decode import signals
-from sprinter.decode.conformance import check_stop
 from sprinter.decode.draft import AskDraft, Draft
 from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.method import Method
+from sprinter.decode.rule_conformance import check_stop
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.signals import (
     GIVEN,

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from sprinter.decode.conformance import check_same_law, check_stop
+from sprinter.decode.conformance import check_same_law
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
+from sprinter.decode.rule_conformance import check_stop
 from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import AdaEdl, BildFallback, Confidence, Fixed, Heuristic, SpecDec, Svip, Untrusted
 from sprinter.decode.trust import Gate

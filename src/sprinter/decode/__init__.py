@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from sprinter.decode.checks import flag as flag
     from sprinter.decode.checks import number as number
     from sprinter.decode.conformance import check_accept as check_accept
-    from sprinter.decode.conformance import check_stop as check_stop
-    from sprinter.decode.conformance import check_trust as check_trust
     from sprinter.decode.draft import Control as Control
     from sprinter.decode.draft import LawPair as LawPair
     from sprinter.decode.draft import Origin as Origin
@@ -90,6 +88,8 @@ if TYPE_CHECKING:
     from sprinter.decode.presets import preset as preset
     from sprinter.decode.recycle import Recycle as Recycle
     from sprinter.decode.registry import Registry as Registry
+    from sprinter.decode.rule_conformance import check_stop as check_stop
+    from sprinter.decode.rule_conformance import check_trust as check_trust
     from sprinter.decode.sequence import Chain as Chain
     from sprinter.decode.sequence import Siblings as Siblings
     from sprinter.decode.sequence import Tree as Tree

@@ -1,4 +1,4 @@
-"""Public checks for rules, built-in or from plug-ins: ``check_accept``, ``check_stop``, ``check_trust``.
+"""Public checks for rules, built-in or from plug-ins: ``check_accept``; ``rule_conformance`` has the others.
 
 Each raises an AssertionError that says which property does not hold. They need no model: identities are checked in
 float64 on many pairs of laws, joint laws by enumerating every random draw through the real loop.
@@ -28,15 +28,13 @@ from sprinter.decode.enumerate import (
 from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
 from sprinter.decode.sequence import Siblings, Tree
-from sprinter.decode.signals import GIVEN, SIGNALS, Given, Signal
 from sprinter.decode.spec import Method
-from sprinter.decode.stop import AdaEdl, Calibrated, Fixed, StopRule, Svip, Untrusted
-from sprinter.decode.trust import Gate, TrustRule
+from sprinter.decode.stop import AdaEdl, Calibrated, Fixed, Svip
 from sprinter.kinds import HEAD_KINDS
 from sprinter.laws import overlap, tv_distance
 
 __all__ = [
-    "check_accept", "check_lossless", "check_same_law", "check_stop", "check_trees", "check_trust", "law_pairs",
+    "check_accept", "check_lossless", "check_same_law", "check_trees", "law_pairs",
 ]  # fmt: skip
 
 IDENTITY = 1e-12
@@ -263,108 +261,6 @@ def check_lossless(method: Method, what: str, ahead: int = 1, longest: int = 4) 
     narrow, dense, holey = MarkovPair(2, 1), MarkovPair(3, 1), MarkovPair(3, 2, sharp=2.0, zeros=0.3)
     for pair, length in ((narrow, longest), (dense, 3), (holey, 3)):
         check_exact(method, pair, length, f"{what} on {pair}", ahead)
-
-
-def _spans(seeing: bool = False) -> dict[str, tuple[float, float]]:
-    """(low, high) by signal that rules may read; ``seeing``: only of signals that depend on x."""
-    tables: dict[str, Given | Signal] = {
-        **{name: one for name, one in GIVEN.items() if one.source in ("head", "draws")},
-        **SIGNALS,
-    }
-    return {name: one.span for name, one in tables.items() if one.sees_token or not seeing}
-
-
-def _signals(count: int, seed: int) -> dict[str, Tensor]:
-    chance = torch.Generator().manual_seed(seed)
-    signals: dict[str, Tensor] = {}
-    for name, (low, high) in _spans().items():
-        signals[name] = low + (high - low) * torch.rand(count, generator=chance, dtype=torch.float64)
-    signals["trusted"] = torch.rand(count, generator=chance) < 0.5
-    signals["drafted"] = torch.randint(1, 20, (count,), generator=chance)
-    return signals
-
-
-def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
-    """Check that a decision is pure, boolean, elementwise, and independent of x unless ``sees_token`` is set."""
-    call, signals = getattr(rule, decide), _signals(64, 1)
-    before = {name: values.clone() for name, values in signals.items()}
-    assert rule.needs <= signals.keys(), (
-        f"{rule}: needs unknown signals {sorted(rule.needs - signals.keys())}"
-    )
-    for i in range(64):
-        one = {name: values[i] for name, values in signals.items()}
-        state = rule.start()
-        first, _ = call(one, state)
-        again, _ = call(one, rule.start())
-        assert first.dtype == torch.bool, f"{rule}: the decision must be a bool tensor"
-        assert bool(first) == bool(again), f"{rule}: the decision is not a function of signals and state"
-        batched, _ = call(signals, rule.start())
-        assert bool(batched.expand(64)[i]) == bool(first), f"{rule}: batched and single decisions differ"
-        if not rule.sees_token:
-            others = {name: low + high - one[name] for name, (low, high) in _spans(seeing=True).items()}
-            other, _ = call({**one, **others}, rule.start())
-            assert bool(first) == bool(other), f"{rule}: looks at x and does not say so (sees_token)"
-    changed = sorted(name for name, values in before.items() if not torch.equal(values, signals[name]))
-    assert not changed, f"{rule}: writes into the signals {changed}, which others read too"
-
-
-def _check_learning(rule: TrustRule | StopRule) -> None:
-    signals = {name: values for name, values in _signals(64, 2).items() if name in rule.needs}
-    overlaps = torch.rand(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    start = rule.start()
-    first, again = (rule.learn(signals, overlaps, rule.start()) for _ in range(2))
-    assert all(torch.equal(*parts) for parts in zip(first, again, strict=True)), (
-        f"{rule}: the state is not a function of the verdicts"
-    )
-    assert all(torch.equal(*parts) for parts in zip(start, rule.start(), strict=True)), (
-        f"{rule}: learning changes the state that it starts from"
-    )
-    shapes = [[(part.shape, part.dtype) for part in state] for state in (start, first)]
-    assert shapes[0] == shapes[1], f"{rule}: learning changes the shapes of the state"
-    assert rule.possible(first), f"{rule}: learning leads to a state that it calls impossible"
-
-
-def check_trust(rule: TrustRule) -> None:
-    """Check that the decision is pure, that untrusted tokens keep the target's law, and ``never`` and ``sees_token``.
-
-    Of a rule that learns also that its states are possible, of unchanged shapes, and follow from the verdicts alone.
-
-    Raises:
-        AssertionError: says which property does not hold.
-    """
-    _check_decision(rule, "trust")
-    if rule.learns:
-        _check_learning(rule)
-    method = Method(trust=rule, stop=Untrusted(), cap=3)
-    if rule.never:
-        check_lossless(method, f"{rule}")
-    if not rule.sees_token:
-        pair = MarkovPair(seed=3, distance=0.0)  # p = q: the law is p, whichever tokens are trusted
-        check_exact(method, pair, 3, f"{rule} with p = q")
-    for ahead in (1, 3):
-        law = joint_law(method, MarkovPair(seed=4), 3, ahead=ahead)
-        assert abs(sum(law.values()) - 1) <= JOINT, (
-            f"{rule}: the chances of all texts sum to {sum(law.values())}"
-        )
-
-
-def check_stop(rule: StopRule) -> None:
-    """Check that the decision is pure, and that texts keep the target's law under exact acceptance, learning on.
-
-    The law must hold also when tokens are drafted ahead, and when the rule stops a run of trusted tokens.
-
-    Raises:
-        AssertionError: says which property does not hold.
-    """
-    _check_decision(rule, "stop")
-    if rule.learns:
-        _check_learning(rule)
-    assert not (rule.discards and rule.sees_token), f"{rule}: discards a token that it looks at"
-    for ahead, longest in ((1, 4), (3, 3)):  # tokens drafted ahead and discarded multiply the paths
-        check_lossless(Method(stop=rule, cap=3), f"{rule} with ahead={ahead}", ahead, longest)
-    pair = MarkovPair(seed=5, distance=0.0)
-    trusting = Method(trust=Gate(0.5), stop=rule, cap=3)
-    check_exact(trusting, pair, 3, f"{rule} under a gate with p = q")
 
 
 # --- trees -----------------------------------------------------------------------------------------------------------

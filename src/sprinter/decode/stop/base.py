@@ -22,10 +22,9 @@ class StopRule(Parameters, ABC):
     that triggers the stop is dropped; such a rule must not read it (``sees_token`` False), or exact methods would be
     biased.
 
-    Of a rule that ``learns``, ``learn`` is given the target's verdicts at each target call, as in a trust rule. In
-    trees a verdict is about a level that was reached: 1 if one of its tokens was accepted, else 0, in place of the
-    overlap; the signals are those at the tip of the best path, before the level. ``chains_only = True``: it cannot end
-    trees.
+    Of a rule that ``learns``, ``learn`` is given the overlaps β at each target call, as in a trust rule. In trees it
+    is given a number for each level that was reached: 1 if one of its tokens was accepted, else 0; the signals are
+    those at the tip of the best path, before the level. ``chains_only = True``: it cannot end trees.
     """
 
     discards: ClassVar[bool] = False
@@ -43,7 +42,7 @@ class StopRule(Parameters, ABC):
 
     @property
     def learns(self) -> bool:
-        """Whether the rule is given the target's verdicts."""
+        """Whether the rule is given the overlaps β of draft tokens."""
         return False
 
     def start(self) -> State:

@@ -23,7 +23,7 @@ class TrustRule(Parameters, ABC):
     Set ``sees_token = True`` if the decision depends on x beyond its prefix, for example through a signal that sees
     x: drift is then metered in its one-sample form (see ``decode.meter``).
 
-    ``learns = True``: at each target call ``learn`` is given the target's verdicts on the draft tokens of the round.
+    ``learns = True``: at each target call ``learn`` is given the overlaps β of the draft tokens of the round.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
