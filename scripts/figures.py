@@ -27,6 +27,7 @@ import figure_kinds as pic
 import records
 from figure_kinds import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, Curve, accept, example, panels, trade
 from sprinter import decode
+from sprinter.bench.agreement import SIGNS
 from sprinter.decode.accept import Diversed, Harmless
 from sprinter.decode.draft import Control
 from sprinter.laws import kl_divergence, tv_distance
@@ -47,13 +48,14 @@ def strip(axes: Sequence[Axes], spec: str, signal: str, level: float, length: in
         scores += [(place + i + 1, row[signal]) for i, row in enumerate(rows) if place + i < length]
         place += sum(token.round == round for token in tokens)
     if signal:
+        below = signal == "uniform" or SIGNS.get(signal, 1.0) < 0  # what is trusted
         xs, ys = zip(*scores, strict=True)
         top.vlines(xs, 0, ys, color=GREY, lw=1)
         for fine, color, fill in ((True, ORANGE, "full"), (False, RED, "none")):
-            those = [one for one in scores if ((one[1] >= level) == (signal == "gate")) is fine]
-            top.plot(*zip(*those, strict=True), "o", color=color, ms=4, fillstyle=fill)
+            if those := [one for one in scores if (one[1] < level if below else one[1] >= level) is fine]:
+                top.plot(*zip(*those, strict=True), "o", color=color, ms=4, fillstyle=fill)
         top.axhline(level, color=INK, lw=1)
-        high = 1.0 if signal in ("gate", "uniform") else max(ys)
+        high = max(1.0, *ys)
         top.set(ylim=(0, 1.08 * high), yticks=(0, int(high)), xticks=())
         top.set_ylabel({"uniform": "u", "entropy": "H(q)"}.get(signal, signal))
     top.set_visible(bool(signal))
@@ -74,7 +76,7 @@ def strip(axes: Sequence[Axes], spec: str, signal: str, level: float, length: in
 
 
 def trusting(spec: str, signal: str = "", level: float = 0.0, *more: str) -> pic.Drawing:
-    """The strip, and for rules with a signal the plane of calls and drift."""
+    """The strip, and for rules with a signal the plane of calls and drift, with dials of ``DIALS`` beside the usual."""
 
     def draw() -> Figure:
         fig = plt.figure(figsize=(8, 3.3 if signal else 2.0), layout="constrained")
