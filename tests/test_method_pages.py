@@ -22,6 +22,8 @@ RULES = [
     for name in registry.names()
     if registry.get(name).__module__.startswith("sprinter.")
 ]
+WRITTEN = [(part, name) for part, name in RULES if (PAGES / part / f"{name}.md").exists()]
+"""Those with a page: a missing page is one failure."""
 DOCUMENTS = sorted(PAGES.rglob("*.md"))
 HEADINGS = ["Rule", "Law", "Parameters", "Use", "What it trades", "Source", "Errata"]
 MAX_LINES, MAX_FIGURE_BYTES = 80, 60 * 1024
@@ -66,11 +68,16 @@ def defaults(part: str, name: str) -> dict[str, Any]:
     return {key: spell(one) if dataclasses.is_dataclass(one) else one for key, one in known.items()}
 
 
-def test_every_rule_has_a_page_and_every_page_a_rule() -> None:
-    assert {(path.parent.name, path.stem) for path in DOCUMENTS if path.parent != PAGES} == set(RULES)
-
-
 @pytest.mark.parametrize(("part", "name"), RULES)
+def test_every_rule_has_a_page(part: str, name: str) -> None:
+    assert (part, name) in WRITTEN, f"write docs/methods/{part}/{name}.md: step 3 of docs/adding-a-rule.md"
+
+
+def test_every_page_has_a_rule() -> None:
+    assert {(path.parent.name, path.stem) for path in DOCUMENTS if path.parent != PAGES} <= set(RULES)
+
+
+@pytest.mark.parametrize(("part", "name"), WRITTEN)
 def test_pages_have_all_their_parts_and_are_short(part: str, name: str) -> None:
     page = read(part, name)
     assert page.startswith(f"# `{part}={name}`: ")
@@ -79,7 +86,7 @@ def test_pages_have_all_their_parts_and_are_short(part: str, name: str) -> None:
     assert f"]({part}/{name}.md)" in (PAGES / "README.md").read_text(encoding="utf-8"), "not in the index"
 
 
-@pytest.mark.parametrize(("part", "name"), RULES)
+@pytest.mark.parametrize(("part", "name"), WRITTEN)
 def test_parameter_tables_are_the_dataclass(part: str, name: str) -> None:
     page, known = read(part, name), defaults(part, name)
     table = parameter_table(page)
@@ -104,7 +111,7 @@ def bounds(allowed: str, own: dict[str, Any]) -> tuple[float, float] | None:
 
 
 @pytest.mark.parametrize(
-    ("part", "name", "key"), [(part, name, key) for part, name in RULES for key in defaults(part, name)]
+    ("part", "name", "key"), [(part, name, key) for part, name in WRITTEN for key in defaults(part, name)]
 )
 def test_ranges_are_those_that_the_rule_checks(part: str, name: str, key: str) -> None:
     rule, own = REGISTRIES[part].get(name), defaults(part, name)
@@ -164,18 +171,18 @@ def test_every_preset_stands_in_the_index_and_on_the_pages_of_its_rules() -> Non
     rows = re.findall(r"^\| `([^`]+)` \|.*\| (yes|no) \|$", index, re.M)
     own = [row for row in method_table() if METHODS.get(row["name"]).__module__.startswith("sprinter.")]
     assert dict(rows) == {row["spec"]: "yes" if row["lossless"] else "no" for row in own}
-    pages = "\n".join(read(part, name) for part, name in RULES)
+    pages = "\n".join(read(part, name) for part, name in WRITTEN)
     assert [row["spec"] for row in own if f"`{row['spec']}`" not in pages] == []
 
 
-@pytest.mark.parametrize(("part", "name"), RULES)
+@pytest.mark.parametrize(("part", "name"), WRITTEN)
 def test_presets_named_on_a_page_use_its_rule(part: str, name: str) -> None:
     named = re.search(r"^Presets?: (.+)\.$", sections(read(part, name))["Use"], re.M)
     for spec in re.findall(r"`([^`]+)`", named[1]) if named else []:
         assert uses(parse_method(spec), part, REGISTRIES[part].get(name)), spec
 
 
-@pytest.mark.parametrize(("part", "name"), RULES)
+@pytest.mark.parametrize(("part", "name"), WRITTEN)
 def test_each_page_shows_its_own_figure(part: str, name: str) -> None:
     (shown,) = re.findall(r"^!\[([^\]]{20,})\]\(([^)]+)\)$", read(part, name), re.M)
     figure = (PAGES / part / shown[1]).resolve()
@@ -185,4 +192,4 @@ def test_each_page_shows_its_own_figure(part: str, name: str) -> None:
 
 
 def test_no_figure_is_left_over() -> None:
-    assert {path.stem for path in (PAGES / "figures").iterdir()} == {name for _, name in RULES}
+    assert {path.stem for path in (PAGES / "figures").iterdir()} <= {name for _, name in RULES}
