@@ -57,6 +57,7 @@ def test_settings_that_do_not_belong(tmp_path: Path) -> None:
     assert "give the pair's tokenizer" in refused("lm1b", tmp_path, rule="long=8")
     said = refused("wiki-summary", tmp_path, rule="min_words=99")
     assert "all 3 texts of the suite 'wiki-summary' were passed over (3 too_short): change" in said
+    assert 'for prompts as they are give a .jsonl file of {"prompt": ...}' in said
 
 
 Spoil = Callable[[Path], object]

@@ -228,6 +228,7 @@ def _empty(name: str, skipped: Counter[str]) -> UserError:
     if total := sum(skipped.values()):
         why = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
         return UserError(
-            f"all {total} texts of the suite '{name}' were passed over ({why}): change the prompt rule"
+            f"all {total} texts of the suite '{name}' were passed over ({why}): change the prompt rule; for prompts as "
+            'they are give a .jsonl file of {"prompt": ...}'
         )
     return UserError(f"the suite '{name}' holds no text: give data with at least one")
