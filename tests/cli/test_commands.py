@@ -15,8 +15,10 @@ from typer.main import get_command
 import sprinter
 from sprinter.cli import signature
 from sprinter.cli.app import app
+from sprinter.decode.registry import ACCEPT, DRAFTER, STOP, TRUST
 from sprinter.errors import UserError, install_line
 
+PARTS = {"drafter": DRAFTER, "trust": TRUST, "stop": STOP, "accept": ACCEPT}
 CHECKS = [
     "versions", "devices", "threads", "cpu", "kernels", "cache", "pair", "target", "draft", "passes", "gate",
     "self-test",
@@ -36,11 +38,16 @@ def test_help_and_version(run: Run) -> None:
 def test_methods_table_and_json(run: Run) -> None:
     status, out, err = run("methods", "--json")
     assert (status, err, out.count("\n")) == (0, "", 1)
-    rows = json.loads(out)["methods"]
+    rows, others = json.loads(out)["methods"], json.loads(out)["other_rules"]
     assert rows == sprinter.methods()
+    assert "accept=greedy" in others
+    shown = {spec.partition("(")[0] for spec in others}
+    shown |= {f"{part}={row[part]}".partition("(")[0] for row in rows for part in PARTS if row[part]}
+    assert shown == {f"{part}={name}" for part, registry in PARTS.items() for name in registry.names()}
     assert all(row.keys() >= {"name", "trust", "stop", "accept", "lossless", "paper"} for row in rows)
     status, table, err = run("methods")
     assert (status, err) == (0, "")
+    assert f"to compose with: {', '.join(others)}." in " ".join(table.split())
     lines = table.splitlines()
     assert lines == [line.rstrip(" ") for line in lines]
     for row in rows:

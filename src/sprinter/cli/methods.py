@@ -11,10 +11,11 @@ __all__ = ["methods"]
 def methods(json: JsonOption = False) -> None:
     """List the decoding methods, their rules, and whether they preserve the target distribution."""
     import sprinter
+    from sprinter.decode.spec import other_rules
 
-    rows = sprinter.methods()
+    rows, others = sprinter.methods(), other_rules()
     if json:
-        print_json({"methods": rows})
+        print_json({"methods": rows, "other_rules": others})
         return
     from rich.text import Text
 
@@ -29,6 +30,7 @@ def methods(json: JsonOption = False) -> None:
         table.append((name, *rules, "yes" if row["lossless"] else "no", *(() if narrow else (paper,))))
     columns = ("method", "drafter", "trust", "stop", "accept", "lossless", *(() if narrow else ("paper",)))
     print_table(columns, table, left=len(columns))
+    console().print(f"Rules of none of these, to compose with: {', '.join(others)}.")
     console().print(
         "A method is used as 'name' or 'name(param=value)', or composed: trust=gate(tau=0.5),stop=fixed(gamma=8). "
         "tau=recorded: the one that the pair's gate records. Without a method decoding is exact: auto, or "

@@ -19,13 +19,15 @@ from sprinter.errors import UserError, did_you_mean
 
 __all__ = [
     "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Method", "build_rule",
-    "full_spec", "is_auto", "method_table", "parse_call", "parse_method", "preset", "spell",
+    "full_spec", "is_auto", "method_table", "other_rules", "parse_call", "parse_method", "preset", "spell",
     "split_spec",
 ]  # fmt: skip
 
 
 _NESTED: Mapping[str, Registry] = {"under": STOP, "grow": DRAFTER, "otherwise": DRAFTER}
 """Parameters that are rules themselves."""
+_PARTS: Mapping[str, Registry] = {"drafter": DRAFTER, "trust": TRUST, "stop": STOP, "accept": ACCEPT}
+_KINDS = {"drafter": "a drafter", "trust": "a trust rule", "stop": "a stop rule", "accept": "an accept rule"}
 
 
 def full_spec(method: Method) -> str:
@@ -65,6 +67,23 @@ def method_table() -> list[dict[str, Any]]:
     return rows
 
 
+def other_rules() -> list[str]:
+    """Rules and drafters that no method has at its defaults, as parts of a spec: ``accept=block``."""
+    used = {f"{part}={row[part]}".partition("(")[0] for row in method_table() for part in _PARTS}
+    found = []
+    for part, registry in _PARTS.items():
+        for name in registry.names():
+            if f"{part}={name}" not in used:
+                usual = inspect.signature(registry.get(name)).parameters.values()
+                values = ((one.name, one.default) for one in usual if one.default not in (None, one.empty))
+                inside = ", ".join(
+                    f"{key}={spell(value) if dataclasses.is_dataclass(value) else value}"
+                    for key, value in values
+                )
+                found.append(f"{part}={name}({inside})" if inside else f"{part}={name}")
+    return found
+
+
 def parse_method(spec: str | Method) -> Method:
     """A Method from a spec string (a Method passes through).
 
@@ -85,6 +104,8 @@ def parse_method(spec: str | Method) -> Method:
 
 def _preset_from(text: str) -> Method:
     name, params = parse_call(text)
+    if name not in METHODS.names() and (part := _part_of(name)) is not None:
+        raise UserError(f"'{name}' is {_KINDS[part]}: write {part}={text}")
     known = _parameters(METHODS.get(name))
     values = {key: params.pop(key) for key in VALUES if key in params and key not in known}
     method = _method_of(name, params)
@@ -108,25 +129,39 @@ def _method_of(name: str, params: dict[str, Any]) -> Method:
 
 def _composed_from(spec: str, items: list[str]) -> Method:
     parts: dict[str, Any] = {}
-    registries = {"drafter": DRAFTER, "trust": TRUST, "stop": STOP, "accept": ACCEPT}
     for item in items:
         pair = _assignment(item)
         if pair is None:
-            raise UserError(
-                f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=..., cap=..., "
-                "head=..., only=..., tail_ratio=... or budget=..."
-            )
+            raise UserError(f"'{item}' in method '{spec}' is not part=rule: write {_instead(item, items)}")
         key, value = pair
         if key in parts:
             raise UserError(f"'{key}=' stands twice in method '{spec}'")
         if key in VALUES:
             parts[key] = _value(value)
-        elif key in registries:
+        elif key in _PARTS:
             name, params = parse_call(value)
-            parts[key] = build_rule(registries[key], name, params)
+            parts[key] = build_rule(_PARTS[key], name, params)
         else:
-            raise did_you_mean("part of a method", key, [*registries, *VALUES])
+            raise did_you_mean("part of a method", key, [*_PARTS, *VALUES])
     return Method(**{**defaults_of(parts), **parts})
+
+
+def _part_of(name: str) -> str | None:
+    """The part of a method that a rule or drafter of this name can be; None: there is none."""
+    return next((part for part, registry in _PARTS.items() if name in registry.names()), None)
+
+
+def _instead(item: str, items: list[str]) -> str:
+    """What was meant by an item that is not part=rule: a preset with the other items, a rule, or else any part."""
+    name, _, inside = item.partition("(")
+    if name in METHODS.names():
+        others = [one for one in items if one is not item]
+        known = {*VALUES, *_parameters(METHODS.get(name))}
+        if all((pair := _assignment(one)) is not None and pair[0] in known for one in others):
+            return f"{name}({', '.join([*filter(None, [inside.removesuffix(')')]), *others])})"
+    elif (part := _part_of(name)) is not None:
+        return f"{part}={item}"
+    return "trust=..., stop=..., accept=..., cap=..., head=..., only=..., tail_ratio=... or budget=..."
 
 
 def build_rule(registry: Registry, name: str, params: dict[str, Any]) -> Any:
