@@ -199,6 +199,16 @@ def test_chains_are_not_tried_among_too_many_rows() -> None:
     assert AdaptiveSwitch(Tracker(costs, lambda: 4)).drafts(1)  # lossy methods and trees may gain more
 
 
+@pytest.mark.parametrize(("three", "tried"), [(10.3, False), (9.0, True)])
+def test_among_many_rows_the_best_of_drafts_must_gain_a_tenth(three: float, tried: bool) -> None:
+    """A batch ends with its slowest row, whatever the others have gained."""
+    costs = PassCosts(((1, 1.0), (3, three / 4)), shared=((4, 4.0, 0.0),), several=((4, three),))
+    best = costs.for_rows(4).speed_up(0.9)
+    assert 1 < best < 1.075 or (tried and best > 1.075)
+    group = [AdaptiveSwitch(Tracker(costs, lambda: 4, chains=True)) for _ in range(4)]
+    assert any(row.drafts(1) for row in group) is tried
+
+
 def test_one_row_tries_first_where_usual_drafts_would_lose_time() -> None:
     costs = PassCosts(((1, 1.0), (2, 1.0), (8, 2.0)), ((1, 0.2), (9, 0.5)))
     four = costs.for_rows(4)

@@ -36,6 +36,7 @@ _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _USUAL = 0.7  # the same of a usual draft
+_LAG = 0.1  # of plain decoding's time: what the best of drafts must gain among many rows, whose slowest ends the batch
 _WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
 
 
@@ -284,7 +285,8 @@ class Tracker:
             return False
         if rows not in self._least:
             costs = self._costs_of(rows)
-            self._least[rows] = 1 - costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
+            lag = _LAG * (1 - 1 / rows)
+            self._least[rows] = 1 + lag - costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
         return self._least[rows] > 0
 
     def _best(self, costs: PassCosts, rows: int) -> float:
