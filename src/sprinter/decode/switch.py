@@ -37,6 +37,7 @@ _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _USUAL = 0.7  # the same of a usual draft
 _LAG = 0.1  # of plain decoding's time: what the best of drafts must gain among many rows, whose slowest ends the batch
+_KEPT = 0.5  # of a round without draft steps: what counts of its tokens where it is asked whether it can pay among rows
 _WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
 
 
@@ -146,9 +147,8 @@ class Tracker:
         costs: of this pair on this machine.
         rows: number of rows that share a pass now.
         copying: the same of the copies in rounds that rest; None: they do not copy.
-        apart: rows do it at different times. One that tries it is charged what it causes alone, and gains by further
-            tokens what a pass with a row less saves. Else a trial is charged as if all rows did it, and shared passes
-            as well as they did before.
+        apart: rows do it at different times, and one that tries it is charged what it causes alone. Else a trial is
+            charged as if all rows did it, and shared passes as well as they did before.
         pads: a pass reads as many tokens of each row as of the longest.
         longest: tokens that a round without draft steps adds at most; where even so many would lose time it is never
             tried. 0: not known.
@@ -212,7 +212,6 @@ class Tracker:
         among = len(self._members)
         self._decoding.add(row)
         plain = not drafted and done.target_tokens <= 1
-        added = 1 + (done.added - 1) * self._saved(rows) if self.apart else done.added
         time = as_all = alike = 1.0 if plain else self._time(done, rows)
         if spent is not None and not plain:
             # Rows that still read their prompt, or that decode by other methods and are not always in the same passes,
@@ -222,7 +221,7 @@ class Tracker:
             alike = self._time(done, beside)
         if self._on:
             if drafted:
-                self._balance = max(self._balance + (time - self._price * added) / rows, -_CREDIT)
+                self._balance = max(self._balance + (time - self._price * done.added) / rows, -_CREDIT)
                 self._price = min(1.0, self._price + done.added / rows / _FADES)
                 self._took = self._took[0] * _WASTE_FADES + time, self._took[1] * _WASTE_FADES + alike
             self._counted += 1
@@ -240,7 +239,7 @@ class Tracker:
             ):  # the row that tries it has said nothing for long: it failed, or waits
                 self._leave()
         else:
-            self._balance += (time if self.apart else self._waste * as_all) - self._price * added
+            self._balance += (time if self.apart else self._waste * as_all) - self._price * done.added
             if self._balance >= _FAILS:
                 self._leave()
             elif self._balance <= _PASSES:
@@ -290,14 +289,12 @@ class Tracker:
         return self._least[rows] > 0
 
     def _best(self, costs: PassCosts, rows: int) -> float:
-        """What a row loses at the least that does it alone, where its round is as long as can be and all is kept."""
+        """What a row loses at the least that does it alone, where its round is as long as can be and all is kept; among
+        other rows a part of it, as they still run their passes when it has ended."""
         more = self.longest - 1
         tokens = self.longest if self.pads else 1 + more / rows
-        return rows * (costs.target_s(tokens) / costs.target_s(1) - 1) - more * self._saved(rows)
-
-    def _saved(self, rows: int) -> float:
-        """What a row saves by ending a token earlier than the others, in plain tokens: they still run their passes."""
-        return min(1.0, rows * (1 - self._plain_s(rows - 1) / self._plain_s(rows))) if rows > 1 else 1.0
+        kept = more if rows == 1 else _KEPT * more
+        return rows * (costs.target_s(tokens) / costs.target_s(1) - 1) - kept
 
     def _time(self, done: RoundCount, rows: int) -> float:
         """Time of a round in plain tokens, if its passes are shared by so many rows that all do the same."""
