@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from matplotlib.figure import Figure
 
 from sprinter.decode.registry import ACCEPT, DRAFTER, STOP, TRUST
 from sprinter.decode.spec import METHODS, Method, method_table, parse_method, spell
@@ -193,3 +196,25 @@ def test_each_page_shows_its_own_figure(part: str, name: str) -> None:
 
 def test_no_figure_is_left_over() -> None:
     assert {path.stem for path in (PAGES / "figures").iterdir()} <= {name for _, name in RULES}
+
+
+@pytest.mark.parametrize(
+    ("spec", "signal", "level"),
+    [
+        ("certain(signal=margin, threshold=0.8)", "margin", 0.8), ("certain(threshold=0.6)", "entropy", 0.6),
+        ("certain(signal=max_prob, threshold=0.7)", "max_prob", 0.7), ("sprinter(tau=0.7)", "gate", 0.7),
+        ("coin(rate=0.7, cap=20)", "uniform", 0.7),
+    ],
+)  # fmt: skip
+def test_a_figure_fills_the_dots_of_a_signal_that_its_rule_trusts(
+    spec: str, signal: str, level: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PAGES.parents[1] / "scripts"))
+    figures = importlib.import_module("figures")
+    axes = Figure().subplots(3)
+    figures.strip(axes, spec, signal, level, 20)
+    rule, dots = parse_method(spec).trust, [line for line in axes[0].lines if line.get_marker() == "o"]
+    assert [line.get_fillstyle() for line in dots] == ["full", "none"]
+    for line, trusted in zip(dots, (True, False), strict=True):
+        decided, _ = rule.trust({signal: torch.tensor(line.get_ydata())}, rule.start())
+        assert decided.tolist() == [trusted] * len(line.get_ydata())
