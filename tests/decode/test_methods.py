@@ -152,6 +152,12 @@ def test_compositions(spec: str, wanted: Method) -> None:
     assert parts(parse_method(spec)) == parts(wanted)
 
 
+def test_a_method_is_printed_as_a_spec() -> None:
+    method = parse_method("sprinter(tau=0.5)")
+    assert str(method) == method.name == "sprinter(tau=0.5, cap=20, tail=0)"
+    assert "to_horizon=False" in repr(method)
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("spec", "message"),
@@ -164,9 +170,19 @@ def test_compositions(spec: str, wanted: Method) -> None:
         ("fallback(f=0.5)", "'fallback' is a stop rule: write stop=fallback(f=0.5)"),
         ("onehot", "'onehot' is an accept rule: write accept=onehot"),
         ("gate,budget=0.02", "'gate' in method 'gate,budget=0.02' is not part=rule: write trust=gate"),
-        ("sprinter,budget=0.02", "is not part=rule: write sprinter(budget=0.02)"),
-        ("sprinter(tau=0.5), cap=9", "is not part=rule: write sprinter(tau=0.5, cap=9)"),
-        ("sprinter,stop=never", "is not part=rule: write trust=..., "),
+        (
+            "sprinter,budget=0.02",
+            "'sprinter' in method 'sprinter,budget=0.02' is not part=rule: write sprinter(budget=0.02)",
+        ),
+        (
+            "sprinter(tau=0.5), cap=9",
+            "'sprinter(tau=0.5)' in method 'sprinter(tau=0.5), cap=9' is not part=rule: write "
+            "sprinter(tau=0.5, cap=9)",
+        ),
+        (
+            "sprinter,stop=never",
+            "'sprinter' in method 'sprinter,stop=never' is not part=rule: write trust=..., ",
+        ),
         ("speculative(gama=3)", "unknown parameter of speculative 'gama': did you mean 'gamma'?"),
         ("sprinter(threshold=1)", "unknown parameter of sprinter 'threshold': known: "),
         ("autoregressive(gamma=1)", "method 'autoregressive' takes no parameters, and got 'gamma'"),

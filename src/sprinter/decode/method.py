@@ -124,6 +124,10 @@ class Method:
         }
         return ",".join(f"{part}={text}" for part, text in written.items()).replace(" ", "") or "trust=nobody"
 
+    def __str__(self) -> str:
+        """Its name; ``repr`` has every part."""
+        return self.name
+
     def is_as(self, other: Method) -> bool:
         """Whether it decodes as another method does, wherever the two come from."""
         return replace(self, preset="", paper="") == replace(other, preset="", paper="")
