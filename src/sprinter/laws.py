@@ -7,6 +7,7 @@ last axis, on tensors of shape ``[..., V]``, and keeps the dtype of its input (t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "process_rows",
     "raw_law",
     "residual",
+    "truncation",
     "tv_distance",
     "wide",
 ]
@@ -112,6 +114,15 @@ def _largest(values: Tensor, n: int | Tensor, least: Tensor) -> Tensor:
     tied = values == least
     places = n - (values > least).sum(-1, keepdim=True)
     return (values > least) | (tied & (tied.cumsum(-1) <= places))
+
+
+@lru_cache(maxsize=256)
+def truncation(sampling: Sampling) -> tuple[int, float, float]:
+    """What our kernels need to truncate float32 laws as ``process`` does: top_k, the parts that top_p stands for, 0
+    where it keeps all, and min_p."""
+    top_p = torch.tensor(sampling.top_p, dtype=torch.float32)
+    goal = 0.0 if top_p >= 1.0 else float(_goal(top_p, top_p))
+    return sampling.top_k, goal, sampling.min_p
 
 
 def process_rows(

@@ -18,7 +18,7 @@ from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow
 from sprinter.engine.backends.eager import EagerBackend
 from sprinter.engine.backends.single_call import SingleCallBackend
 from sprinter.engine.pair import Pair
-from sprinter.laws import Sampling, process
+from sprinter.laws import Sampling, process, truncation
 from sprinter.models import kernels
 from sprinter.models.choose import make_runner
 from sprinter.models.runners.rope import find_switch
@@ -29,6 +29,10 @@ from sprinter_kernels import native
 
 TEXT = torch.randint(1, 250, (3, 16), generator=torch.Generator().manual_seed(0))
 LENGTHS, COUNTS, HEATS = (9, 16, 12), (6, 4, 1), (1.0, 0.0, 0.6)
+CUTS: list[dict[str, Any]] = [
+    {"top_k": 7}, {"top_k": 1}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 1 - 1e-9}, {"min_p": 0.2},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.05}, {"top_k": 10**6, "top_p": 0.999},
+]  # fmt: skip
 ROWS = (1, 2, 0)
 
 
@@ -53,8 +57,9 @@ def check_run(model: Any) -> None:
     ]
     assert runner.drafts(22) and not runner.drafts(41)
     said, states, laws, tokens = runner.draft(
-        first.logits[:, 0, :vocab], first.hidden[:, 0], ROWS, COUNTS, HEATS, keys, word_blocks(vocab)
-    )
+        first.logits[:, 0, :vocab], first.hidden[:, 0], ROWS, COUNTS, HEATS, [truncation(Sampling())] * 3, keys,
+        word_blocks(vocab),
+    )  # fmt: skip
     assert runner.lengths == [
         dict(zip(ROWS, zip(LENGTHS, COUNTS, strict=True), strict=True))[row][0]
         + dict(zip(ROWS, COUNTS, strict=True))[row]
@@ -107,14 +112,22 @@ def test_a_large_vocabulary_that_is_no_whole_blocks(each_set: None) -> None:
     check_run(model)
 
 
-def answers(kind: Any, model: Any, plans: Any = None) -> Any:
+class Apart:
+    """Draws of another kind, for which rows draft in single steps."""
+
+    def __init__(self, draws: AddressedDraws) -> None:
+        self.token, self.uniform, self.keep = draws.token, draws.uniform, draws.keep
+
+
+def answers(kind: Any, model: Any, plans: Any = None, apart: int | None = None) -> Any:
     """What three rows draft, several times, each after its own tokens of the time before; the backend."""
     backend = kind(make_runner(model, batch=3, max_len=40, compile=True), model.config.vocab_size, "draft")
     plan, draws = DraftPlan(Sampling(), ("entropy",)), AddressedDraws(7)
+    by: Any = [Apart(draws) if row == apart else draws for row in range(3)]
     texts, found = [[1, 2], [5], [4, 6, 9]], []
     for round in range(4):
         rows = [
-            DraftRow(row, text[backend.runner.lengths[row] :], len(text), round, draws, own, count=4 - row)
+            DraftRow(row, text[backend.runner.lengths[row] :], len(text), round, by[row], own, count=4 - row)
             for row, (text, own) in enumerate(zip(texts, plans or [plan] * 3, strict=True))
         ]
         found.append(backend.draft(rows))
@@ -156,6 +169,27 @@ def test_tokens_that_a_model_forbids_have_no_mass(each_set: None) -> None:
     assert all(one.laws[:, 5:250].sum() == 0 and one.laws.isfinite().all() for one in made)
 
 
+@pytest.mark.parametrize("levels", [0, 3], ids=["apart", "tied"])
+@pytest.mark.parametrize("heat", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_truncated_laws_keep_what_single_steps_keep(
+    cut: dict[str, Any], heat: float, levels: int, each_set: None
+) -> None:
+    """Also where many logits are equal, of which the first ones are kept."""
+    model = tiny_llama(611)
+    if levels:
+        model.lm_head = nn.Linear(64, 611)
+        with torch.no_grad():
+            model.lm_head.weight.zero_()
+            model.lm_head.bias.copy_(torch.arange(611) % levels)
+    assert kernels.compile_layers(model) is None
+    plans = [DraftPlan(Sampling(heat, **own), ("entropy",)) for own in (cut, {}, cut)]
+    runs, steps = (answers(kind, model, plans)[0] for kind in (SingleCallBackend, EagerBackend))
+    for run, step in zip(chain(*runs), chain(*steps), strict=True):
+        assert run.tokens == step.tokens and torch.equal(run.laws > 0, step.laws > 0)
+        assert float((run.laws - step.laws).abs().max()) < 2e-6
+
+
 def test_a_run_up_to_the_length_at_which_angles_change() -> None:
     model = tiny_llama(70, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
     assert kernels.compile_layers(model) is None
@@ -169,8 +203,7 @@ def test_a_run_up_to_the_length_at_which_angles_change() -> None:
 
 def test_a_row_of_single_steps_does_not_change_a_bit_of_the_others() -> None:
     model = of_kind("llama-tied", "float32")
-    plans = [DraftPlan(Sampling(), ("entropy",)), DraftPlan(Sampling(top_p=0.9), ("entropy",))]
-    alone, beside = (answers(SingleCallBackend, model, [plans[0], plan, plans[0]])[0] for plan in plans)
+    alone, beside = (answers(SingleCallBackend, model, apart=apart)[0] for apart in (None, 1))
     for one, other in zip(alone, beside, strict=True):
         for row in (0, 2):
             assert one[row].tokens == other[row].tokens and torch.equal(one[row].laws, other[row].laws)

@@ -1,11 +1,13 @@
 // Draft steps: the law of a model's logits, a token that is drawn from it, a pass over this token, and so on.
 //
-// Laws are those of `process` in laws.py without truncation, and draws those of random.py: an exponential race. Each row
-// is computed by itself, so that its tokens do not depend on the others.
+// Laws are those of `process` in laws.py, and draws those of random.py: an exponential race. Each row is computed by
+// itself, so that its tokens do not depend on the others.
 
 #pragma once
 
 #include "layers.h"
+
+#include <functional>
 
 namespace {
 
@@ -48,6 +50,70 @@ void soften_all(const float* logits, int64_t size, float temperature, float* law
     const float whole = total(sum);  // not a number if a logit is NaN or infinite; -inf has no mass
     for (int64_t i = 0; i < size; i += WIDE)
         store_some(law + i, load_some(law + i, size - i, 0.0f) / all(whole), size - i);
+}
+
+// kept [size] = logits of the `many` largest ones, of which `least` is the last; -inf at the others. Of those that are
+// `least` the first ones stay.
+void keep_largest(const float* logits, int64_t size, float least, int64_t many, float* kept) {
+    int64_t ties = many;
+    for (int64_t i = 0; i < size; ++i) ties -= logits[i] > least;
+    for (int64_t i = 0; i < size; ++i) {
+        const bool stays = logits[i] > least || (logits[i] == least && ties-- > 0);
+        kept[i] = stays ? logits[i] : -INFINITY;
+    }
+}
+
+// What a law keeps of its tokens: `top_k` (0: all), those that reach `goal` parts of 2^-50 together (0: all), and those
+// that have at least `min_p` of the largest.
+struct Truncation {
+    int64_t top_k;
+    double goal;
+    float min_p;
+    bool none() const { return top_k == 0 && goal == 0.0 && min_p == 0.0f; }
+};
+
+// law [size] of truncated logits, see `process`; kept [size] is room.
+void soften_some(const float* logits, int64_t size, float temperature, const Truncation& cut, float* kept, float* law) {
+    constexpr int64_t FEW = 256;  // that are sorted first
+    // Where one is not a number or infinite there is no order, and no law either.
+    const bool ordered = std::all_of(logits, logits + size, [](float x) { return x < INFINITY; });
+    if (temperature == 0.0f || cut.none() || !ordered) return soften_all(logits, size, temperature, law);
+    const float* left = logits;
+    if (0 < cut.top_k && cut.top_k < size) {
+        std::copy(logits, logits + size, kept);
+        std::nth_element(kept, kept + cut.top_k - 1, kept + size, std::greater<float>());
+        keep_largest(logits, size, kept[cut.top_k - 1], cut.top_k, kept);
+        left = kept;
+    }
+    if (cut.goal > 0.0) {
+        soften_all(left, size, temperature, law);
+        const auto part = [&](int64_t i) { return std::floor(double(law[i]) * 0x1p50); };  // sums of these are exact
+        const auto before = [&](int64_t i, int64_t j) { return left[i] > left[j]; };
+        std::vector<int64_t> ids(static_cast<size_t>(size));
+        for (int64_t i = 0; i < size; ++i) ids[size_t(i)] = i;
+        auto end = ids.begin() + std::min(FEW, size);
+        std::nth_element(ids.begin(), end - 1, ids.end(), before);
+        double whole = 0.0, mass = 0.0;
+        for (auto at = ids.begin(); at != end; ++at) whole += part(*at);
+        if (whole < cut.goal) end = ids.end();
+        std::sort(ids.begin(), end, before);
+        int64_t many = 0;  // a token stays if the mass before it is below the goal
+        for (auto at = ids.begin(); at != end && mass < cut.goal; ++at, ++many) mass += part(*at);
+        keep_largest(left, size, left[ids[size_t(many - 1)]], many, kept);
+        left = kept;
+    }
+    soften_all(left, size, temperature, law);
+    if (cut.min_p > 0.0f) {
+        const float least = cut.min_p * *std::max_element(law, law + size);
+        Floats sum = {};
+        for (int64_t i = 0; i < size; i += WIDE) {
+            const Floats made = load_some(law + i, size - i, 0.0f), stays = below(made, least, Floats{}, made);
+            store_some(law + i, stays, size - i);
+            sum += stays;
+        }
+        const float whole = total(sum);
+        for (int64_t i = 0; i < size; ++i) law[i] /= whole;
+    }
 }
 
 typedef uint32_t WordPart __attribute__((vector_size(4 * PART)));
@@ -114,6 +180,9 @@ struct Writers {
     const int64_t *row, *start;      // number of each, and of the tokens that it holds
     const int64_t* count;            // of tokens to draw
     const float* temperature;
+    const int64_t* top_k;            // of each row, see Truncation
+    const double* goal;
+    const float* min_p;
     const uint64_t* keys;            // [rows, steps], of the draws
     const uint32_t *high, *low;      // words of the tokens, with room for whole blocks
     int64_t size;                    // of the vocabulary
@@ -153,8 +222,9 @@ void write(const Model& model, Pass pass, const Writers& who, const Written& mad
 #pragma omp parallel for num_threads(int(std::min<int64_t>(threads, live))) if (live > 1)
         for (int64_t i = 0; i < live; ++i) {
             float* law = made.laws + (at + i) * who.size;
-            soften_all(made.logits + (at + i) * vocab, who.size, who.temperature[i], law);
             float* room = numbers(whole + whole / BLOCK);
+            const Truncation cut = {who.top_k[i], who.goal[i], who.min_p[i]};
+            soften_some(made.logits + (at + i) * vocab, who.size, who.temperature[i], cut, room, law);
             made.tokens[at + i] = first_arrival(
                 law, who.size, whole, who.keys[i * who.steps + step], who.high, who.low, room, room + whole
             );

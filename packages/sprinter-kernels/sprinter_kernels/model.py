@@ -68,7 +68,9 @@ class Writers(NamedTuple):
 
     Attributes:
         rows, starts, counts: of each, its number, the tokens that it holds and those to draw.
-        temperatures: of laws. keys: addresses of the draws, ``[rows][most tokens]``, in 64 bits.
+        temperatures: of laws. truncations: of each, top_k (0: none), the number of parts of 2^-50 that its tokens
+            reach together (0: all), and min_p (0: none): see ``sprinter.laws.process``.
+        keys: addresses of the draws, ``[rows][most tokens]``, in 64 bits.
         words: high and low half of a word for each token id, uint32, for whole blocks of 64 tokens: see
             ``sprinter.random``.
     """
@@ -77,6 +79,7 @@ class Writers(NamedTuple):
     starts: Sequence[int]
     counts: Sequence[int]
     temperatures: Sequence[float]
+    truncations: Sequence[tuple[int, float, float]]
     keys: Sequence[Sequence[int]]
     words: tuple[NDArray[np.uint32], NDArray[np.uint32]]
 
@@ -352,7 +355,9 @@ class Packed:
         angles = [(cosine.data_ptr(), sine.data_ptr()) for cosine, sine in held]
         where = np.array([writers.rows, writers.starts, writers.counts], np.int64)
         heats, keys = np.array(writers.temperatures, np.float32), np.array(writers.keys, np.uint64)
-        given = [one.ctypes.data for one in (*where, heats, keys, *writers.words)]
+        kinds = zip(zip(*writers.truncations, strict=True), (np.int64, np.float64, np.float32), strict=True)
+        cuts = [np.array(values, kind) for values, kind in kinds]
+        given = [one.ctypes.data for one in (*where, heats, *cuts, keys, *writers.words)]
         native().draft(
             self._facts, rows, steps, *given, vocab, buffers, slots, angles, *map(_at, (said, seen, laws, tokens)),
             torch.get_num_threads(),

@@ -19,6 +19,7 @@ from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow
 from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
+from sprinter.laws import truncation
 from sprinter.models.runners.row import RowRunner
 from sprinter.random import AddressedDraws, Purpose, addresses, word_blocks
 
@@ -32,7 +33,7 @@ _SYNC = 1.5  # what Python adds to a run, in steps of such a model
 class SingleCallBackend(EagerBackend):
     """``EagerBackend`` over a ``RowRunner`` that drafts.
 
-    Rows with adjusted or truncated laws, or with heads that read the state at x, draft as they do there.
+    Rows with adjusted laws, or with heads that read the state at x, draft as they do there.
     """
 
     def __init__(self, runner: RowRunner, vocab: int, name: str, held: HeldRows | None = None) -> None:
@@ -61,6 +62,7 @@ class SingleCallBackend(EagerBackend):
             [row.row for row in own],
             [row.count for row in own],
             [row.plan.sampling.temperature for row in own],
+            [truncation(row.plan.sampling) for row in own],
             _keys(own, steps),
             word_blocks(self.vocab),
         )
@@ -121,10 +123,8 @@ class SingleCallBackend(EagerBackend):
 
 
 def _is_plain(row: DraftRow) -> bool:
-    sampling = row.plan.sampling
-    whole = sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0
     simple = row.adjust is None and bool(row.tokens) and not row.plan.reads_x
-    return whole and simple and isinstance(row.draws, AddressedDraws)
+    return simple and isinstance(row.draws, AddressedDraws)
 
 
 def _keys(rows: Sequence[DraftRow], steps: int) -> np.ndarray:

@@ -123,6 +123,7 @@ class RowRunner(ModelRunner):
         rows: Sequence[int],
         counts: Sequence[int],
         temperatures: Sequence[float],
+        truncations: Sequence[tuple[int, float, float]],
         keys: np.ndarray | Sequence[Sequence[int]],
         words: tuple[np.ndarray, np.ndarray],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -131,8 +132,9 @@ class RowRunner(ModelRunner):
         Args:
             first, states: logits ``[rows, V]`` after the texts, of which laws are made, and states ``[rows, d]``.
             rows, counts: rows and numbers of tokens, in falling order of these.
-            temperatures: of the laws. keys: ``[rows][most tokens]``, addresses of the draws, and words of the tokens,
-                as ``sprinter.random`` has them (``word_blocks``).
+            temperatures, truncations: of the laws, the latter as ``laws.truncation`` has them.
+            keys: ``[rows][most tokens]``, addresses of the draws, and words of the tokens, as ``sprinter.random`` has
+                them (``word_blocks``).
 
         Returns:
             Logits, states, laws ``[steps, rows, ...]`` and tokens ``[steps, rows]``, undefined beyond a row's count.
@@ -142,7 +144,7 @@ class RowRunner(ModelRunner):
         with turn(self._head):
             made = self.straight.draft(
                 first, states, self._cache, rows=rows, starts=starts, counts=counts, temperatures=temperatures,
-                keys=keys, words=words,
+                truncations=truncations, keys=keys, words=words,
             )  # fmt: skip
         for row, start, count in zip(rows, starts, counts, strict=True):
             self._lengths[row] = start + count - 1
