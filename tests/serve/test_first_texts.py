@@ -24,7 +24,7 @@ def test_others_wait_for_all_first_texts_and_then_go_on_as_long(monkeypatch: pyt
         loop = Mock(time=lambda: now[0], call_later=lambda *given: timers.append(given) or Mock())
         monkeypatch.setattr("sprinter.serve.turns.asyncio.get_running_loop", lambda: loop)
         first = FirstTexts()
-        one, other = first.begin(), first.begin()
+        one, other = first.begin("a"), first.begin("b")
         assert one and other and [seconds for seconds, _ in timers] == [0.1]
         waits = asyncio.create_task(first.over())
         one(), one()
@@ -34,9 +34,9 @@ def test_others_wait_for_all_first_texts_and_then_go_on_as_long(monkeypatch: pyt
         other()
         await waits
         now[0] = 10.07
-        assert first.begin() is None  # others have their turn
+        assert first.begin("a") is None  # others have their turn
         now[0] = 10.09
-        late = first.begin()
+        late = first.begin("c")
         assert late is not None
         waits = asyncio.create_task(first.over())
         await asyncio.sleep(0)
@@ -45,7 +45,7 @@ def test_others_wait_for_all_first_texts_and_then_go_on_as_long(monkeypatch: pyt
         timers[1][1]()  # the first text takes too long
         await waits
         late()
-        assert first.begin() is None
+        assert first.begin("a") is None
 
     asyncio.run(main())
 
@@ -53,7 +53,7 @@ def test_others_wait_for_all_first_texts_and_then_go_on_as_long(monkeypatch: pyt
 def test_only_who_has_several_requests_waits() -> None:
     async def main() -> None:
         turns = Turns(several=lambda owner: owner == "alice")
-        leave = turns.first.begin()
+        leave = turns.first.begin("bob")
         assert leave is not None and await turns.run("bob", lambda: 5) == 5
         done = asyncio.create_task(turns.run("alice", lambda: 7))
         await asyncio.sleep(0.01)
@@ -107,7 +107,7 @@ def test_a_client_that_has_its_answer_asks_for_nothing(tmp_path: Path) -> None:
     with serving(sprinter.load_pair(), rows=1, max_len=96, api_keys=keys_of(tmp_path)) as server:
         owners, seen, real = server.service.owners, list[int](), server.service.turns.first.begin
         owners.open.take("alice")
-        server.service.turns.first.begin = lambda: seen.append(owners.asking.of("bob")) or real()
+        server.service.turns.first.begin = lambda owner: seen.append(owners.asking.of("bob")) or real(owner)
         with server.http() as http:
             for stream in (False, True, False):
                 asked = {"prompt": PROMPT, "max_tokens": 2, "stream": stream}
@@ -115,6 +115,40 @@ def test_a_client_that_has_its_answer_asks_for_nothing(tmp_path: Path) -> None:
                 assert owners.asking.of("bob") == 0
         owners.open.take("alice", -1)
     assert seen == [1, 1, 1]
+
+
+def test_an_owner_does_not_wait_for_its_own_first_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do others, once it asks for more than one."""
+    monkeypatch.setattr("sprinter.serve.turns._FIRST_S", 60.0)
+    asked = {"prompt": PROMPT, "max_tokens": 2}
+    with serving(sprinter.load_pair(), rows=1, max_len=96, api_keys=keys_of(tmp_path)) as server:
+        owners, first = server.service.owners, server.service.turns.first
+        owners.open.take("alice")
+        with held(server.service):
+            thread = threading.Thread(target=lambda: server.post(TEXT, asked, **as_("bob")))
+            thread.start()
+            until(lambda: len(first._waiting) == 1)
+            began = time.monotonic()
+            assert server.post("/tokenize", {"prompt": "a"}, **as_("bob")).status_code == 200
+            assert not first._waiting and time.monotonic() - began < 10
+        thread.join(30)
+        owners.open.take("alice", -1)
+
+
+def test_a_refused_request_is_expected_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that asks for nothing but what is refused holds up nobody's text."""
+    monkeypatch.setattr("sprinter.engine.worker._EXPECTED_S", 60.0)
+    with serving(sprinter.load_pair(), rows=1, max_len=96, api_keys=keys_of(tmp_path)) as server:
+        expected = server.service.engine._worker._expected
+        server.service.owners.open.take("alice")
+        refused = server.post(TEXT, {"prompt": [3] * 200, "max_tokens": 2}, **as_("bob"))
+        assert refused.status_code == 400 and expected.owner == "bob"
+        until(lambda: expected.left_s == 0)
+        asked = {"prompt": PROMPT, "max_tokens": 2}
+        assert server.post(TEXT, asked, **as_("alice")).status_code == 200
+        server.service.owners.open.take("alice", -1)
 
 
 def test_a_pass_of_others_does_not_begin_before_an_expected_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,9 +174,10 @@ class AsyncEngine:
         async with self.stream(prompt, options, owner=owner, **keywords) as stream:
             return await stream.finish()
 
-    def expect(self, owner: str) -> None:
-        """Begin no pass of others before a request of an owner, who has no other, is put, or for ten milliseconds."""
-        self._worker.expect(owner)
+    def expect(self, owner: str) -> Callable[[], None]:
+        """Begin no pass of others before a request of an owner, who has no other, is put, or for ten milliseconds; what
+        is returned is to be called when none will be put."""
+        return self._worker.expect(owner)
 
     def check_room(self, owner: str, count: int) -> None:
         """Refuse requests that would not be taken, before they are made.

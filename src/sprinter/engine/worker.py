@@ -204,9 +204,17 @@ class EngineWorker:
             self._open, self._expected.only = self._open + 1, self._expected.only + only
             self._calls.put(lambda: self._enter(request, only))
 
-    def expect(self, owner: str) -> None:
-        """Step no further for a moment, or until an owner's request is put."""
-        self._expected.owner, self._expected.until = owner, time.perf_counter() + _EXPECTED_S
+    def expect(self, owner: str) -> Callable[[], None]:
+        """Step no further for a moment, or until an owner's request is put, or what is returned is called."""
+        until = time.perf_counter() + _EXPECTED_S
+        self._expected.owner, self._expected.until = owner, until
+
+        def withdraw() -> None:
+            if self._expected.until == until:
+                self._expected.until = 0.0
+                self._calls.put(lambda: None)  # the thread may wait for it
+
+        return withdraw
 
     def score(self, scoring: Scoring[Any]) -> None:
         """Run a scoring, a chunk per step of the engine; a cancelled future ends it.

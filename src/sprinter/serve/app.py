@@ -247,7 +247,7 @@ async def _serve(
         models.owners.charge_texts(owner, asked.count, paid=1)
     service = await _taken(models, request, body.model)
     if note.first:
-        service.engine.expect(owner)
+        note.after.append(service.engine.expect(owner))
     pair = service.pair
     name = asked.alias or service.model
     frame = asked, note.id, service.now(), name, names_of(pair.tokenizer)

@@ -226,9 +226,11 @@ class RequestGuard:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":  # a browser's form needs no permission
             raise Refusal(415, "the body is to be application/json", "unsupported_media_type")
-        alone = self._owners.asking.of(note.owner) == 1 and self._open.others(note.owner)
-        if scope["method"] == "POST" and alone:
-            note.first = self._owners.turns.first.begin()
+        first = self._owners.turns.first
+        if self._owners.asking.of(note.owner) > 1:
+            first.end(note.owner)
+        elif scope["method"] == "POST" and self._open.others(note.owner):
+            note.first = first.begin(note.owner)
             note.after += [note.first] if note.first else []
 
     async def _read(self, headers: Headers, receive: Receive, note: RequestNote) -> bytes:

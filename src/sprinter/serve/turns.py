@@ -30,10 +30,10 @@ class FirstTexts:
     def __init__(self) -> None:
         self._none = asyncio.Event()
         self._none.set()
-        self._waiting: set[object] = set()
+        self._waiting: dict[str, object] = {}  # by owner
         self._began = self._next = 0.0
 
-    def begin(self) -> Callable[[], None] | None:
+    def begin(self, owner: str) -> Callable[[], None] | None:
         """Have others wait until what is returned is called; None: they have waited already, and have their turn."""
         loop, one = asyncio.get_running_loop(), object()
         if self._none.is_set():
@@ -42,15 +42,18 @@ class FirstTexts:
             self._began = loop.time()
             self._none.clear()
             self._timer = loop.call_later(_FIRST_S, self._end)
-        self._waiting.add(one)
+        self._waiting[owner] = one
 
         def leave() -> None:
-            if one in self._waiting:
-                self._waiting.remove(one)
-                if not self._waiting:
-                    self._end()
+            if self._waiting.get(owner) is one:
+                self.end(owner)
 
         return leave
+
+    def end(self, owner: str) -> None:
+        """Have nobody wait for an owner any more, who asks for more than one text: its own work would wait too."""
+        if self._waiting.pop(owner, None) and not self._waiting:
+            self._end()
 
     def _end(self) -> None:
         now = asyncio.get_running_loop().time()

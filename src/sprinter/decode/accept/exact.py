@@ -38,7 +38,7 @@ class Exact(AcceptRule):
         if p.device.type == "cpu":  # numpy's calls cost a fraction of torch's
             own = p.numpy()
             masses = [(own[i, x], laws[i].numpy()[x]) for i, x in enumerate(tokens)]
-            return torch.from_numpy(np.array([min(a / b, 1) if b > 0 else 1 for a, b in masses], own.dtype))
+            return torch.from_numpy(np.array([1 if a >= b else a / b for a, b in masses], own.dtype))
         q_of = torch.stack([law[x] for law, x in zip(laws, tokens, strict=True)])
         return chances(at_tokens(p, tokens), q_of)
 
