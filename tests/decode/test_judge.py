@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import pytest
@@ -175,3 +176,7 @@ def test_the_chances_at_the_draft_tokens_are_those_of_the_whole_laws() -> None:
     for rule in (Exact(), Lenient(1.0)):
         whole = rule.keep(p, q).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
         assert torch.equal(rule.keep_tokens(tokens, p, list(q)), whole)
+    with warnings.catch_warnings(action="error"):  # p/q is larger than float32 can hold
+        assert Exact().keep_tokens(
+            [0], torch.tensor([[0.9, 0.1]]), [torch.tensor([1e-45, 1.0])]
+        ).tolist() == [1.0]

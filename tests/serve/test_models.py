@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -228,6 +231,33 @@ def test_a_text_that_is_written_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> N
         assert refused.status_code == 503 and "retry-after" not in refused.headers
 
 
+def test_a_model_takes_no_texts_before_it_is_known_to_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size is known when it is loaded, and it may have to be closed again."""
+    monkeypatch.setattr("sprinter.serve.registry._DRAIN_S", 3.0)
+    with several(loads([], "a", 1), loads([], "b", 2)) as (server, models):
+        ids(server.post(TEXT, body("a")))
+        object.__setattr__(models.settings, "models_bytes", models.find("a").size + 100)
+        one, service, statuses = models.find("b"), models.find("a").service, list[int]()
+        assert service is not None
+        with held(service):
+            calls = [
+                threading.Thread(
+                    target=lambda name=name: statuses.append(server.post(TEXT, body(name)).status_code)
+                )
+                for name in "abb"
+            ]
+            calls[0].start()
+            until(lambda: models.find("a").users == 1)
+            calls[1].start()
+            until(lambda: one.service is not None)
+            calls[2].start()
+            for call in calls[1:]:
+                call.join(30)
+            assert statuses == [503, 503]
+        calls[0].join(30)
+        assert statuses == [503, 503, 200]
+
+
 def test_owners_take_turns_in_having_models_loaded(tmp_path: Path) -> None:
     """Alice has asked for four when Bob asks for the last of them, and for a fifth one."""
     go, log = threading.Event(), list[str]()
@@ -388,6 +418,10 @@ def test_adapters_of_several_pairs_keep_their_pair(tmp_path: Path) -> None:
         object.__setattr__(models.settings, "models_bytes", room + 100)
         ids(server.post(TEXT, body("a")))  # the adapter goes first, then there is room
         assert models.find("sql").service is None and models.find("b").users == 0
+        a, b, sql = map(models.find, ("a", "b", "sql"))
+        sql.parent, sql.loading = a, Mock()  # it waits for its turn, and so its pair is not waited for
+        assert a.service is not None and not asyncio.run(models._drain(b, [a], time.monotonic() + 60))
+        sql.parent, sql.loading = b, None
 
 
 def test_an_adapter_of_another_model_fails_alone(tmp_path: Path) -> None:

@@ -103,8 +103,9 @@ class _KnownModel:
 
     @property
     def at_hand(self) -> bool:
-        """Whether it need not be loaded, nor waited for."""
-        return self.service is not None and self.service.error is None and self.leaving is None
+        """Whether it need not be loaded, nor waited for: until it is known that it has room, it may be closed again."""
+        idle = self.loading is None and self.leaving is None
+        return idle and self.service is not None and self.service.error is None
 
     def hold(self, after: list[Callable[[], None]]) -> None:
         """Have it stay until the functions of ``after`` are called."""
@@ -405,7 +406,10 @@ class Models:
 
         Requests that come meanwhile wait: else owners who always ask for a model would keep all others out.
         """
-        adapted = {other.parent for other in loaded} | {one.parent}  # as long as their adapters are there
+        # As long as their adapters are there, or wait for their turn.
+        adapted = {
+            other.parent for other in self._models if other.service is not None or other.loading is not None
+        }
         free = [other for other in loaded if other.service is not self.only and other not in adapted]
         now = time.monotonic()
         if not free or now < self._rest or now >= until:
