@@ -86,7 +86,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_budget_without_a_method_is_refused(tiny_pair: sprinter.Pair) -> None:
     for budget in (0.05, 1):
         with pytest.raises(
-            UserError, match=rf"budget={budget} needs a lossy method, .* such as method='certain'"
+            UserError, match=rf"budget={budget} needs a lossy method: .* such as method 'auto' or 'certain'"
         ):  # which needs no gate
             tiny_pair.stream([1, 2], budget=budget)
     tiny_pair.stream([1, 2], budget=0).close()  # says exact, which it is
