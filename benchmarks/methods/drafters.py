@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--pair", choices=PAIRS, default="builtin", help="smollm2: a target alone")
     parser.add_argument("--prompts", type=int, default=sized(10, 2), help="prompts of each set")
     parser.add_argument("--new-tokens", type=int, default=sized(96, 8), help="most tokens of a turn")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=sized([0.0, 0.7], [0.7]))
     parser.add_argument(
         "--methods", nargs="+", choices=METHODS, help="default: all that the pair has models for"
     )
