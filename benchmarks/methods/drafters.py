@@ -255,12 +255,12 @@ def main() -> None:
         for arm in arms if left else ():
             arm.answer(samples[-1], 0, min(WARM, options.new_tokens))
             arm.forget()
-            for i in sorted({*range(len(samples))} - left):
-                arm.remember(kept.get((name, temperature, i))["answers"][arm.name]["turns"])
         answers = dict[str, Any]()
         for i, arm in in_turn(arms, len(samples), f"{name} at {temperature:g}") if left else ():
             if i in left:
                 answers[arm.name] = arm.answer(samples[i], i)
+            else:  # in their order: no answer copies from a later text
+                arm.remember(kept.get((name, temperature, i))["answers"][arm.name]["turns"])
             if len(answers) == len(arms):
                 kept.add({"key": [name, temperature, i], "answers": answers})
                 answers = {}

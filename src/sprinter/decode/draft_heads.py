@@ -3,8 +3,7 @@ made of it.
 
 The loop asks for a draft (``AskDraft``) or for laws where a tree grows (``AskTips``) and does not know who answers. A
 driver answers from the draft model, or, if the drafter is ``heads`` or ``parallel``, from a ``HeadDrafts``, which holds
-one text. So
-every stop rule, tree and accept rule that works on the draft model's laws works on those of heads.
+one text. So every stop rule, tree and accept rule that works on the draft model's laws works on theirs.
 """
 
 from __future__ import annotations

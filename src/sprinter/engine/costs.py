@@ -61,14 +61,9 @@ _STEADY = 0.02  # repeats go on until no least falls by this share any more,
 _LONGEST_S = 1.0  # or for so many seconds: a first text waits for them
 _LONG = 0.02  # seconds of a target pass that is long: then the longest passes are not timed, nor what the host does
 _LONG_TARGET, _LONG_DRAFT = 16, 8  # tokens of the longest passes that are timed then
-_LONG_HOST = (
-    (0.0003, 0.0001, 0.0003),
-    0.0002,
-)  # what the host does beside long passes, where it does not matter
+_LONG_HOST = (0.0003, 0.0001, 0.0003), 0.0002  # what the host does beside those: it does not matter
 _HOST_TOKENS, _HOST_REPEATS, _HOST_ROWS = 16, 2, 8
-_STEPS = DraftPlan(
-    Sampling(), (), {}
-)  # without signals, which are read where they cost little beside the passes
+_STEPS = DraftPlan(Sampling(), (), {})  # without signals, which cost little beside the passes
 
 
 def pass_costs(pair: LoadedPair, described: Mapping[str, Any] | None) -> PassCosts:
