@@ -2,22 +2,26 @@
 
     python benchmarks/real/gate_prompts.py --data DIR --out prompts.jsonl
     python benchmarks/real/gate_prompts.py --data DIR --out questions.jsonl --kinds gsm8k --first --each 32
+    python benchmarks/real/gate_prompts.py --data DIR --out many.jsonl --each 6000 --mixed --packages torch numpy
 
 Word problems of GSM8K's training set; functions of Python's standard library to be completed from signature and
-docstring, in the words of HumanEval's chat form; every second prompt of Spec-Bench (the others are for tests);
-short Wikinews articles to be summarised. The records hold ``messages`` for ``sprinter gate label``.
+docstring, in the words of HumanEval's chat form, and of other ``--packages``; every second prompt of Spec-Bench (the
+others are for tests); short Wikinews articles to be summarised. The records hold ``messages``, for ``sprinter gate
+label`` and ``sprinter draft distill``.
 """
 
 from __future__ import annotations
 
+import ast
 import gzip
 import importlib
+import importlib.util
 import inspect
 import json
 import random
 import sys
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +72,33 @@ def functions() -> Iterator[str]:
                     continue
 
 
+def package_functions(packages: Sequence[str]) -> Iterator[str]:
+    """Public functions with a docstring in these packages' sources, which are read and not imported."""
+    seen: set[str] = set()
+    for package in packages:
+        found = importlib.util.find_spec(package)
+        for place in found.submodule_search_locations or () if found else ():
+            for file in sorted(Path(place).rglob("*.py")):
+                try:
+                    body = ast.parse(file.read_text(encoding="utf-8")).body
+                except (SyntaxError, UnicodeDecodeError):  # of a newer Python, or made to be wrong
+                    continue
+                for node in body:
+                    if (
+                        not isinstance(node, ast.FunctionDef)
+                        or node.name.startswith("_")
+                        or node.name in seen
+                    ):
+                        continue
+                    text = ast.get_docstring(node) or ""
+                    if len(text) > 60:
+                        seen.add(node.name)
+                        body = text.replace("\n", "\n    ")
+                        yield ask_for_code(
+                            f'def {node.name}({ast.unparse(node.args)}):\n    """{body}\n    """'
+                        )
+
+
 def questions(data: Path) -> Iterator[str]:
     """First turns of every second prompt of Spec-Bench."""
     return (record["turns"][0] for record in islice(records(data / "specbench_question.jsonl"), 0, None, 2))
@@ -95,10 +126,12 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=sized(120, 3), help="prompts of each kind")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--first", action="store_true", help="the first ones of each kind, in their order")
+    parser.add_argument("--mixed", action="store_true", help="all kinds in one random order, not by length")
+    parser.add_argument("--packages", nargs="+", default=(), help="Python packages with more functions")
     chosen = parser.parse_args()
     kinds = {
         "gsm8k": problems(chosen.data),
-        "code": functions(),
+        "code": chain(functions(), package_functions(chosen.packages)),
         "spec-bench": questions(chosen.data),
         "wikinews": news(chosen.data),
     }
@@ -112,7 +145,9 @@ def main() -> None:
             for i, text in enumerate(some[: chosen.each])
         ]
         print(f"{kind}: {min(len(some), chosen.each)} prompts")
-    if not chosen.first:  # by length: labelling pads the prompts of a step to the longest one
+    if chosen.mixed:
+        random.Random(0).shuffle(found)
+    elif not chosen.first:  # by length: labelling pads the prompts of a step to the longest one
         found.sort(key=lambda record: len(record["messages"][0]["content"]))
     write_atomic(chosen.out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found))
     print_written("real/gate_prompts", chosen.out)

@@ -18,7 +18,7 @@ from sprinter.cli import main
 from sprinter.errors import UserError
 from sprinter.models.convert import convert_gguf
 from sprinter.training.drafts.data import INFO, write_texts
-from sprinter.training.drafts.distill import distill
+from sprinter.training.drafts.distill import distill, fresh_student
 from sprinter.training.drafts.folder import FACTS, Judging
 from sprinter.training.drafts.judge import OwnDrafts, overlaps
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
@@ -120,6 +120,19 @@ def test_own_drafts_are_judged_by_the_target(pair: sprinter.Pair, data: Path, tm
     same = OwnDrafts(pair.models, written.part(False), gamma=4, temperature=1.0, seed=3, count=20, top=24)
     whole = same(make_student(model, StudentSettings(layers=2)).eval(), 0)
     assert all(len(one.ids) - one.prompt == 4 for one in whole), "the target itself is never refused"
+
+
+def test_a_student_starts_from_a_smaller_model(pair: sprinter.Pair, data: Path, tmp_path: Path) -> None:
+    written, weights = write_texts(pair, [data], tmp_path, TEXTS), pair.models.target.module("a test")
+    smaller = saved_llama(tmp_path / "smaller", 5, num_hidden_layers=3)
+    start = StudentSettings(layers=3, start=str(tmp_path / "smaller"))
+    ids = torch.arange(20)[None]
+    logits = fresh_student(pair, weights, written, start).eval()(ids).logits
+    own = smaller.eval()(ids).logits  # that student's are scaled by one number, to suit the texts
+    torch.testing.assert_close(logits * (own.norm() / logits.norm()), own, atol=1e-3, rtol=1e-3)
+    saved_llama(tmp_path / "other", 5, vocab_size=300)
+    with pytest.raises(UserError, match=r"knows 300 tokens, the target \d+: a student starts from a model"):
+        fresh_student(pair, weights, written, StudentSettings(start=str(tmp_path / "other")))
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------

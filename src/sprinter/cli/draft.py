@@ -134,7 +134,7 @@ def _say(line: str) -> None:
 @loads(*ON_TARGET)
 @_writes()
 @_trains()
-@takes("student", StudentSettings, only=("layers", "width", "vocabulary", "parallel"))
+@takes("student", StudentSettings, only=("layers", "start", "width", "vocabulary", "parallel"))
 def distill(
     data: DataOption,
     out: Annotated[Path, option("Folder of the draft.", default=False)],

@@ -39,6 +39,7 @@ def _card_of_draft(facts: Mapping[str, Any]) -> str:
     )
     own = [
         ("draft", shape),
+        *([("start", f"layers and embeddings of {Path(student['start']).name}")] if student["start"] else []),
         ("vocabulary", "whole" if cut is None else f"{cut:,} tokens; for Sprinter alone"),
     ]
     about = (

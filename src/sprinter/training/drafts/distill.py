@@ -87,7 +87,8 @@ def fresh_student(
     """A student for these texts; a cut vocabulary holds the most frequent tokens of the target's answers.
 
     Raises:
-        UserError: a shape that the target does not allow, or a context that is too short for the texts.
+        UserError: a shape that the target does not allow, a start of another vocabulary, or a context that is too short
+            for the texts.
     """
     kept = None
     if settings.vocabulary is not None:
@@ -95,7 +96,7 @@ def fresh_student(
         assert pair.tokenizer is not None
         words = max(pair.tokenizer.get_vocab().values()) + 1  # rows beyond these are padding
         kept = frequent_tokens(answers, settings.vocabulary, words, pair.models.target.eos_ids)
-    student = make_student(weights, settings, kept)
+    student = make_student(_started(pair, weights, settings), settings, kept)
     if settings.parallel > 1:
         student.config.pard_token = mask_token(weights)
     room = int(student.config.max_position_embeddings)
@@ -107,6 +108,24 @@ def fresh_student(
         )
     settle_scale(student, texts.part(False), _SCALED_ON, loss_temperature(TrainingSettings(), texts))
     return student
+
+
+def _started(pair: Pair, weights: PreTrainedModel, settings: StudentSettings) -> PreTrainedModel:
+    """The model whose embeddings and layers the student takes."""
+    if settings.start is None:
+        return weights
+    device = str(weights.device)
+    models = load_models(
+        settings.start, tokenizer=pair.tokenizer, device=device, dtype="float32", dequantise=True
+    )
+    found = models.target.module("the start of a student")
+    rows, own = (model.get_input_embeddings().num_embeddings for model in (found, weights))
+    if rows != own:
+        raise UserError(
+            f"'{settings.start}' knows {rows} tokens, the target {own}: a student starts from a model with the "
+            "target's tokenizer, so give one of its family"
+        )
+    return found
 
 
 def _judged(

@@ -74,7 +74,12 @@ def check_folder(folder: Path, restart: bool, sort: str) -> None:
 
 def training_key(texts: Texts, student: StudentSettings | HeadSettings, training: TrainingSettings) -> str:
     """The name of a training's folder: others on the same texts do not touch it."""
-    usual = ("keep_states", True), ("keep_states", False), ("parallel", 1)  # in no name of older folders
+    usual = (
+        ("keep_states", True),
+        ("keep_states", False),
+        ("parallel", 1),
+        ("start", None),
+    )  # not in older names
     shape = {name: value for name, value in asdict(student).items() if (name, value) not in usual}
     facts = [texts.info["hash"], shape, training.shaping()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]

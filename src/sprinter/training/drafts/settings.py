@@ -48,9 +48,13 @@ class StudentSettings:
     """Shape of the student, a Llama model with the target's tokenizer."""
 
     layers: Positive = stated(2, "Decoder layers.")
+    start: str | None = stated(
+        None, "Directory, hub id or GGUF file of a smaller model with the target's tokenizer, whose embeddings and "
+        "layers the student starts from. None: the target's.",
+    )  # fmt: skip
     width: Positive | None = stated(
-        None, "Hidden size; a smaller one projects the embeddings. None: the target's. A multiple of ``2 * heads``; "
-        "the projection is a truncated singular value decomposition.",
+        None, "Hidden size; a smaller one projects the embeddings. None: that of the target, or of ``start``. A "
+        "multiple of ``2 * heads``; the projection is a truncated singular value decomposition.",
     )  # fmt: skip
     heads: Positive | None = stated(None, "Attention heads. None: one per 64 hidden units, at least one.")
     feed_forward: Positive | None = stated(
