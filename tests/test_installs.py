@@ -54,15 +54,16 @@ def test_no_message_installs_the_distribution_by_name() -> None:
 
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"dev"}))
-def test_an_extra_is_installed_by_its_packages(extra: str) -> None:
-    assert install_line(extra) == "pip install " + " ".join(
-        f"'{package}'" for package in sorted(EXTRAS[extra])
+def test_an_extra_is_installed_from_a_clone_or_by_its_packages(extra: str) -> None:
+    packages = " ".join(f"'{package}'" for package in sorted(EXTRAS[extra]))
+    assert (
+        install_line(extra) == f"pip install '.[{extra}]' in a clone of Sprinter, or pip install {packages}"
     )
 
 
 def test_from_its_source_alone_the_clone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: None)
-    assert install_line("gguf") == "pip install '.[gguf]' in a clone of the repository"
+    assert install_line("gguf") == "pip install '.[gguf]' in a clone of Sprinter"
 
 
 def test_the_image_has_the_kernels_and_what_gguf_files_need() -> None:

@@ -201,6 +201,7 @@ def test_blocks_run(
     (tmp_path / "adapters" / "sql").symlink_to(tiny["adapter"])
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     shutil.copytree(ROOT / "examples" / "serve", tmp_path / "examples" / "serve")
+    shutil.copy(ROOT / "examples" / "texts.txt", tmp_path / "examples")
     for arms in ("methods", "peers"):  # two of each
         monkeypatch.setitem(parse._SETS, arms, lambda every=parse._SETS[arms]: every()[:2])
     for known in (TRUST, STOP, ACCEPT, DRAFTER, METHODS):  # what a page registers goes with it

@@ -51,7 +51,7 @@ def first_line(error: BaseException) -> str:
 
 
 def install_line(extra: str) -> str:
-    """The command that installs an extra: its packages by name, which works wherever this one came from.
+    """The command that installs an extra in a clone, and its packages by name, which works wherever this one came from.
 
     There is no release on PyPI, so that the name of this package would find nothing there.
     """
@@ -63,7 +63,8 @@ def install_line(extra: str) -> str:
         stated = []
     found = [re.fullmatch(rf"(\S+) *; *extra == ['\"]{extra}['\"]", line) for line in stated]
     packages = " ".join(shlex.quote(one[1]) for one in found if one)
-    return f"pip install {packages}" if packages else f"pip install '.[{extra}]' in a clone of the repository"
+    clone = f"pip install '.[{extra}]' in a clone of Sprinter"
+    return f"{clone}, or pip install {packages}" if packages else clone
 
 
 class SprinterError(Exception):

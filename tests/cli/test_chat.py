@@ -25,6 +25,7 @@ from tests.cli.tiny import Places, Run
 from sprinter.cli.chat import history_file, read_entry, typed_entries
 
 CLI = [sys.executable, "-m", "sprinter"]
+LOADING = "loading the models ...\n"
 PROMPT = "\x1b[?2004h"  # from here on pasted text is marked as such
 posix = pytest.mark.skipif(os.name != "posix", reason="terminals and signals of POSIX")
 
@@ -56,7 +57,7 @@ def test_mistakes_in_a_pipe_give_status_2_and_the_chat_goes_on(
     assert (status, out) == (2, "") and "a line of standard input exceeds 16 MiB" in err
     status, out, err = run(*args, stdin=b'"""never\nended\n')
     assert (status, out) == (2, "") and "ended within a message of several lines" in err
-    assert run(*args, stdin=b"") == (0, "", "")
+    assert run(*args, stdin=b"") == (0, "", LOADING)
 
 
 def test_a_template_of_the_model_is_used(run: Run, places: Places, tmp_path: Path) -> None:
@@ -99,6 +100,7 @@ def test_what_cannot_be_a_chat_is_refused_in_one_line(
     broken.write_text("{% for message in %}")
     given = {"target": places.target, "latin": latin, "broken": broken, "good": template}
     status, out, err = run("chat", *(arg.format(**given) for arg in args), stdin=b"Hello\n")
+    err = err.removeprefix(LOADING)
     assert (status, out) == (2, "") and err.count("\n") == 1 and said in err
 
 

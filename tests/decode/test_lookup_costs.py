@@ -111,9 +111,7 @@ def test_costs_are_filled_in() -> None:
     costs = PassCosts(((1, 0.04), (2, 0.04), (4, 0.044), (8, 0.064), (16, 0.14)), ((1, 0.016), (8, 0.02)))
     assert costs.reads == "1x1.1x1.6x3.5"
     method = parse_method("auto").settle({}, costs)
-    assert method.name == (
-        "auto(budget=0.0, step=0.4, token=0.056, verify=0.0, signal=entropy, reads=1x1.1x1.6x3.5)"
-    )
+    assert method.name == ("auto(step=0.4, token=0.056, verify=0.0, signal=entropy, reads=1x1.1x1.6x3.5)")
     copies = Suffix(8, factor=64.0, min_prob=0.0, otherwise=Model(), reads=READS, step=0.4)
     assert method.drafter == copies and not method.measures
     assert parse_method(method.name) == method

@@ -116,7 +116,7 @@ def test_auto_takes_the_costs_that_were_measured(with_costs: Callable[[PassCosts
     pair = with_costs(DEAR)
     one = pair.generate(PROMPT, method="auto", max_new_tokens=4)
     costs = "step=0.9, token=1.0, verify=0.0, signal=entropy, reads=2x4x8x16"
-    assert one.method == f"auto(budget=0.0, {costs})" and one.stats.budget is None
+    assert one.method == f"auto({costs})" and one.stats.budget is None
     lossy = pair.generate(PROMPT, method="auto", budget=0.2, max_new_tokens=4)
     assert lossy.method == f"auto(budget=0.2, {costs})" and lossy.stats.budget == 0.2
     assert not lossy.stats.lossless and lossy.request is not None and lossy.request.never_slower
@@ -148,7 +148,7 @@ def spelled(costs: PassCosts) -> str:
     """`auto` with these costs, as records name it."""
     named = {name: float(f"{getattr(costs, name):.2g}") for name in ("step", "token", "verify")}
     words = ", ".join(f"{name}={value}" for name, value in named.items())
-    return f"auto(budget=0.0, {words}, signal={costs.signal}, reads={costs.reads})"
+    return f"auto({words}, signal={costs.signal}, reads={costs.reads})"
 
 
 def test_auto_weighs_the_passes_that_its_rows_share(

@@ -109,11 +109,11 @@ def test_a_setting_that_is_exact_when_greedy_alone(builtin_pair: sprinter.Pair, 
 
 
 def test_without_a_profile(builtin_pair: sprinter.Pair) -> None:
-    assert builtin_pair.method_for(method="auto").name.startswith("auto(budget=0.0, step=")
+    assert builtin_pair.method_for(method="auto").name.startswith("auto(step=")
     assert builtin_pair.profile is None and builtin_pair.method_for().name.startswith("auto(")
     open_spec = sprinter.GenerationOptions(method="auto").to_dict()["method"]
     assert open_spec == (
-        "auto(budget=0.0, step=measured, token=measured, verify=measured, signal=measured, reads=measured)"
+        "auto(step=measured, token=measured, verify=measured, signal=measured, reads=measured)"
     )
 
 
@@ -123,7 +123,7 @@ def test_a_profile_answers_every_auto_that_leaves_costs_open(builtin_pair: sprin
         pair.method_for(method="auto(budget=0.02)").name == pair.method_for(method="auto", budget=0.02).name
     )
     costs = "step=0.3, token=0.1, verify=0.2, signal=entropy, reads=1x1x1.2x2"
-    assert pair.method_for(method=f"auto({costs})").name == f"auto(budget=0.0, {costs})"
+    assert pair.method_for(method=f"auto({costs})").name == f"auto({costs})"
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -317,6 +317,11 @@ def test_metrics_and_logs_tell_what_was_done_and_not_what_was_said(
     )
     assert float(values['sprinter_drift_total{method="sprinter",model_name="builtin"}']) > 0
     assert float(values['sprinter_drift_total{method="speculative",model_name="builtin"}']) == 0
+    total, tokens, mean = (
+        float(values[f'sprinter_{name}{{method="sprinter",model_name="builtin"}}'])
+        for name in ("drift_total", "drift_tokens_total", "mean_drift")
+    )
+    assert mean == pytest.approx(total / tokens)
     assert values['sprinter_requests_total{path="/v1/completions",status="200"}'] == "6.0"
     assert values['sprinter_requests_total{path="/v1/completions",status="400"}'] == "2.0"
     assert values["sprinter_texts_running"] == "0.0" and values["sprinter_rows"] == "2.0"

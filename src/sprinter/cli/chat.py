@@ -50,8 +50,7 @@ def chat(
         )
     check_models(options, loading)
     typed = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
-    if typed:
-        print("loading the models ...", file=sys.stderr)
+    print("loading the models ...", file=sys.stderr, flush=True)
     pair = load(loading, prefix_reuse=prefix_reuse)
     commands = Commands(Session(pair, options, system), json=json)
     read = typed_entries(commands.note) if typed else piped_entries()

@@ -187,7 +187,7 @@ class Session:
         """Continue a saved chat, or any list of messages; returns whether it was the former.
 
         Raises:
-            UserError: it is no chat, or holds options that this pair cannot run.
+            UserError: it is not a chat, or holds options that this pair cannot run.
         """
         whole = value if isinstance(value, Mapping) else {"messages": value}
         if (options := whole.get("options")) is None:

@@ -128,7 +128,7 @@ _composed("optimal", "of this project; expected tokens against measured costs",
 @preset("auto", "of this project; `optimal`, copies that pay, `certain` in a budget")
 def _auto(
     *,
-    budget: float = 0.0,
+    budget: float | None = None,
     step: float | str = MEASURED,
     token: float | str = MEASURED,
     verify: float | str = MEASURED,
@@ -136,9 +136,9 @@ def _auto(
     reads: str = MEASURED,
 ) -> Method:
     """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
-    run = stop.Optimal(step, token, signal if budget == 0 else ENTROPY, verify=verify)
+    run = stop.Optimal(step, token, ENTROPY if budget else signal, verify=verify)
     copies = Suffix(8, factor=64.0, min_prob=0.0, otherwise=Model(), reads=reads, step=step)
-    if budget == 0:
+    if not budget:
         return Method(stop=run, drafter=copies, cap=40)
     sure = trust.Certain().settle({})
     return Method(trust=sure, stop=stop.Untrusted(40, run), drafter=copies, cap=40, budget=budget)

@@ -48,7 +48,7 @@ class SuffixIndex:
 
     Args:
         window: number of tokens that are kept; older ones make room. At least 1.
-        depth: longest match that is told apart, tokens.
+        depth: longest match that is distinguished, tokens.
         most: number of occurrences that are looked at.
     """
 

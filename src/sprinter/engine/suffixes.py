@@ -149,7 +149,7 @@ class _Store:
             damaged = True
         if damaged:
             raise UserError(
-                f"the suffix cache '{file}' is damaged, or is no such file: delete it, or give another"
+                f"the suffix cache '{file}' is damaged, or is not such a file: delete it, or give another"
             )
         if str(known) != self._vocabulary:
             raise UserError(

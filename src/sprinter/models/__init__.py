@@ -18,7 +18,7 @@
 
 | folder | contents |
 | --- | --- |
-| ``runners/`` | runners over transformers models that execute step by step: ``row``, ``crop`` |
+| ``runners/`` | eager runners over transformers models: ``row``, ``crop`` |
 | ``capture/`` | the row runner with captured forward passes: CUDA graphs on NVIDIA |
 | ``gguf/`` | GGUF files: the llama.cpp runner, reading and writing |
 | ``builtin/`` | weights of the built-in pair, its gate and its heads |

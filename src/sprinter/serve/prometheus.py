@@ -51,6 +51,7 @@ class ServeMetrics(Collector):
         self._states = states
         self.ready: Callable[[], bool] = lambda: all(one.ready for one in states())
         self._drafted: dict[str, tuple[int, int]] = {}  # by model: draft tokens, and those that were kept
+        self._drifted: dict[tuple[str, str], tuple[float, int]] = {}  # by model and method: sum, tokens
         self._registry = own = CollectorRegistry()
         model, method = ("model_name", "engine"), ("model_name", "method")
         counter, seconds = partial(Counter, registry=own), partial(Histogram, buckets=_SECONDS, registry=own)
@@ -94,6 +95,11 @@ class ServeMetrics(Collector):
         rates = {model: kept / drafted for model, (drafted, kept) in self._drafted.copy().items()}
         about = "Share of the draft tokens that were kept since the start, trusted ones included."
         yield _gauge("sprinter_draft_acceptance_rate", about, rates)
+        about = "Mean drift of the tokens whose drift is known, since the start."
+        drift = GaugeMetricFamily("sprinter_mean_drift", about, labels=("model_name", "method"))
+        for labels, (total, tokens) in self._drifted.copy().items():
+            drift.add_metric(labels, total / tokens)
+        yield drift
         yield _gauge(
             "sprinter_model_loaded", "Whether the model is loaded.", {one.model: one.ready for one in now}
         )
@@ -138,6 +144,8 @@ class ServeMetrics(Collector):
         if drifts:
             self._drift.labels(*method).inc(sum(drifts))
             self._scored.labels(*method).inc(len(drifts))
+            total, tokens = self._drifted.get(method, (0.0, 0))
+            self._drifted[method] = total + sum(drifts), tokens + len(drifts)
         if times.admitted_s is not None:
             self._queue.observe(times.admitted_s)
         if times.first_token_s is not None:

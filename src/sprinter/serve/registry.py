@@ -166,7 +166,7 @@ class Models:
                 known = [pair for pair in pairs if one.source.pair in (None, pair.source.name)]
                 if not known:
                     raise UserError(
-                        f"the adapter {one.source.name} is for {one.source.pair!r}, which is no pair here"
+                        f"the adapter {one.source.name} is for {one.source.pair!r}, which is not a pair here"
                     )
                 one.parent = known[0]
         self._aliases = dict(aliases or {})

@@ -49,13 +49,13 @@ class Race:
         settings: of the tuning.
         journal: where rows are stored; answers that it has are not asked again.
         until: time (``time.monotonic``) at which it ends with what it knows.
-        thorough: ask the finalists every prompt, even where their speeds are told apart: goals of quality need it.
+        thorough: ask the finalists every prompt, even where their speeds are distinguishable: goals of quality need it.
 
     Attributes:
         classes: class -> specs that are left, fastest first.
         rounds: number of prompts, repeats and arms of each round.
-        decided: whether the finalists were told apart, or have answered all prompts as often as is allowed; False: time
-            was up.
+        decided: whether the finalists were distinguishable, or have answered all prompts as often as is allowed;
+            False: time was up.
         failed: spec -> error, one line.
     """
 

@@ -27,7 +27,7 @@ class Calibrated(ChanceRule):
     every pair and text. Before the first verdict the certainty itself counts as the log-odds.
 
     Args:
-        rate: least chance at which a run goes on, in [0, 1].
+        rate: minimum probability at which a run goes on, in [0, 1].
         signal: one or more of margin, entropy, max_prob and gate, joined by "+".
         memory: number of verdicts after which one has lost most of its weight.
     """
