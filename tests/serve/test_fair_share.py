@@ -257,14 +257,15 @@ def test_refusals_and_leavings_wait_in_lines(tmp_path: Path, monkeypatch: pytest
 
 
 def test_slow_work_has_a_thread_of_its_own() -> None:
-    """Of two owners, as many as there are threads: a third one's short piece waits for neither."""
+    """Of many owners: another one's piece, short or slow, waits for none of theirs."""
 
     async def main() -> None:
         turns, go = Turns(lambda owner: True), threading.Event()
-        slow = [asyncio.create_task(turns.run(owner, go.wait, slow=True)) for owner in ("alice", "bob")]
-        assert await asyncio.wait_for(turns.run("carol", lambda: 5), 30) == 5
+        slow = [asyncio.create_task(turns.run(owner, go.wait, slow=True)) for owner in "abcdefghijkl"]
+        for own in (False, True):
+            assert await asyncio.wait_for(turns.run("carol", lambda: 5, slow=own), 30) == 5
         go.set()
-        assert await asyncio.gather(*slow) == [True, True]
+        assert all(await asyncio.gather(*slow))
 
     asyncio.run(main())
 

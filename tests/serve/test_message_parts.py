@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -91,6 +92,26 @@ def test_calls_are_read_as_the_family_writes_them(
     assert found.get("calls", []) == [("weather", ARGUMENTS)] * calls
     shown = found.get("content")
     assert shown == content or (size > 1 and shown is not None and shown.split() == (content or "").split())
+
+
+@pytest.mark.parametrize("form", [HERMES, CODER, MISTRAL, LLAMA, BOTH])
+@pytest.mark.parametrize(
+    "before", ["", "<think>", "<tool_call>", "<tool_call><function=weather><parameter=place>"]
+)
+def test_much_white_space_is_read_once(pair: sprinter.Pair, template: Any, form: str, before: str) -> None:
+    template(form)
+    began = time.thread_time()
+    found = read(pair, f"{before}{' ' * 40_000}x</parameter>", 1000, tools=[TOOL])
+    assert "x" in str(found)
+    assert time.thread_time() - began < 1, "it is looked at again from each of its places"
+
+
+@pytest.mark.parametrize("kind", [{"anyOf": 5}, {"anyOf": [{"oneOf": 1}]}])
+def test_types_that_say_nothing_fail_no_request(pair: sprinter.Pair, template: Any, kind: Any) -> None:
+    template(CODER)
+    said = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": kind}}}}
+    assert "1" in read(pair, said, 3, tools=[tool])["content"]
 
 
 def test_only_what_may_become_a_call_is_held_back(pair: sprinter.Pair, template: Any) -> None:

@@ -75,6 +75,30 @@ def test_what_is_not_served_is_refused(server: Running, fields: dict[str, Any], 
         client.responses.create(**{"input": "x", **FIXED, **fields})
 
 
+@pytest.mark.parametrize(
+    "what",
+    ["NaN", "1e999", "[" * 490 + "]" * 490, "[" * 800 + "]" * 800],
+    ids=["nan", "infinite", "deep", "deeper"],
+)
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_tools_that_no_answer_could_repeat_are_refused(
+    server: Running, template: Any, what: str, stream: str
+) -> None:
+    template(BOTH)
+    parameters = f'"parameters": {{"default": {what}}}'
+    for path, body in {
+        "responses": f'"input": "x", "tools": [{{"type": "function", "name": "f", {parameters}}}]',
+        "chat/completions": '"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, '
+                            f'"tools": [{{"type": "function", "function": {{"name": "f", {parameters}}}}}]',
+    }.items():  # fmt: skip
+        with server.http(headers={"content-type": "application/json"}) as http:
+            told = http.post(f"/v1/{path}", content=f'{{{body}, "stream": {stream}}}')
+        if path == "responses" or "[" in what:
+            assert told.status_code == 400 and "nested too deeply" in told.text
+        else:  # the template may say it, and the answer does not
+            assert told.status_code == 200 and '"error":{' not in told.text
+
+
 def test_an_error_ends_the_events(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sprinter.serve.responses_api.Items.add", lambda *_: 1 / 0)
     with server.http() as http:

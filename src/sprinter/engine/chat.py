@@ -264,11 +264,14 @@ class _Chat:
         """Text and token ids of a conversation."""
         said: list[str] = []
         special = re.compile(f"{self._pattern}|{_OPEN}")
-        marked = [_marked(message, special, said) for message in talk]
-        given = {
-            name: value if name == "chat_template" else _marked(value, special, said)
-            for name, value in self._given.items()
-        }
+        try:
+            marked = [_marked(message, special, said) for message in talk]
+            given = {
+                name: value if name == "chat_template" else _marked(value, special, said)
+                for name, value in self._given.items()
+            }
+        except RecursionError:
+            raise UserError("a message, tool or template argument is nested too deeply: flatten it") from None
         goes_on = talk[-1]["role"] == "assistant"
         text = self._open(marked, given) if goes_on else self._render(marked, asks=True, given=given)
         if not said:

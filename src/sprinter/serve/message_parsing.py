@@ -24,6 +24,8 @@ __all__ = ["TextParts", "joined", "parts_of"]
 
 _THINK = "<think>"
 _NEVER = "\0"  # a response template must have an anchor; ours get no prompt to look for it
+_SPACE = r"(?:(?<!\s)\s*+)?"
+"""White space before a mark. ``\\s*`` would be tried from each of its places: a long one would hold up the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +46,21 @@ class ToolForm:
 
 _FORMS = (
     ToolForm("<function=", {  # Qwen3-Coder, Qwen 3.5
-        "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+        "open_pattern": _SPACE + r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
         "close_pattern": r"</function>\s*</tool_call>\s*",
         "repeats": True,
         "content": "xml-inline",
-        "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+        "content_args": {
+            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>", "value_parser": {"name": "text"},
+        },
         "transform": {"function": {"name": "{name}", "arguments": "{content}"}},  # the parser casts arguments by tools
     }),
     ToolForm("<tool_call>", {  # Hermes, Qwen 2.5 and 3
-        "open_pattern": r"\s*<tool_call>\s*", "close_pattern": r"\s*</tool_call>\s*", "repeats": True,
+        "open_pattern": _SPACE + r"<tool_call>\s*", "close_pattern": _SPACE + r"</tool_call>\s*", "repeats": True,
     }, ("<tool_call>\n", "\n</tool_call>"), bare=True),
-    ToolForm("[TOOL_CALLS]", {"open_pattern": r"\s*\[TOOL_CALLS\]\s*"}, ("[TOOL_CALLS]", "")),  # Mistral
+    ToolForm("[TOOL_CALLS]", {"open_pattern": _SPACE + r"\[TOOL_CALLS\]\s*"}, ("[TOOL_CALLS]", "")),  # Mistral
     ToolForm('"parameters": dictionary', {  # Llama 3
-        "open_pattern": r'\A\s*(?:<\|python_tag\|>)?\s*(?P<head>\{\s*"(?:name|type)"\s*:)',
+        "open_pattern": r'\A\s*+(?:<\|python_tag\|>\s*+)?(?P<head>\{\s*"(?:name|type)"\s*:)',
         "content_args": {"strip": False}, "transform": {"head": "{head}", "text": "{content}"},
     }),
 )  # fmt: skip
@@ -114,7 +118,7 @@ class TextParts:
             return {}
         try:
             _, events = self._parser.finalize()
-        except ValueError:
+        except Exception:  # as below
             return self._unread("")
         self._parser = None
         found = joined(self._parts(events))
@@ -129,7 +133,7 @@ class TextParts:
             return {"content": text} if text else {}
         try:
             events = self._parser.feed(text)
-        except ValueError:
+        except Exception:  # what it does not read; and the types of a tool's arguments may be anything
             return self._unread(text)
         found = joined(self._parts(events))
         self.reasoning_tokens += found.keys() == {"reasoning_content"}
@@ -284,7 +288,7 @@ def parts_of(
         if _THINK in written or "</think>" in written:
             fields["reasoning_content"] = {
                 "open_pattern": _THINK + r"\s*",
-                "close_pattern": r"\s*</think>\s*",
+                "close_pattern": _SPACE + r"</think>\s*",
             }
         if tools:
             form = next((one for one in _FORMS if one.mark in written), None)

@@ -83,6 +83,11 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
             for one in body.tools
         ]  # fmt: skip
     choice = body.tool_choice
+    try:
+        to_json([body.tools, choice, body.text and body.text.format])  # the answer repeats them
+    except (ValueError, RecursionError):
+        message = "tools, tool_choice or text hold numbers that are not finite, or are nested too deeply"
+        raise Refusal(400, f"{message}: change them", "invalid_field", "tools") from None
     if isinstance(choice, dict) and "function" not in choice:
         choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
     more: dict[str, Any] = {

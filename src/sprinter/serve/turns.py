@@ -13,7 +13,7 @@ __all__ = ["FirstTexts", "Turns"]
 
 _THREADS = 2  # more would make the event loop wait for the interpreter's lock
 _PAUSE_S = 0.05
-_SLOW = 4  # threads of slow pieces, so that another owner's is not waited for
+_SLOW = 64  # threads of slow pieces, one an owner; most of them wait for another process
 _REST = 4  # times a piece that its owner waits after it, where there are other owners
 _FIRST_S = 0.1  # for which others wait for a first text, at most
 Worked = TypeVar("Worked")
