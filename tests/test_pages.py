@@ -55,11 +55,12 @@ FILES = {
     "talk.json": json.dumps(TALK[:1]),
     "talks.jsonl": (json.dumps({"messages": TALK[:1]}) + "\n") * 4,
     "texts.jsonl": (json.dumps({"messages": TALK}) + "\n") * 40,
-    **dict.fromkeys(("prompts.jsonl", "questions.jsonl", "answers.jsonl"), (json.dumps(RECORD) + "\n") * 40),
+    "answers.jsonl": (json.dumps(RECORD) + "\n") * 20,
+    **dict.fromkeys(("prompts.jsonl", "questions.jsonl"), (json.dumps(RECORD) + "\n") * 40),
 }
 """Files that pages name as the reader's own."""
 SHORT = {
-    "generate": "-n 8", "gate label": "-n 4 --limit 40", "gate mine": "--max-new-tokens 8 --limit 8",
+    "chat": "-n 8", "generate": "-n 8", "gate label": "-n 4 --limit 40", "gate mine": "--max-new-tokens 8 --limit 8",
     "gate train --labels": "--epochs 1 --drift 0.5", "draft distill": "-n 8 --steps 2", "draft sizes": "-n 8 --steps 2",
     "draft train": "-n 8 --steps 2", "draft vocabulary": "--size 64", "doctor": "--probe-tokens 24",
     "bench -": "-n 4 --warmup 0 --data DIR --no-analysis --no-quality",
