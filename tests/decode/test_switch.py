@@ -16,7 +16,15 @@ from sprinter.decode.draft import Origin, Record
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.lookup import Endings, Lookup
 from sprinter.decode.loop import Limits
-from sprinter.decode.switch import AdaptiveSwitch, DraftSwitch, PassShare, Replayed, RoundCount, Tracker
+from sprinter.decode.switch import (
+    AdaptiveSwitch,
+    DraftSwitch,
+    PassShare,
+    Replayed,
+    RoundCount,
+    Spent,
+    Tracker,
+)
 from sprinter.random import AddressedDraws
 
 PAIR = MarkovPair(seed=5, zeros=0.2)
@@ -168,6 +176,17 @@ def test_copies_that_cannot_pay_are_not_tried(rows: int, pads: bool, some: bool)
             tried += not drafts and row.copies(number)
             row.count(RoundCount(int(drafts), 1, 1, 1))
     assert bool(tried) is some
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(1, True), (4, False)])
+def test_half_of_what_a_row_copies_counts_among_others(rows: int, kept: bool) -> None:
+    """A row that copies four tokens at the price of three: alone it gains, a batch waits for the others."""
+    copying = Tracker(PassCosts(((1, 1.0), (64, 1.0))), lambda: rows, longest=8)
+    row = AdaptiveSwitch(copying)
+    for _ in range(40):
+        copying.drafts(row)
+        copying.count(row, True, RoundCount(0, 1, 5, 4), Spent(3.0 / rows, rows))
+    assert copying._on == kept
 
 
 def test_chains_are_not_tried_among_too_many_rows() -> None:

@@ -112,6 +112,35 @@ def test_the_rows_of_a_batch_decide_together_and_replay_alone(
         assert ids(pair.generate(PROMPT, one.request)) == ids(one)
 
 
+def test_a_batch_begins_where_the_one_before_ended(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    """What drafts gain on this pair is known already; at another temperature it may be something else."""
+    pair = with_costs(LOSES)
+    options: dict[str, Any] = {"method": "speculative(gamma=5)", "max_new_tokens": 30, "never_slower": True}
+    first, later = (pair.generate_batch([PROMPT] * 2, rows=2, seed=[1, 2], **options) for _ in range(2))
+    assert first[0].stats.switches[0] > 1 and later[0].stats.switches[0] == 1
+    warm = pair.generate_batch([PROMPT] * 2, rows=2, seed=[1, 2], temperature=0.5, **options)
+    assert warm[0].stats.switches[0] > 1
+    for one in later:
+        assert ids(pair.generate(PROMPT, one.request)) == ids(one)
+
+
+def test_auto_in_rows_begins_with_what_it_has_learned(
+    with_costs: Callable[[PassCosts], sprinter.Pair],
+) -> None:
+    pair = with_costs(replace(CHEAP, host=(0.0, 0.0, 0.3)))
+    options: dict[str, Any] = {"method": "auto", "max_new_tokens": 30, "seed": [1, 2]}
+    first, later = (pair.generate_batch([PROMPT] * 2, rows=2, **options)[0] for _ in range(2))
+    assert first.request is not None and first.request.rules is None and "signal=mean" in first.method
+    assert later.request is not None and later.request.rules is not None and first.rules is not None
+    overlap = [float(one.stop_state[2]) for one in (later.request.rules, first.rules)]
+    assert overlap[0] != 0.7 and float(later.request.rules.stop_state[5]) > 10, "of so many verdicts"
+    kept = json.loads(json.dumps(later.to_dict()))
+    again = with_costs(DEAR).generate(kept["prompt"]["token_ids"], **kept["request"])
+    assert ids(again) == ids(later) and again.accept_lengths == later.accept_lengths
+    alone = pair.generate(PROMPT, method="auto", max_new_tokens=30, seed=1)
+    assert alone.request is not None and alone.request.rules is None, "a text alone depends on no other"
+
+
 def test_auto_takes_the_costs_that_were_measured(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
     pair = with_costs(DEAR)
     one = pair.generate(PROMPT, method="auto", max_new_tokens=4)

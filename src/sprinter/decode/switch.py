@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sprinter.decode.costs import PassCosts
+from sprinter.decode.state import RuleState
 
 __all__ = ["AdaptiveSwitch", "DraftSwitch", "PassShare", "Replayed", "RoundCount", "Tracker"]
 
@@ -37,7 +38,7 @@ _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _USUAL = 0.7  # the same of a usual draft
 _LAG = 0.1  # of plain decoding's time: what the best of drafts must gain among many rows, whose slowest ends the batch
-_KEPT = 0.5  # of a round without draft steps: what counts of its tokens where it is asked whether it can pay among rows
+_KEPT = 0.5  # of a round without draft steps: what counts of its tokens, but the first, among rows
 _WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
 
 
@@ -154,6 +155,7 @@ class Tracker:
             tried. 0: not known.
         chains: a draft model drafts exact chains: it is never tried among so many rows that the best of drafts would
             lose time.
+        learned: what rules had learned at the end of the last text; None: nothing yet.
     """
 
     costs: PassCosts
@@ -163,6 +165,7 @@ class Tracker:
     pads: bool = True
     longest: int = 0
     chains: bool = False
+    learned: RuleState | None = None
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST
@@ -185,6 +188,13 @@ class Tracker:
     _least: dict[int, float] = field(default_factory=dict)  # by rows, what is lost at the least
     _begun: bool = False
 
+    def follow(self, earlier: Tracker) -> None:
+        """Begin where rows of the same method ended, in an engine before this one."""
+        for name in ("_on", "_begun", "_price", "_rested", "_rest", "_next_rest", "_took", "learned"):
+            setattr(self, name, getattr(earlier, name))
+        if self.copying is not None and earlier.copying is not None:
+            self.copying.follow(earlier.copying)
+
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
         self._members.add(row)
@@ -192,7 +202,7 @@ class Tracker:
             return False
         if not self._begun:  # where usual drafts would lose time, one row tries it first
             self._begun = True
-            self._on = not self.chains or self._costs_of(rows).speed_up(_USUAL) >= 1
+            self._on = not self.chains or self._costs_of(rows).speed_up(_USUAL) >= 1 + _lag(rows)
         if self._on:
             return True
         if self._rest <= 0 and (self._trying is None or self._trying() is None):
@@ -212,6 +222,8 @@ class Tracker:
         among = len(self._members)
         self._decoding.add(row)
         plain = not drafted and done.target_tokens <= 1
+        # A row that copies alone ends before the others, which then still run their passes.
+        added = 1 + _KEPT * (done.added - 1) if self.longest and rows > 1 else done.added
         time = as_all = alike = 1.0 if plain else self._time(done, rows)
         if spent is not None and not plain:
             # Rows that still read their prompt, or that decode by other methods and are not always in the same passes,
@@ -219,9 +231,10 @@ class Tracker:
             beside = min(rows, max(len(self._decoding), spent.rows))
             time = spent.seconds * beside / self._plain_s(beside)
             alike = self._time(done, beside)
+        slower = 1 + _lag(rows) if drafted and self.chains else 1.0
         if self._on:
             if drafted:
-                self._balance = max(self._balance + (time - self._price * done.added) / rows, -_CREDIT)
+                self._balance = max(self._balance + (slower * time - self._price * added) / rows, -_CREDIT)
                 self._price = min(1.0, self._price + done.added / rows / _FADES)
                 self._took = self._took[0] * _WASTE_FADES + time, self._took[1] * _WASTE_FADES + alike
             self._counted += 1
@@ -239,7 +252,7 @@ class Tracker:
             ):  # the row that tries it has said nothing for long: it failed, or waits
                 self._leave()
         else:
-            self._balance += (time if self.apart else self._waste * as_all) - self._price * done.added
+            self._balance += slower * (time if self.apart else self._waste * as_all) - self._price * added
             if self._balance >= _FAILS:
                 self._leave()
             elif self._balance <= _PASSES:
@@ -284,8 +297,9 @@ class Tracker:
             return False
         if rows not in self._least:
             costs = self._costs_of(rows)
-            lag = _LAG * (1 - 1 / rows)
-            self._least[rows] = 1 + lag - costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
+            self._least[rows] = (
+                1 + _lag(rows) - costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
+            )
         return self._least[rows] > 0
 
     def _best(self, costs: PassCosts, rows: int) -> float:
@@ -319,6 +333,11 @@ class Tracker:
         if costs is None:
             costs = self._by_rows[rows] = self.costs.for_rows(rows)
         return costs
+
+
+def _lag(rows: int) -> float:
+    """What drafts must gain among so many rows, in plain decoding's time."""
+    return _LAG * (1 - 1 / rows)
 
 
 class AdaptiveSwitch(DraftSwitch):

@@ -37,7 +37,7 @@ from sprinter.random import AddressedDraws, PositionDraws, drawn_seed
 
 __all__ = ["Request"]
 
-_MOST_TRACKERS = 64  # that an engine keeps: requests can make any number, by their temperature
+_MOST_TRACKERS = 64  # that an engine, or a pair, keeps: requests can make any number, by their temperature
 _LONG = 2048
 """Rows up to this length, in tokens, are allocated without checking the free memory."""
 
@@ -129,7 +129,8 @@ class Request:
         self._reads_earlier = method.drafter.reads_earlier and fixed
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else runtime.method_for(options)
-        self._alone = most == 1
+        self._alone, self._most = most == 1, most
+        self._learns_on = paced and self._rules is None
         self._run: RequestRun | None = None
         self.record = Record(stats=Stats(lossless=method.lossless(options.sampling.greedy)))
 
@@ -184,6 +185,14 @@ class Request:
         if self._reads_earlier and run is not None:
             text, prompt = self.sequence.tokens, self.sequence.prompt
             self._runtime.suffixes.add(self.salt, text[:prompt], text[prompt : self.sequence.final])
+        if (
+            self.tracker is not None
+            and self._learns_on
+            and run is not None
+            and run.over
+            and run.error is None
+        ):
+            self.tracker.learned = record.rules
         for rows, view in ((models.target, self.sequence.target), (models.draft, self.sequence.draft)):
             if rows is not None:
                 rows.end_text(view.row, self.sequence, view)
@@ -257,10 +266,22 @@ class Request:
         if self._costs is not None:
             # What earlier texts of a salt gain is told to no other one.
             key = self._shares, self.options.sampling, self.salt if self._reads_earlier else ""
-            self.tracker = trackers.pop(key, None) or self._tracker(self._costs, rows)
-            trackers[key] = self.tracker  # behind the others: the first is the one that was used longest ago
-            if len(trackers) > _MOST_TRACKERS:
-                del trackers[next(iter(trackers))]
+            earlier = self._runtime.trackers
+            if (tracker := trackers.get(key)) is None:
+                tracker = self._tracker(self._costs, rows)
+                if (before := earlier.get((key, self._most))) is not None:
+                    tracker.follow(before)
+            self.tracker = tracker
+            for kept, name in ((trackers, key), (earlier, (key, self._most))):
+                kept.pop(name, None)
+                kept[name] = tracker  # behind the others: the first is the one that was used longest ago
+                if len(kept) > _MOST_TRACKERS:
+                    kept.pop(next(iter(kept)), None)
+            learned = tracker.learned
+            rules = self.method.trust, self.method.stop
+            if self._learns_on and learned is not None and (learned.trust, learned.stop) == rules:
+                self._rules = learned
+                self.options = self.options.replace(rules=learned)
 
     def generation(self, *, rendered: bool = False) -> Generation:
         """The result so far, each token with its text; tokens of a text that goes on are copies.
