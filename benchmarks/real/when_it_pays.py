@@ -103,6 +103,10 @@ _TAUGHT = (
     "paper sprinter(tau=0.5)",
     f"trust=gate(tau=0.7),{_TAIL},head=16",
 )
+_FOREIGN = (
+    PLAIN, f"trust=certain(threshold=1.0),{_TAIL}", f"trust=certain,{_TAIL},budget=0.02", "svip",
+    f"trust=certain,{_TAIL},budget=0.1", "certain(threshold=0.3, tail=3)", "fuzzy(threshold=0.1, gamma=8)", "draft-only",
+)  # fmt: skip
 PAIRS = {
     "qwen": Setting(
         _QWEN,
@@ -118,6 +122,13 @@ PAIRS = {
     ),
     "whole": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_WHOLE, costs="qwen"),
     "taught": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_TAUGHT, costs="qwen"),
+    "foreign": Setting(
+        {"target": TARGET, "draft": SMOLLM2, "runner": "torch", "dtype": "gguf"},
+        {"humaneval": (20, 256, True), "gsm8k": (20, 256, True), "mt-bench": (20, 96, True),
+         "wiki-summary": (20, 64, False)},
+        run=2,
+        arms=_FOREIGN,
+    ),
     "builtin": Setting(
         {"target": None, "compile": True},
         {"openings": (24, 400, False), "wiki-summary": (24, 96, False), "heldout": (24, 96, False)},
@@ -127,7 +138,7 @@ PAIRS = {
 if SMOKE:
     PAIRS = {name: Setting({"target": None}, {"wiki-summary": (4, 8, False)}) for name in PAIRS}
 
-TAUS = {"qwen": 0.9, "whole": 0.9, "taught": 0.9, "smollm2": 0.8, "builtin": 0.8}
+TAUS = {"qwen": 0.9, "foreign": 0.9, "whole": 0.9, "taught": 0.9, "smollm2": 0.8, "builtin": 0.8}
 RUNS = sized(
     (
         PLAIN, f"trust=certain(threshold=1.0),{_TAIL}", f"trust=gate(tau={{tau}}),{_TAIL}", "paper sprinter(tau=0.5)",
@@ -345,10 +356,11 @@ def _replay_all(results: Any, recordings: Mapping[str, Any], arms: Sequence[str]
     for arm in arms:
         arm = arm.format(**words)
         gate, method = of_gate(arm)
+        gate = gate or ("gate" if "gate" in method or "sprinter" in method else "")
         if gate and any(gate not in one.signals for one in recordings.values()):
             continue
         own = {
-            suite: replace(one, signals={**one.signals, "gate": one.signals[gate or "gate"]})
+            suite: replace(one, signals={**one.signals, "gate": one.signals[gate]}) if gate else one
             for suite, one in recordings.items()
         }
         results["replays"][arm] = replayed(own, method)
