@@ -104,16 +104,14 @@ _TAUGHT = (
     f"trust=gate(tau=0.7),{_TAIL},head=16",
 )
 _FOREIGN = (
-    PLAIN, f"trust=certain(threshold=1.0),{_TAIL}", f"trust=certain,{_TAIL},budget=0.02", "svip",
-    f"trust=certain,{_TAIL},budget=0.1", "certain(threshold=0.3, tail=3)", "fuzzy(threshold=0.1, gamma=8)", "draft-only",
+    PLAIN, f"trust=certain(threshold=1.0),{_TAIL}", f"trust=certain,{_TAIL},budget=0.02", "svip", "draft-only",
+    f"trust=gate(tau={{tau}}),{_TAIL}", "sprinter(tau={tau})", f"trust=certain,{_TAIL},budget=0.1",
+    "certain(threshold=0.3, tail=3)", "fuzzy(threshold=0.1, gamma=8)",
 )  # fmt: skip
+_SUITES = {"humaneval": (20, 256, True), "gsm8k": (20, 256, True), "mt-bench": (20, 96, True),
+           "wiki-summary": (20, 64, False)}  # fmt: skip
 PAIRS = {
-    "qwen": Setting(
-        _QWEN,
-        {"humaneval": (20, 256, True), "gsm8k": (20, 256, True), "mt-bench": (20, 96, True),
-         "wiki-summary": (20, 64, False)},
-        run=2,
-    ),
+    "qwen": Setting(_QWEN, _SUITES, run=2),
     "smollm2": Setting(
         {"target": SMOLLM2, "draft": ".work/smol/draft", "gate": ".work/smol/gate", "runner": "torch",
          "dtype": "gguf", "draft_dtype": "int8"},
@@ -123,11 +121,8 @@ PAIRS = {
     "whole": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_WHOLE, costs="qwen"),
     "taught": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_TAUGHT, costs="qwen"),
     "foreign": Setting(
-        {"target": TARGET, "draft": SMOLLM2, "runner": "torch", "dtype": "gguf"},
-        {"humaneval": (20, 256, True), "gsm8k": (20, 256, True), "mt-bench": (20, 96, True),
-         "wiki-summary": (20, 64, False)},
-        run=2,
-        arms=_FOREIGN,
+        {"target": TARGET, "draft": SMOLLM2, "runner": "torch", "dtype": "gguf",
+         "gate": "examples/gates/qwen2.5-coder-1.5b-smollm2-135m"}, _SUITES, run=2, arms=_FOREIGN,
     ),
     "builtin": Setting(
         {"target": None, "compile": True},
@@ -436,8 +431,8 @@ def costs(options: Any) -> None:
     ]  # fmt: skip
     lengths = " | ".join(f"{n} tokens, ms" for n in LENGTHS)
     heads = f"times the pass | {lengths} | draft step | with gate | ratio"
-    facts = {"environment": environment(), "costs": found, "seconds": round(time.time() - began, 1)}
-    facts = {"benchmark": BENCHMARK, "command": command(), **facts}
+    facts = {"benchmark": BENCHMARK, "command": command(), "environment": environment(), "costs": found}
+    facts["seconds"] = round(time.time() - began, 1)
     write_results(name, facts, "\n".join(grid(heads, lines)))
 
 
@@ -467,14 +462,10 @@ def wall(options: Any) -> None:
             )
             lines.append(f"{factor} | `{arm.name}` | {cells(measured)} | {product:.2f}")
     facts = {
-        "environment": environment(),
-        "prompts": options.prompts,
-        "new_tokens": WALL_TOKENS,
-        "rows": rows,
-    }
-    facts |= {"seconds": round(time.time() - began, 1)}
+        "benchmark": BENCHMARK, "command": command(), "environment": environment(), "prompts": options.prompts,
+        "new_tokens": WALL_TOKENS, "rows": rows, "seconds": round(time.time() - began, 1),
+    }  # fmt: skip
     heads = "times the pass | method | speed over plain, measured | counts times costs"
-    facts = {"benchmark": BENCHMARK, "command": command(), **facts}
     write_results(name, facts, "\n".join(grid(heads, lines)))
 
 
