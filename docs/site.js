@@ -42,7 +42,7 @@
     const across = (drift) => 50 + (560 * drift) / most, up = (speed) => 220 - (200 * (speed - low)) / (high - low);
     const figure = document.createElement("figure"), said = document.createElement("figcaption");
     figure.className = "chart";
-    said.textContent = "Speed over plain decoding, against mean drift. Arms at one place stand side by side. Point at one.";
+    said.textContent = "Speed over plain decoding against drift. Arms at one place stand side by side. Point at one.";
     const svg = make("svg", { viewBox: "0 0 640 262", role: "group", "aria-label": "Speed against drift" }, figure);
     for (let i = 0; i <= 4; i++) {
       const speed = low + ((high - low) * i) / 4, drift = (most * i) / 4;
