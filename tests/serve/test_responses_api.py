@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import openai
@@ -10,6 +11,7 @@ import pytest
 from tests.serve.server import TEMPLATE, Running
 
 import sprinter
+from sprinter.serve.request_parsing import asked_of
 
 BOTH = TEMPLATE + "{# <think> 'tool' tool_calls #}{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
 CALL = '{"name": "weather", "arguments": {"days": 2}}'
@@ -97,6 +99,27 @@ def test_tools_that_no_answer_could_repeat_are_refused(
             assert told.status_code == 400 and "nested too deeply" in told.text
         else:  # the template may say it, and the answer does not
             assert told.status_code == 200 and '"error":{' not in told.text
+
+
+def test_a_large_request_is_read_and_repeated_beside_the_event_loop(
+    server: Running, template: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template(BOTH)
+    threads: list[str] = []
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return asked_of(*given)
+
+    monkeypatch.setattr("sprinter.serve.app.asked_of", noted)
+    for size in (10, 100_000):
+        tool = {"type": "function", "name": "f", "description": "é" * size}
+        body = {"input": "x", "max_output_tokens": 1, "tools": [tool], "tool_choice": "none", "stream": True}
+        told = server.post("/v1/responses", body).text
+        events = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: ")]
+        whole = [event["response"] for event in events if "response" in event]
+        assert len(whole) == 3 and all(one["tools"] == [tool] for one in whole)
+    assert [name.startswith("sprinter-serve") for name in threads] == [False, True]
 
 
 def test_an_error_ends_the_events(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

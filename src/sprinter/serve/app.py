@@ -30,7 +30,7 @@ from sprinter.serve.logprobs import names_of
 from sprinter.serve.logs import error_fields, text_fields
 from sprinter.serve.page import add_page
 from sprinter.serve.registry import Models
-from sprinter.serve.request_parsing import asked_of
+from sprinter.serve.request_parsing import TextRequest, asked_of
 from sprinter.serve.responses import BytesParts, JsonParts, ServerAnswer
 from sprinter.serve.responses_api import ResponseAnswer, ResponseEvents, ResponsesRequest, as_chat
 from sprinter.serve.schema import (
@@ -242,7 +242,11 @@ async def _serve(
 ) -> Response:
     note = note_of(request.scope)
     owner, _ = note.owner, models.find(body.model)  # nothing is loaded for a request that is wrong
-    asked = asked_of(as_chat(body) if isinstance(body, ResponsesRequest) else body, models.settings)
+
+    def read() -> TextRequest:
+        return asked_of(as_chat(body) if isinstance(body, ResponsesRequest) else body, models.settings)
+
+    asked = await models.owners.turns.run(owner, read) if note.is_large else read()
     if asked.count > 1:  # the guard has counted one
         models.owners.charge_texts(owner, asked.count, paid=1)
     service = await _taken(models, request, body.model)

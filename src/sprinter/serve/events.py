@@ -58,11 +58,11 @@ class Events(Response):
         self._one_at_a_time = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+        self._send, self._note = send, note_of(scope)
         async with self._leave:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             with suppress(ClientLeft):
-                await while_connected(receive, self._write_all(note_of(scope).deadline))
+                await while_connected(receive, self._write_all(self._note.deadline))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write_all(self, deadline: float) -> None:

@@ -76,6 +76,11 @@ class RequestNote:
     after: list[Callable[[], None]] = field(default_factory=list)
     first: Callable[[], None] | None = None
 
+    @property
+    def is_large(self) -> bool:
+        """Whether work on the body is to be done beside the event loop."""
+        return self.held > _SMALL
+
 
 def note_of(scope: Scope) -> RequestNote:
     """The note of a request that has passed the guard."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -13,7 +14,15 @@ from sprinter.serve.api_errors import Refusal, of_error, of_fields
 from sprinter.serve.completion_streams import AnswerChoice, in_time
 from sprinter.serve.events import Events
 from sprinter.serve.message_parsing import joined
-from sprinter.serve.responses import ServerAnswer, finish_of, speculation_of, to_json, usage_of
+from sprinter.serve.responses import (
+    ServerAnswer,
+    finish_of,
+    json_parts,
+    send_parts,
+    speculation_of,
+    to_json,
+    usage_of,
+)
 from sprinter.serve.schema import ChatRequest, NothingAsked, RequestObject, SprinterOptions
 from sprinter.serve.speculation import sprinter_report
 
@@ -294,4 +303,9 @@ class ResponseEvents(Events):
     async def _say(self, event: dict[str, Any]) -> None:
         value = {**event, "sequence_number": self._number}
         self._number += 1
-        await self._body(f"event: {event['type']}\ndata: {to_json(value)}\n\n".encode("utf-8", "replace"))
+        before, after = f"event: {event['type']}\ndata: ", "\n\n"
+        if "response" in event and self._note.is_large:  # it repeats the request's tools
+            parts = chain([before], json_parts(value), [after])
+            await send_parts(self._service, self._choices[0].owner, parts, self._body)
+        else:
+            await self._body(f"{before}{to_json(value)}{after}".encode("utf-8", "replace"))
