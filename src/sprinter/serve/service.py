@@ -206,10 +206,8 @@ class Service:
         """
         most, kwargs = self.settings.max_prompt_tokens or self.engine.max_len, None
         chat = not isinstance(prompt, str) and any(isinstance(one, Mapping) for one in cast(Any, prompt))
-        if (
-            chat and len(prompt) > most
-        ):  # a template takes long over them, and writes a token for each at least
-            raise too_long(most, f"there are {len(prompt)} messages", "messages")
+        if chat and (count := len(cast(Any, prompt))) > most:  # a template writes a token for each at least
+            raise too_long(most, f"there are {count} messages", "messages")
         with self._encoding:
             if chat:
                 prompt = readable_messages(cast(Any, prompt), self.tokenizer)
