@@ -104,6 +104,14 @@ def test_a_long_prompt_is_refused_in_the_words_that_clients_know(server: Running
     assert says_too_long(answer), answer.text
 
 
+def test_more_messages_than_tokens_are_not_rendered(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sprinter.serve.service.encode_prompt", lambda *_, **__: 1 / 0)
+    said = [{"role": "user", "content": ""}] * 257
+    for path, more in ((CHAT, {"max_tokens": 1}), ("/tokenize", {})):
+        told = server.post(path, {"messages": said, **more})
+        assert told.status_code == 400 and told.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_eos_is_ignored_and_forbidden_on_request(server: Running, pair: sprinter.Pair) -> None:
     ends = {"logit_bias": {str(pair.models.target.eos_ids[0]): 100}, "max_tokens": 9}
     assert text_of(server, TEXT, prompt=PROMPT, **ends)["usage"]["completion_tokens"] == 1
