@@ -450,16 +450,13 @@ def wall(options: Any) -> None:
         methods = [arm.format(tau=TAUS[options.pair]) for arm in (PLAIN, *WALL)]
         arms = [method_arm(pair, arm, 0.0, new_tokens=WALL_TOKENS) for arm in methods]
         interleave(arms, prompts, note=f"factor {factor}")
-        expected = {
-            arm.name: _seconds([out.stats for out in arm.outs], known) / arm.total("new_tokens")
-            for arm in arms
-        }
+        seconds = {arm.name: _seconds([out.stats for out in arm.outs], known) for arm in arms}
+        expected = {arm.name: seconds[arm.name] / arm.total("new_tokens") for arm in arms}
         for arm in arms[1:]:
             measured = speed_ratio(arm, arms[0])
             product = expected[arms[0].name] / expected[arm.name]
-            rows.append(
-                {"factor": factor, "method": arm.name, "measured": list(measured), "product": product}
-            )
+            row = {"factor": factor, "method": arm.name, "measured": list(measured), "product": product}
+            rows.append(row)
             lines.append(f"{factor} | `{arm.name}` | {cells(measured)} | {product:.2f}")
     facts = {
         "benchmark": BENCHMARK, "command": command(), "environment": environment(), "prompts": options.prompts,
