@@ -105,8 +105,7 @@ _TAUGHT = (
 )
 _FOREIGN = (
     PLAIN, f"trust=certain(threshold=1.0),{_TAIL}", f"trust=certain,{_TAIL},budget=0.02", "svip", "draft-only",
-    f"trust=gate(tau={{tau}}),{_TAIL}", "sprinter(tau={tau})", f"trust=certain,{_TAIL},budget=0.1",
-    "certain(threshold=0.3, tail=3)", "fuzzy(threshold=0.1, gamma=8)",
+    f"trust=certain,{_TAIL},budget=0.1", "certain(threshold=0.3, tail=3)", "fuzzy(threshold=0.1, gamma=8)",
 )  # fmt: skip
 _SUITES = {"humaneval": (20, 256, True), "gsm8k": (20, 256, True), "mt-bench": (20, 96, True),
            "wiki-summary": (20, 64, False)}  # fmt: skip
@@ -121,8 +120,7 @@ PAIRS = {
     "whole": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_WHOLE, costs="qwen"),
     "taught": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_TAUGHT, costs="qwen"),
     "foreign": Setting(
-        {"target": TARGET, "draft": SMOLLM2, "runner": "torch", "dtype": "gguf",
-         "gate": "examples/gates/qwen2.5-coder-1.5b-smollm2-135m"}, _SUITES, run=2, arms=_FOREIGN,
+        {"target": TARGET, "draft": SMOLLM2, "runner": "torch", "dtype": "gguf"}, _SUITES, run=2, arms=_FOREIGN
     ),
     "builtin": Setting(
         {"target": None, "compile": True},

@@ -122,6 +122,11 @@ def test_a_batch_begins_where_the_one_before_ended(with_costs: Callable[[PassCos
     assert warm[0].stats.switches[0] > 1
     for one in later:
         assert ids(pair.generate(PROMPT, one.request)) == ids(one)
+    assert {kept.rows() for kept in pair._runtime.trackers.values()} == {1}, (
+        "an engine that is gone is not held"
+    )
+    pair.reload()
+    assert pair._runtime.trackers == {}, "other weights may draft better"
 
 
 def test_auto_in_rows_begins_with_what_it_has_learned(

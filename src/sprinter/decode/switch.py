@@ -195,6 +195,12 @@ class Tracker:
         if self.copying is not None and earlier.copying is not None:
             self.copying.follow(earlier.copying)
 
+    def past(self) -> Tracker:
+        """What a later one follows: without its rows, which hold an engine."""
+        kept = Tracker(self.costs, copying=None if self.copying is None else Tracker(self.costs))
+        kept.follow(self)
+        return kept
+
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
         self._members.add(row)

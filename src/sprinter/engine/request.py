@@ -131,6 +131,7 @@ class Request:
         self._shares = method if rows == 1 or self._costs is None else runtime.method_for(options)
         self._alone, self._most = most == 1, most
         self._learns_on = paced and self._rules is None
+        self._earlier: tuple[Any, ...] = ()  # the key of the trackers that the pair keeps
         self._run: RequestRun | None = None
         self.record = Record(stats=Stats(lossless=method.lossless(options.sampling.greedy)))
 
@@ -173,26 +174,17 @@ class Request:
         """End its text in its rows, after the last token or before."""
         record = self.record
         watch, run = self._runtime.watch, self._run
-        if (
-            watch is not None
-            and self._tuned is not None
-            and run is not None
-            and run.over
-            and run.error is None
-        ):
+        ended = run is not None and run.over and run.error is None
+        if watch is not None and self._tuned is not None and ended:
             count, calls = len(record.tokens), record.stats.target_calls
             watch.add(self._tuned, self.options, self.sequence.prompt, count, calls)
         if self._reads_earlier and run is not None:
             text, prompt = self.sequence.tokens, self.sequence.prompt
             self._runtime.suffixes.add(self.salt, text[:prompt], text[prompt : self.sequence.final])
-        if (
-            self.tracker is not None
-            and self._learns_on
-            and run is not None
-            and run.over
-            and run.error is None
-        ):
-            self.tracker.learned = record.rules
+        if self.tracker is not None and ended:
+            if self._learns_on:
+                self.tracker.learned = record.rules
+            _keep(self._runtime.trackers, self._earlier, self.tracker.past())
         for rows, view in ((models.target, self.sequence.target), (models.draft, self.sequence.draft)):
             if rows is not None:
                 rows.end_text(view.row, self.sequence, view)
@@ -262,26 +254,23 @@ class Request:
         return Tracker(costs, rows, copying, chains=chains)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
-        """Decide together with the other rows of an engine that decode by the same method."""
-        if self._costs is not None:
-            # What earlier texts of a salt gain is told to no other one.
-            key = self._shares, self.options.sampling, self.salt if self._reads_earlier else ""
-            earlier = self._runtime.trackers
-            if (tracker := trackers.get(key)) is None:
-                tracker = self._tracker(self._costs, rows)
-                if (before := earlier.get((key, self._most))) is not None:
-                    tracker.follow(before)
-            self.tracker = tracker
-            for kept, name in ((trackers, key), (earlier, (key, self._most))):
-                kept.pop(name, None)
-                kept[name] = tracker  # behind the others: the first is the one that was used longest ago
-                if len(kept) > _MOST_TRACKERS:
-                    kept.pop(next(iter(kept)), None)
-            learned = tracker.learned
-            rules = self.method.trust, self.method.stop
-            if self._learns_on and learned is not None and (learned.trust, learned.stop) == rules:
-                self._rules = learned
-                self.options = self.options.replace(rules=learned)
+        """Decide together with the other rows of an engine that decode by the same method; the first of them begins
+        where those of an engine before it ended."""
+        if self._costs is None:
+            return
+        # What earlier texts of a salt gain is told to no other one.
+        key = self._shares, self.options.sampling, self.salt if self._reads_earlier else ""
+        self._earlier = *key, self._most
+        if (tracker := trackers.get(key)) is None:
+            tracker = self._tracker(self._costs, rows)
+            if (before := self._runtime.trackers.get(self._earlier)) is not None:
+                tracker.follow(before)
+        self.tracker = tracker
+        _keep(trackers, key, tracker)
+        rules, learned = (self.method.trust, self.method.stop), tracker.learned
+        if self._learns_on and learned is not None and (learned.trust, learned.stop) == rules:
+            self._rules = learned
+            self.options = self.options.replace(rules=learned)
 
     def generation(self, *, rendered: bool = False) -> Generation:
         """The result so far, each token with its text; tokens of a text that goes on are copies.
@@ -403,6 +392,15 @@ class Request:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
         self._check_laws(vocab, new)
         check_request(runtime.models, self.sequence.prompt, new, self.needs_target, self.needs_draft)
+
+
+def _keep(trackers: dict[Any, Tracker], key: Any, tracker: Tracker) -> None:
+    """Put one behind the others: the first is the one that was used longest ago, and goes if there are too many."""
+    trackers.pop(key, None)
+    trackers[key] = tracker
+    if len(trackers) > _MOST_TRACKERS:
+        oldest, *_ = trackers  # at once: another thread may put one too
+        trackers.pop(oldest, None)
 
 
 def _spare(method: Method) -> int:

@@ -250,6 +250,7 @@ class PairRuntime:
         if self.drafting is not None:
             self.drafting.move_beside(self.models.target.module("heads that draft"))
         self._reloaded = True
+        self.trackers.clear()
         for name in ("described", "_kept_costs", *_COSTS):
             self.__dict__.pop(name, None)  # made again when needed
 
