@@ -37,7 +37,9 @@ _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _USUAL = 0.7  # the same of a usual draft
-_LAG = 0.1  # of plain decoding's time: what the best of drafts must gain among many rows, whose slowest ends the batch
+# What drafts must gain among many rows, whose slowest ends the batch, of plain decoding's time: the best of drafts, so
+# that they are tried at all, and those that are tried.
+_LAG, _LATE = 0.1, 0.04
 _KEPT = 0.5  # of a round without draft steps: what counts of its tokens, but the first, among rows
 _WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
 
@@ -208,7 +210,7 @@ class Tracker:
             return False
         if not self._begun:  # where usual drafts would lose time, one row tries it first
             self._begun = True
-            self._on = not self.chains or self._costs_of(rows).speed_up(_USUAL) >= 1 + _lag(rows)
+            self._on = not self.chains or self._costs_of(rows).speed_up(_USUAL) >= _late(rows)
         if self._on:
             return True
         if self._rest <= 0 and (self._trying is None or self._trying() is None):
@@ -237,7 +239,7 @@ class Tracker:
             beside = min(rows, max(len(self._decoding), spent.rows))
             time = spent.seconds * beside / self._plain_s(beside)
             alike = self._time(done, beside)
-        slower = 1 + _lag(rows) if drafted and self.chains else 1.0
+        slower = _late(rows) if drafted and self.chains else 1.0
         if self._on:
             if drafted:
                 self._balance = max(self._balance + (slower * time - self._price * added) / rows, -_CREDIT)
@@ -303,9 +305,8 @@ class Tracker:
             return False
         if rows not in self._least:
             costs = self._costs_of(rows)
-            self._least[rows] = (
-                1 + _lag(rows) - costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
-            )
+            lag = _LAG * (1 - 1 / rows)
+            self._least[rows] = 1 + lag - costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
         return self._least[rows] > 0
 
     def _best(self, costs: PassCosts, rows: int) -> float:
@@ -341,9 +342,9 @@ class Tracker:
         return costs
 
 
-def _lag(rows: int) -> float:
-    """What drafts must gain among so many rows, in plain decoding's time."""
-    return _LAG * (1 - 1 / rows)
+def _late(rows: int) -> float:
+    """How much longer a drafted round counts among so many rows."""
+    return 1 + _LATE * (1 - 1 / rows)
 
 
 class AdaptiveSwitch(DraftSwitch):

@@ -243,15 +243,14 @@ class Request:
 
     def _tracker(self, costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Tracker:
         """Rounds that rest copy from the text, if the method does not do that anyway."""
-        drafter = self.method.drafter
-        copying = None
-        if drafter.uses_model or drafter.by_heads:
-            pads = pads_rows(self._runtime.models.target.model)
-            copying = Tracker(costs, rows, apart=True, pads=pads, longest=COPIES.length + 1)
-        method = self.method
+        drafter, method = self.method.drafter, self.method
+        pads = pads_rows(self._runtime.models.target.model)
+        copies = Tracker(costs, rows, apart=True, pads=pads, longest=COPIES.length + 1)
+        if not drafter.uses_model and not drafter.by_heads:
+            return copies
         chains = method.lossless() and drafter.uses_model and not method.grows and drafter.drafts == 1
         chains = chains and drafter.tokens_a_pass == 1  # whose least cost is that of a step a token
-        return Tracker(costs, rows, copying, chains=chains)
+        return Tracker(costs, rows, copies, chains=chains)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
         """Decide together with the other rows of an engine that decode by the same method; the first of them begins
