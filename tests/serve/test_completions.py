@@ -114,11 +114,14 @@ def test_without_a_seed_texts_differ_and_the_seed_is_told(
     server: Running, pair: sprinter.Pair, seed: dict[str, int]
 ) -> None:
     """-1 is none, as llama.cpp's clients write it."""
-    body = {"prompt": PROMPT, "max_tokens": 24, **seed}
+    body = {"prompt": PROMPT, "max_tokens": 24, "sprinter": {"method": "auto"}, **seed}
     first, second = (server.post("/v1/completions", body).json()["choices"][0] for _ in range(2))
     assert first["text"] != second["text"]
-    told = {name: first["sprinter"][name] for name in ("seed", "switches", "copy_switches")}
-    assert made(pair, max_new_tokens=24, **told).text == first["text"]
+    names = ("method", "seed", "switches", "copy_switches", "rules")
+    for one in (first, second):  # the rules of auto begin with what they learned in texts before
+        told = {name: one["sprinter"][name] for name in names}
+        assert made(pair, max_new_tokens=24, **told).text == one["text"]
+    assert second["sprinter"]["rules"] is not None
 
 
 # --- log-probabilities ------------------------------------------------------------------------------------------------

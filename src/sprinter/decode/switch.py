@@ -157,7 +157,7 @@ class Tracker:
             tried. 0: not known.
         chains: a draft model drafts exact chains: it is never tried among so many rows that the best of drafts would
             lose time.
-        learned: what rules had learned at the end of the last text; None: nothing yet.
+        learned: the salt of the last text, and what rules had learned at its end; None: nothing yet.
     """
 
     costs: PassCosts
@@ -167,7 +167,7 @@ class Tracker:
     pads: bool = True
     longest: int = 0
     chains: bool = False
-    learned: RuleState | None = None
+    learned: tuple[str, RuleState] | None = None
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST

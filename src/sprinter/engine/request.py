@@ -130,7 +130,7 @@ class Request:
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else runtime.method_for(options)
         self._alone, self._most = most == 1, most
-        self._learns_on = paced and self._rules is None
+        self._learns_on = is_auto(method) and self._rules is None
         self._earlier: tuple[Any, ...] = ()  # the key of the trackers that the pair keeps
         self._run: RequestRun | None = None
         self.record = Record(stats=Stats(lossless=method.lossless(options.sampling.greedy)))
@@ -182,8 +182,8 @@ class Request:
             text, prompt = self.sequence.tokens, self.sequence.prompt
             self._runtime.suffixes.add(self.salt, text[:prompt], text[prompt : self.sequence.final])
         if self.tracker is not None and ended:
-            if self._learns_on:
-                self.tracker.learned = record.rules
+            if self._learns_on and record.rules is not None:
+                self.tracker.learned = self.salt, record.rules
             _keep(self._runtime.trackers, self._earlier, self.tracker.past())
         for rows, view in ((models.target, self.sequence.target), (models.draft, self.sequence.draft)):
             if rows is not None:
@@ -266,8 +266,10 @@ class Request:
                 tracker.follow(before)
         self.tracker = tracker
         _keep(trackers, key, tracker)
-        rules, learned = (self.method.trust, self.method.stop), tracker.learned
-        if self._learns_on and learned is not None and (learned.trust, learned.stop) == rules:
+        salt, learned = tracker.learned or ("", None)
+        if not self._learns_on or salt != self.salt or learned is None:
+            return
+        if (learned.trust, learned.stop) == (self.method.trust, self.method.stop):
             self._rules = learned
             self.options = self.options.replace(rules=learned)
 

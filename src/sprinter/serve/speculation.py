@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sprinter.decode.draft import Origin, Token
+from sprinter.decode.state import RuleState
 from sprinter.engine.generation import Generation, stats_dict, token_dict
 
 __all__ = [
@@ -110,7 +111,7 @@ def llamacpp_timings(outs: Sequence[Generation]) -> dict[str, Any]:
 def sprinter_report(out: Generation) -> dict[str, Any]:
     """Our own report of one text: method, drift and coverage, origins, and all counts and times."""
     origins = Counter(token.origin.value for token in out.tokens)
-    stats = stats_dict(out.stats)
+    stats, rules = stats_dict(out.stats), None if out.request is None else out.request.rules
     return {
         "method": out.method,
         "lossless": out.stats.lossless,
@@ -119,6 +120,7 @@ def sprinter_report(out: Generation) -> dict[str, Any]:
         "coverage": stats.pop("drift_coverage"),
         "origins": {origin.value: origins[origin.value] for origin in Origin},
         "accept_lengths": out.accept_lengths,
+        "rules": rules.to_dict() if isinstance(rules, RuleState) else rules,
         **stats,
     }
 
