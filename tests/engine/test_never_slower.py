@@ -146,6 +146,21 @@ def test_auto_in_rows_begins_with_what_it_has_learned(
     assert alone.request is not None and alone.request.rules is None, "a text alone depends on no other"
 
 
+def test_what_rules_learn_is_told_to_their_owner_alone(
+    with_costs: Callable[[PassCosts], sprinter.Pair],
+) -> None:
+    pair = with_costs(CHEAP)
+    begun = []
+    with sprinter.Engine(pair, rows=2) as engine:
+        for owner in ("alice", "bob", "bob"):
+            options = sprinter.GenerationOptions(method="auto", max_new_tokens=20, seed=1)
+            number = engine.put(engine._task(PROMPT, options, 0, owner))
+            request = engine.finish()[number].request
+            assert request is not None
+            begun.append(request.rules is not None)
+    assert begun == [False, False, True]
+
+
 def test_auto_takes_the_costs_that_were_measured(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
     pair = with_costs(DEAR)
     one = pair.generate(PROMPT, method="auto", max_new_tokens=4)
