@@ -77,26 +77,22 @@ def package_functions(packages: Sequence[str]) -> Iterator[str]:
     seen: set[str] = set()
     for package in packages:
         found = importlib.util.find_spec(package)
-        for place in found.submodule_search_locations or () if found else ():
+        if found is None or not found.submodule_search_locations:
+            raise SystemExit(f"--packages: {package} is not an installed package")
+        for place in found.submodule_search_locations:
             for file in sorted(Path(place).rglob("*.py")):
                 try:
-                    body = ast.parse(file.read_text(encoding="utf-8")).body
-                except (SyntaxError, UnicodeDecodeError):  # of a newer Python, or made to be wrong
+                    nodes = ast.parse(file.read_text(encoding="utf-8")).body
+                except (SyntaxError, ValueError):  # of a newer Python, or made to be wrong
                     continue
-                for node in body:
-                    if (
-                        not isinstance(node, ast.FunctionDef)
-                        or node.name.startswith("_")
-                        or node.name in seen
-                    ):
+                for node in nodes:
+                    if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
                         continue
                     text = ast.get_docstring(node) or ""
-                    if len(text) > 60:
+                    if len(text) > 60 and node.name not in seen:
                         seen.add(node.name)
-                        body = text.replace("\n", "\n    ")
-                        yield ask_for_code(
-                            f'def {node.name}({ast.unparse(node.args)}):\n    """{body}\n    """'
-                        )
+                        body, given = text.replace("\n", "\n    "), ast.unparse(node.args)
+                        yield ask_for_code(f'def {node.name}({given}):\n    """{body}\n    """')
 
 
 def questions(data: Path) -> Iterator[str]:
