@@ -38,7 +38,8 @@
     const most = Math.max(...points.map((one) => one.drift));
     if (points.length < 3 || !(most > 0)) return;
     const ends = points.flatMap((one) => [1, one.speed, ...(one.range || [])]);
-    const low = Math.floor(Math.min(...ends) * 10) / 10, high = Math.ceil(Math.max(...ends) * 10) / 10;
+    const low = Math.floor(Math.min(...ends) * 10) / 10;
+    const high = Math.max(low + 0.1, Math.ceil(Math.max(...ends) * 10) / 10);
     const across = (drift) => 50 + (560 * drift) / most, up = (speed) => 220 - (200 * (speed - low)) / (high - low);
     const figure = document.createElement("figure"), said = document.createElement("figcaption");
     figure.className = "chart";

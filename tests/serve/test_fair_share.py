@@ -262,9 +262,11 @@ def test_slow_work_has_a_thread_of_its_own() -> None:
     async def main() -> None:
         turns, go = Turns(lambda owner: True), threading.Event()
         slow = [asyncio.create_task(turns.run(owner, go.wait, slow=True)) for owner in "abcdefghijkl"]
-        for own in (False, True):
-            assert await asyncio.wait_for(turns.run("carol", lambda: 5, slow=own), 30) == 5
-        go.set()
+        try:
+            for own in (False, True):
+                assert await asyncio.wait_for(turns.run("carol", lambda: 5, slow=own), 30) == 5
+        finally:
+            go.set()
         assert all(await asyncio.gather(*slow))
 
     asyncio.run(main())

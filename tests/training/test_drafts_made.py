@@ -130,8 +130,8 @@ def test_a_student_starts_from_a_smaller_model(pair: sprinter.Pair, data: Path, 
     logits = fresh_student(pair, weights, written, start).eval()(ids).logits
     own = smaller.eval()(ids).logits  # that student's are scaled by one number, to suit the texts
     torch.testing.assert_close(logits * (own.norm() / logits.norm()), own, atol=1e-3, rtol=1e-3)
-    saved_llama(tmp_path / "other", 5, vocab_size=300)
-    with pytest.raises(UserError, match=r"knows 300 tokens, the target \d+: a student starts from a model"):
+    saved_llama(tmp_path / "other", 5, vocab_size=200)
+    with pytest.raises(UserError, match=r"knows 200 tokens, the target \d+: a student starts from a model"):
         fresh_student(pair, weights, written, StudentSettings(start=str(tmp_path / "other")))
 
 

@@ -153,8 +153,8 @@ class Tracker:
         apart: rows do it at different times, and one that tries it is charged what it causes alone. Else a trial is
             charged as if all rows did it, and shared passes as well as they did before.
         pads: a pass reads as many tokens of each row as of the longest.
-        longest: tokens that a round without draft steps adds at most; where even so many would lose time it is never
-            tried. 0: not known.
+        longest: tokens that a round without draft steps usually adds at most; where even so many would lose time it is
+            never tried. 0: not known.
         chains: a draft model drafts exact chains: it is never tried among so many rows that the best of drafts would
             lose time.
         learned: the salt of the last text, and what rules had learned at its end; None: nothing yet.
