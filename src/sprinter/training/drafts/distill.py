@@ -87,7 +87,7 @@ def fresh_student(
     """A student for these texts; a cut vocabulary holds the most frequent tokens of the target's answers.
 
     Raises:
-        UserError: a shape that the target does not allow, a start of another vocabulary, or a context that is too short
+        UserError: a shape that the target does not allow, a start that cannot be loaded, or a context that is too short
             for the texts.
     """
     kept = None
@@ -114,19 +114,14 @@ def _started(pair: Pair, weights: PreTrainedModel, settings: StudentSettings) ->
     """The model whose embeddings and layers the student takes."""
     if settings.start is None:
         return weights
-    device = str(weights.device)
-    models = load_models(
-        settings.start, tokenizer=pair.tokenizer, device=device, dtype="float32", dequantise=True
-    )
-    found = models.target.module("the start of a student")
-    assert pair.tokenizer is not None
-    rows = int(found.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
-    if rows < (words := max(pair.tokenizer.get_vocab().values()) + 1):  # more are padding
+    options: dict[str, Any] = {"device": str(weights.device), "dtype": "float32", "dequantise": True}
+    try:
+        models = load_models(settings.start, tokenizer=pair.tokenizer, **options)  # fewer tokens are refused
+    except UserError as error:
         raise UserError(
-            f"'{settings.start}' knows {rows} tokens, the target {words}: a student starts from a model with the "
-            "target's tokenizer, so give one of its family"
-        )
-    return found
+            f"a student cannot start from '{settings.start}': give a model of the target's family ({error})"
+        ) from error
+    return models.target.module("the start of a student")
 
 
 def _judged(
