@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.state import RuleState
@@ -157,7 +157,7 @@ class Tracker:
             never tried. 0: not known.
         chains: a draft model drafts exact chains: it is never tried among so many rows that the best of drafts would
             lose time.
-        learned: the salt of the last text, and what rules had learned at its end; None: nothing yet.
+        learned: what rules had learned at the end of texts, by a key of the caller's.
     """
 
     costs: PassCosts
@@ -167,7 +167,7 @@ class Tracker:
     pads: bool = True
     longest: int = 0
     chains: bool = False
-    learned: tuple[str, RuleState] | None = None
+    learned: dict[Any, RuleState] = field(default_factory=dict)
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST
@@ -192,8 +192,9 @@ class Tracker:
 
     def follow(self, earlier: Tracker) -> None:
         """Begin where rows of the same method ended, in an engine before this one."""
-        for name in ("_on", "_begun", "_price", "_rested", "_rest", "_next_rest", "_took", "learned"):
+        for name in ("_on", "_begun", "_price", "_rested", "_rest", "_next_rest", "_took"):
             setattr(self, name, getattr(earlier, name))
+        self.learned = dict(earlier.learned)
         if self.copying is not None and earlier.copying is not None:
             self.copying.follow(earlier.copying)
 

@@ -37,6 +37,7 @@ from sprinter.random import AddressedDraws, PositionDraws, drawn_seed
 
 __all__ = ["Request"]
 
+_MOST_STATES = 16  # of rules that a tracker keeps
 _MOST_TRACKERS = 64  # that an engine, or a pair, keeps: requests can make any number, by their temperature
 _LONG = 2048
 """Rows up to this length, in tokens, are allocated without checking the free memory."""
@@ -183,8 +184,8 @@ class Request:
             self._runtime.suffixes.add(self.salt, text[:prompt], text[prompt : self.sequence.final])
         if self.tracker is not None and ended:
             if self._learns_on and record.rules is not None:
-                self.tracker.learned = self.salt, record.rules
-            _keep(self._runtime.trackers, self._earlier, self.tracker.past())
+                _keep(self.tracker.learned, self._rules_key, record.rules, _MOST_STATES)
+            _keep(self._runtime.trackers, self._earlier, self.tracker.past(), _MOST_TRACKERS)
         for rows, view in ((models.target, self.sequence.target), (models.draft, self.sequence.draft)):
             if rows is not None:
                 rows.end_text(view.row, self.sequence, view)
@@ -265,13 +266,15 @@ class Request:
             if (before := self._runtime.trackers.get(self._earlier)) is not None:
                 tracker.follow(before)
         self.tracker = tracker
-        _keep(trackers, key, tracker)
-        salt, learned = tracker.learned or ("", None)
-        if not self._learns_on or salt != self.salt or learned is None:
-            return
-        if (learned.trust, learned.stop) == (self.method.trust, self.method.stop):
+        _keep(trackers, key, tracker, _MOST_TRACKERS)
+        if self._learns_on and (learned := tracker.learned.get(self._rules_key)) is not None:
             self._rules = learned
             self.options = self.options.replace(rules=learned)
+
+    @property
+    def _rules_key(self) -> tuple[Any, ...]:
+        """By which a tracker knows what rules have learned: of texts of one salt, and of the same numbers."""
+        return self.salt, self.method.trust, self.method.stop
 
     def generation(self, *, rendered: bool = False) -> Generation:
         """The result so far, each token with its text; tokens of a text that goes on are copies.
@@ -395,13 +398,13 @@ class Request:
         check_request(runtime.models, self.sequence.prompt, new, self.needs_target, self.needs_draft)
 
 
-def _keep(trackers: dict[Any, Tracker], key: Any, tracker: Tracker) -> None:
+def _keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
     """Put one behind the others: the first is the one that was used longest ago, and goes if there are too many."""
-    trackers.pop(key, None)
-    trackers[key] = tracker
-    if len(trackers) > _MOST_TRACKERS:
-        oldest, *_ = trackers  # at once: another thread may put one too
-        trackers.pop(oldest, None)
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        oldest, *_ = kept  # at once: another thread may put one too
+        kept.pop(oldest, None)
 
 
 def _spare(method: Method) -> int:
