@@ -143,7 +143,9 @@ def test_rouge_l_is_left_out_of_long_texts(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_rouge_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rouge_module, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^ROUGE needs rouge-score: pip install 'jinja2>=.*rouge-score>="):
+    with pytest.raises(
+        UserError, match=r"^ROUGE needs rouge-score: pip install '.\[bench\]' in.* 'rouge-score>="
+    ):
         check_rouge()
     monkeypatch.undo()
     assert find_spec("rouge_score") is not None

@@ -277,7 +277,7 @@ def test_without_matplotlib_a_line_says_how_to_get_the_pictures(
     fewer: dict[str, Any], tmp_path: Path
 ) -> None:
     page = page_of(fewer, tmp_path)
-    assert page.words.count("Left out: pictures need matplotlib: pip install 'matplotlib") == 6
+    assert page.words.count("Left out: pictures need matplotlib: pip install '.[") == 6
     assert [attrs for tag, attrs in page.tags if tag == "svg"] == []
     assert len(page.table("All arms at temperature 1").rows) == len(SOME[:4]) + 2
 

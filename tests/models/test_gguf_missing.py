@@ -12,7 +12,9 @@ from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf.library import gguf_package, library
 from sprinter.models.pair import load_models
 
-MEND = r"cannot be imported \(.*\): pip install 'gguf>=[\d.]+' 'llama-cpp-python>="
+MEND = (
+    r"cannot be imported \(.*\): pip install '.\[gguf\]' in .*pip install 'gguf>=[\d.]+' 'llama-cpp-python>="
+)
 
 
 @pytest.fixture(autouse=True)

@@ -140,7 +140,9 @@ def test_clusters_that_cannot_be_used(
     ):
         with_ray(pair, data, tmp_path / "out", ray_address="ray:1")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"engine=ray needs Ray: pip install 'ray"):
+    with pytest.raises(
+        UserError, match=r"engine=ray needs Ray: pip install '.\[ray\]' in .*pip install 'ray"
+    ):
         with_ray(pair, data, tmp_path / "out")
 
 

@@ -27,8 +27,8 @@ class Engine(Scheduler):
     """Serves many requests at once; a finished one's rows are taken by the next in the queue (continuous batching).
 
     A text does not depend on the other requests, but with ``never_slower`` (which ``auto`` has), where rows decide
-    together whether to draft, and begin with what those before them have learned. ``auto`` weighs costs for as many
-    rows as have requests when it is added. Else the same seed gives the text of ``Pair.generate``. (Floating-point sums
+    together whether to draft, and begin with what those before them have learned if drafts change no text. ``auto``
+    weighs costs for as many rows as have requests when it is added. Else the same seed gives the text of ``Pair.generate``. (Floating-point sums
     are taken in a different order, so texts may differ in float32 and bfloat16 where two tokens are nearly tied.)
 
     Times in a request's stats: the time of a forward pass is divided equally among its rows. ``wall_s`` counts the

@@ -127,11 +127,11 @@ class Request:
         # Only where they cannot change the text: at a seed it is the same, whatever other texts there are.
         greedy = options.sampling.greedy
         fixed = method.lossless(greedy) and (greedy or method.accept.draws_by_position)
-        self._reads_earlier = method.drafter.reads_earlier and fixed
+        self._fixed, self._reads_earlier = fixed, method.drafter.reads_earlier and fixed
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else runtime.method_for(options)
         self._alone, self._most = most == 1, most
-        self._learns_on = is_auto(method) and self._rules is None
+        self._learns_on = is_auto(method) and self._rules is None and fixed
         self._earlier: tuple[Any, ...] = ()  # the key of the trackers that the pair keeps
         self._run: RequestRun | None = None
         self.record = Record(stats=Stats(lossless=method.lossless(options.sampling.greedy)))
@@ -182,7 +182,7 @@ class Request:
         if self._reads_earlier and run is not None:
             text, prompt = self.sequence.tokens, self.sequence.prompt
             self._runtime.suffixes.add(self.salt, text[:prompt], text[prompt : self.sequence.final])
-        if self.tracker is not None and ended:
+        if self.tracker is not None and self._fixed and ended:
             if self._learns_on and record.rules is not None:
                 _keep(self.tracker.learned, self._rules_key, record.rules, _MOST_STATES)
             _keep(self._runtime.trackers, self._earlier, self.tracker.past(), _MOST_TRACKERS)
@@ -254,8 +254,8 @@ class Request:
         return Tracker(costs, rows, copies, chains=chains)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
-        """Decide together with the other rows of an engine that decode by the same method; the first of them begins
-        where those of an engine before it ended."""
+        """Decide together with the other rows of an engine that decode by the same method; where drafts change no text,
+        the first of them begins where those of an engine before it ended."""
         if self._costs is None:
             return
         # What earlier texts of a salt gain is told to no other one.
@@ -263,7 +263,7 @@ class Request:
         self._earlier = *key, self._most
         if (tracker := trackers.get(key)) is None:
             tracker = self._tracker(self._costs, rows)
-            if (before := self._runtime.trackers.get(self._earlier)) is not None:
+            if self._fixed and (before := self._runtime.trackers.get(self._earlier)) is not None:
                 tracker.follow(before)
         self.tracker = tracker
         _keep(trackers, key, tracker, _MOST_TRACKERS)
