@@ -241,7 +241,7 @@ def test_nothing_is_left_of_a_process_that_ends_while_a_grammar_is_computed(how:
             assert any(ends(server, how) for _ in range(3))
         finally:
             server.kill()
-    assert until(lambda: not any(Path(f"/proc/{one}").exists() for one in found), 3)
+    assert until(lambda: not any(Path(f"/proc/{one}").exists() for one in found), 30)
 
 
 FORKING = """

@@ -28,8 +28,9 @@ class Engine(Scheduler):
 
     A text does not depend on the other requests, but with ``never_slower`` (which ``auto`` has), where rows decide
     together whether to draft, and begin with what those before them have learned if drafts change no text. ``auto``
-    weighs costs for as many rows as have requests when it is added. Else the same seed gives the text of ``Pair.generate``. (Floating-point sums
-    are taken in a different order, so texts may differ in float32 and bfloat16 where two tokens are nearly tied.)
+    weighs costs for as many rows as have requests when it is added. Else the same seed gives the text of
+    ``Pair.generate``. (Floating-point sums are taken in a different order, so texts may differ in float32 and bfloat16
+    where two tokens are nearly tied.)
 
     Times in a request's stats: the time of a forward pass is divided equally among its rows. ``wall_s`` counts the
     engine's steps from when the request gets its rows to its end, so that ``other_s`` includes the time in which other

@@ -417,8 +417,8 @@ class Pair:
         """Generate many texts at once, in the order of the prompts.
 
         Each text is that of ``generate`` with the same options, independent of the other prompts (but with
-        ``never_slower``, which ``auto`` has: the rows decide together whether to draft, and greedy ones begin with what the
-        batch before has learned; ``auto`` weighs the costs of as many rows; ``request`` of a result replays all of
+        ``never_slower``, which ``auto`` has: the rows decide together whether to draft, and greedy ones begin with what
+        the batch before has learned; ``auto`` weighs the costs of as many rows; ``request`` of a result replays all of
         it). For the times in the stats, see ``Engine``.
 
         Args:
