@@ -251,11 +251,6 @@ def test_a_reader_that_leaves_frees_its_row_before_the_next_step(pair: sprinter.
             steps = Steps(engine)
             others = asyncio.create_task(engine.generate(**asked(5, 60)))
             leave = await how(engine, asked(1, 70))
-            steps.free.clear()  # the step under way ends, the next one is held
-            await asyncio.sleep(0.05)
-            leaving = asyncio.create_task(leave())
-            await asyncio.sleep(0.05)
-            before = steps.count
             freed: list[int] = []
             cancel = engine._engine.cancel
 
@@ -264,6 +259,11 @@ def test_a_reader_that_leaves_frees_its_row_before_the_next_step(pair: sprinter.
                 return cancel(id)
 
             engine._engine.cancel = noted  # type: ignore[method-assign]
+            steps.free.clear()  # the step under way ends, the next one is held
+            await asyncio.sleep(0.05)
+            leaving = asyncio.create_task(leave())
+            await asyncio.sleep(0.05)
+            before = steps.count
             steps.free.set()
             await leaving
             await until(lambda: bool(freed))
