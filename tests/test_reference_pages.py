@@ -53,7 +53,9 @@ def test_each_metric_of_the_server_has_its_row() -> None:
     from sprinter.serve.prometheus import ServeMetrics, ServeState
 
     metrics = ServeMetrics(lambda: [ServeState("m", 0, 0, 1, True, 0.0)])
-    metrics._drafted["m"], metrics._drifted["m", "svip"] = (2, 1), (0.1, 2)
+    metrics._drafted["m"] = (2, 1)
+    metrics._drift.labels("m", "svip").inc(0.1)
+    metrics._scored.labels("m", "svip").inc(2)
     wanted = []
     for collector in metrics._registry._collector_to_names:
         for family in collector.collect():

@@ -349,7 +349,7 @@ def _replay_all(results: Any, recordings: Mapping[str, Any], arms: Sequence[str]
     for arm in arms:
         arm = arm.format(**words)
         gate, method = of_gate(arm)
-        gate = gate or ("gate" if "gate" in method or "sprinter" in method else "")
+        gate = gate or ("gate" if "gate" in parse_method(method).heads else "")
         if gate and any(gate not in one.signals for one in recordings.values()):
             continue
         own = {

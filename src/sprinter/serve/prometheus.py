@@ -51,7 +51,6 @@ class ServeMetrics(Collector):
         self._states = states
         self.ready: Callable[[], bool] = lambda: all(one.ready for one in states())
         self._drafted: dict[str, tuple[int, int]] = {}  # by model: draft tokens, and those that were kept
-        self._drifted: dict[tuple[str, str], tuple[float, int]] = {}  # by model and method: sum, tokens
         self._registry = own = CollectorRegistry()
         model, method = ("model_name", "engine"), ("model_name", "method")
         counter, seconds = partial(Counter, registry=own), partial(Histogram, buckets=_SECONDS, registry=own)
@@ -97,8 +96,13 @@ class ServeMetrics(Collector):
         yield _gauge("sprinter_draft_acceptance_rate", about, rates)
         about = "Mean drift of the tokens whose drift is known, since the start."
         drift = GaugeMetricFamily("sprinter_mean_drift", about, labels=("model_name", "method"))
-        for labels, (total, tokens) in self._drifted.copy().items():
-            drift.add_metric(labels, total / tokens)
+        counts, totals = (
+            _values(self._scored),
+            _values(self._drift),
+        )  # in this order: all that are counted have a sum
+        for labels, tokens in counts.items():
+            if tokens:
+                drift.add_metric(labels, totals[labels] / tokens)
         yield drift
         yield _gauge(
             "sprinter_model_loaded", "Whether the model is loaded.", {one.model: one.ready for one in now}
@@ -144,8 +148,6 @@ class ServeMetrics(Collector):
         if drifts:
             self._drift.labels(*method).inc(sum(drifts))
             self._scored.labels(*method).inc(len(drifts))
-            total, tokens = self._drifted.get(method, (0.0, 0))
-            self._drifted[method] = total + sum(drifts), tokens + len(drifts)
         if times.admitted_s is not None:
             self._queue.observe(times.admitted_s)
         if times.first_token_s is not None:
@@ -160,6 +162,14 @@ def _gauge(name: str, about: str, values: Mapping[str, float], *engine: str) -> 
     for model, value in values.items():
         made.add_metric((model, *engine), value)
     return made
+
+
+def _values(one: Counter) -> dict[tuple[str, ...], float]:
+    """Values of a counter by its labels' values."""
+    samples = [
+        sample for family in one.collect() for sample in family.samples if sample.name.endswith("_total")
+    ]
+    return {tuple(sample.labels.values()): sample.value for sample in samples}
 
 
 def _label_of(out: Generation) -> str:
