@@ -125,7 +125,7 @@ def test_rows_with_and_without_heads_step_together() -> None:
     same(made, eager.draft(asked))
     assert [sorted(drafted(row).signals) for row in made] == [["entropy"], ["gate"]]
     assert [len(drafted(row).tokens) for row in made] == [3, 2]
-    assert rows.runner._units.calls["draft"] == 3  # type: ignore[attr-defined]
+    assert rows.runner._units.calls["draft"] == 1  # type: ignore[attr-defined]
 
 
 def test_signals_that_methods_ask_for_make_units_of_their_own() -> None:
@@ -142,7 +142,7 @@ def test_signals_that_methods_ask_for_make_units_of_their_own() -> None:
     columns = {tuple(sorted(unit.plan.columns[1:])) for unit in rows._captured.kept.values()}
     usual = {name for name, one in SIGNALS.items() if one.capture == "always"}
     assert columns == {tuple(sorted(usual)), tuple(sorted({*usual, "margin"}))}
-    assert rows.runner._units.calls["draft"] == 8  # type: ignore[attr-defined]
+    assert rows.runner._units.calls["draft"] == 4  # type: ignore[attr-defined]
 
 
 def test_signals_that_are_not_captured_go_the_eager_way(monkeypatch: pytest.MonkeyPatch) -> None:

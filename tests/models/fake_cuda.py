@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -10,6 +11,8 @@ from weakref import WeakSet, ref
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sprinter.models.capture import graphs
 
@@ -34,6 +37,9 @@ class FakeGraph:
     def replay(self) -> None:
         assert FakeGraph.device is not None, "replayed on whatever device is the current one"
         assert self.run is not None
+        if Counted.open is not None:
+            Counted.open.launches += 1
+            Counted.open.device.update(dict.fromkeys(self.made, True))
         for made, again in zip(self.made, self.run(*_held(self.args)), strict=True):
             made.copy_(again)
 
@@ -86,6 +92,69 @@ def _pool() -> _Pool:
     return FakeGraph.pools[-1]
 
 
+class Counted(TorchFunctionMode):
+    """Counts launches of graphs, and how often the host waits for values that they made, or that follow from these.
+
+    Attributes:
+        device: tensors that a GPU would hold.
+    """
+
+    open: ClassVar[Counted | None] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = self.waits = 0
+        self.device = WeakTensorKeyDictionary()
+
+    def __enter__(self) -> Counted:
+        Counted.open = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        Counted.open = None
+        super().__exit__(*args)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not any(one in self.device for one in _tensors((args, kwargs))):
+            return made
+        if func in _READS:
+            self.waits += 1
+            return made.clone() if isinstance(made, Tensor) else made
+        if isinstance(made, Iterator):
+            made = list(made)
+        self.device.update(dict.fromkeys(_tensors(made), True))
+        return iter(made) if func is Tensor.__iter__ else made
+
+
+_READS = frozenset({
+    Tensor.cpu, Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__,
+    Tensor.__index__, Tensor.__array__,
+})  # fmt: skip
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, dict | list | tuple):
+        for one in given.values() if isinstance(given, dict) else given:
+            yield from _tensors(one)
+
+
+class _Event:
+    """Its times are the host's."""
+
+    def __init__(self, **_: object) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, other: _Event) -> float:
+        return (other.at - self.at) * 1e3
+
+
 class _Stream:
     def __init__(self, *_: object) -> None: ...
 
@@ -117,6 +186,7 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(graphs, "as_function", as_function)
     patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     patch.setattr(torch.cuda, "graph", _graph)
+    patch.setattr(torch.cuda, "Event", _Event)
     patch.setattr(torch.cuda, "Stream", _Stream)
     patch.setattr(torch.cuda, "stream", _stream)
     patch.setattr(torch.cuda, "current_stream", _Stream)

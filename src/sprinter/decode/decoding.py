@@ -364,7 +364,7 @@ def draft_run(decoding: Decoding) -> Asking:
         # Where trusted tokens wait for the target, an untrusted one would end them.
         must = None if trusting and decoding.provisional else (yield from decoding.force())
         if must is None:
-            answer = yield AskDraft(sequence, room, decoding.ahead)
+            answer = yield AskDraft(sequence, room, decoding.ahead, decoding)
         else:
             answer = must
         assert isinstance(answer, Draft)

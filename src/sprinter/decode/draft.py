@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sprinter.decode.run_rules import DraftRun
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.state import RuleState
 
@@ -70,12 +71,14 @@ class AskDraft(NamedTuple):
     """Ask for a draft that continues the sequence, of at most ``at_most`` tokens.
 
     A driver may answer with fewer than ``at_most`` tokens, and the loop asks again; with none, it calls the target.
-    ``ahead``: so many tokens of a draft model are wanted in any case; None: not known.
+    ``ahead``: so many tokens of a draft model are wanted in any case; None: not known. ``run``: the state of the draft
+    run, for a driver that asks its rules by itself (``decode.run_rules``).
     """
 
     sequence: TokenSequence
     at_most: int
     ahead: int | None = None
+    run: DraftRun | None = None
 
 
 class Draft(NamedTuple):

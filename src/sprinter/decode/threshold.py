@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,4 +24,6 @@ def reaches(scores: Tensor, tau: float | Tensor) -> Tensor:
     Args:
         scores, tau: shapes that broadcast.
     """
+    if isinstance(tau, float):  # no tensor of another device, which no graph could hold
+        return scores.float() >= float(np.float32(tau))
     return scores.float() >= torch.as_tensor(tau, dtype=torch.float32, device=scores.device)

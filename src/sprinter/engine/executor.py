@@ -18,6 +18,7 @@ from sprinter.decode.decoding import Answer, Asking, LoopRequest
 from sprinter.decode.draft import AskDraft, AskGrammar, AskScore, AskTips, Draft, Record, Scores, Tips
 from sprinter.decode.draft_heads import BlockText, DraftHeads, HeadDrafts
 from sprinter.decode.drafter import Context, Proposals
+from sprinter.decode.run_rules import run_rules
 from sprinter.decode.sequence import ReadState, TokenSequence
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
@@ -54,6 +55,7 @@ class Executor:
     Attributes:
         device: of all laws that requests get: the target's; without a target, the draft's.
         like: a tensor with the dtype and device of laws.
+        decides: as of the draft model's backend.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Executor:
         self.target = backend_of(target, vocab, "target", held[0]) if target else None
         self.draft = backend_of(draft, vocab, "draft", held[1]) if draft else None
         self.vocab, self.sync = vocab, 0.0 if self.draft is None else self.draft.sync
+        self.decides = self.draft is not None and self.draft.decides
         rows = self.target or self.draft
         self.device = rows.runner.device if rows else torch.device("cpu")
         self.like = torch.empty(0, device=self.device)
@@ -297,9 +300,12 @@ class RequestRun:
         if self._adjust_q is not None:
             self._adjust_q.follow(sequence.tokens)
             adjust, wanted = self._adjust_q.after([()]), 1  # the next token's logits depend on this token
+        rules = None
+        if wanted > 1 and ask.ahead is None and not self._whole and ask.run and self._models.decides:
+            rules = run_rules(ask.run)
         return base.DraftRow(
             view.row, unread, len(sequence), sequence.round, self._draws, self._plan, 0, self._place + 1, wanted,
-            None if unread else view.after, adjust,
+            None if unread else view.after, adjust, rules,
         )  # fmt: skip
 
     def _tree_row(self, ask: AskTips) -> base.TreeRow:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sprinter.decode.adjust import Adjust
 from sprinter.decode.draft import AskGrammar, Ranked
+from sprinter.decode.run_rules import RunRules
 from sprinter.decode.signals import SIGNALS
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling
@@ -130,6 +131,7 @@ class DraftRow:
         count: number of tokens to draft.
         after: the model's output after the text, if ``tokens`` is ().
         adjust: adjusts the logits to the text; only with a ``count`` of 1.
+        rules: end the run before ``count`` tokens, in a backend that can ask them.
     """
 
     row: int
@@ -143,11 +145,12 @@ class DraftRow:
     count: int = 1
     after: After | None = None
     adjust: Adjust | None = None
+    rules: RunRules | None = None
 
 
 @dataclass(slots=True)
 class Drafted:
-    """What a row drafted: n tokens.
+    """What a row drafted: n tokens, at least one, ``count`` at most.
 
     Attributes:
         laws: ``[n, V]`` that they were drawn from. raws: raw laws, or None.

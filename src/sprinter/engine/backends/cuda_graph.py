@@ -1,23 +1,26 @@
-"""The same verbs in captured units: a pass and what follows it are one CUDA graph.
+"""The same verbs in captured units: a draft run, or a target pass and what follows it, is one CUDA graph.
 
-Draws are addressed, so that captured and eager steps give the same tokens. Several steps run without host
-synchronisation: a step reads the tokens of the previous one on the device. What a runner cannot capture (a long feed, a
-head that reads the state at x) runs eagerly, as do rows whose logits are adjusted to their text.
+A run of n steps is one launch: each step reads the token of the one before on the device, rows whose run is over take
+no part in those that follow, and one small copy brings the host all that it reads of the run. Draws are addressed, so
+that captured and eager steps give the same tokens. What a runner cannot capture (a long feed, a head that reads the
+state at x) runs eagerly, as do rows whose logits are adjusted to their text.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sprinter.decode.run_rules import DeviceRules
 from sprinter.decode.signals import SIGNALS
 from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow, Scored, StepResult, TargetRow
 from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, follow, in_line
-from sprinter.engine.backends.single_call import SingleCallBackend
+from sprinter.engine.backends.single_call import SingleCallBackend, draw_keys
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head
@@ -27,9 +30,12 @@ from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.capture.trace import ForwardPass, Unit
 from sprinter.models.interface import Runner
 from sprinter.models.runners.row import RowRunner
-from sprinter.random import AddressedDraws, Purpose, race, race_words
+from sprinter.random import AddressedDraws, race, race_words
 
 __all__ = ["DraftUnit", "GraphBackend", "TargetUnit", "backend_of"]
+
+LONGEST = 8
+"""Number of draft steps in a launch, at most: longer runs are several."""
 
 
 def backend_of(runner: Runner, vocab: int, name: str, held: HeldRows | None = None) -> EagerBackend:
@@ -42,49 +48,28 @@ def backend_of(runner: Runner, vocab: int, name: str, held: HeldRows | None = No
 
 
 class Settings(NamedTuple):
-    """What a unit is told of each row, ``[rows]``: whole numbers, then the others.
+    """How each row samples, ``[rows]``: as in ``Sampling``. All that a unit is told of a row is one line of float64,
+    which holds its whole numbers too; these come first."""
 
-    Attributes:
-        last: index of the last token of its input. low, high: halves of the address of its draw.
-        top_k, temperature, top_p, min_p: as in ``Sampling``. place: in the draft run.
-    """
-
-    last: Tensor
-    low: Tensor
-    high: Tensor
-    top_k: Tensor
     temperature: Tensor
-    place: Tensor
+    top_k: Tensor
     top_p: Tensor
     min_p: Tensor
 
-    @classmethod
-    def pack(cls, rows: Sequence[tuple[Sampling, int, int, int]], device: torch.device) -> list[Tensor]:
-        """Two inputs of a unit, ``[rows, 4]``, from the sampling, last index, address and place of each row."""
-        whole = [(last, key & 0xFFFFFFFF, key >> 32, one.top_k) for one, last, key, _ in rows]
-        others = [(one.temperature, place, one.top_p, one.min_p) for one, _, _, place in rows]
-        # twice as fast as torch.tensor
-        return [
-            torch.from_numpy(np.array(values, dtype)).to(device)
-            for values, dtype in ((whole, np.int64), (others, np.float64))
-        ]
-
-    @classmethod
-    def unpack(cls, extras: Sequence[Tensor]) -> Settings:
-        """The settings that a unit was given."""
-        return cls(*extras[0].unbind(1), *extras[1].unbind(1))
+    @staticmethod
+    def line(sampling: Sampling) -> tuple[float, ...]:
+        """What a row is told."""
+        return sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
 
     def process(self, logits: Tensor, truncates: bool, n: int = 1) -> Tensor:
         """``process`` of logits ``[rows * n, V]``, n in a row that are of one row."""
-        top_k, temperature, top_p, min_p = (
-            one if n == 1 else one.repeat_interleave(n)
-            for one in (self.top_k, self.temperature, self.top_p, self.min_p)
-        )
-        return process_rows(logits, temperature, (top_k, top_p, min_p) if truncates else None)
+        temperature, top_k, top_p, min_p = (one if n == 1 else one.repeat_interleave(n) for one in self)
+        return process_rows(logits, temperature, (top_k.long(), top_p, min_p) if truncates else None)
 
 
 class DraftUnit(Unit):
-    """One draft step: the fields of ``StepResult``, the tokens ``[rows, 1]``.
+    """A draft run. Of each step numbers ``[rows, steps, 2 + columns]``, float64: the token, whether the row took part,
+    and those of ``StepResult``; then laws and raw laws ``[rows, steps, V]``.
 
     Its plan has the signals whose ``capture`` is "always", so that methods share units, and those in ``asked``.
 
@@ -94,6 +79,8 @@ class DraftUnit(Unit):
         heads: by kind; none may read the state at x.
         device: the device that it runs on.
         asked: names of further signals, whose ``capture`` is "asked".
+        steps: number of draft steps.
+        rules: end the runs of rows; None: only their counts do.
     """
 
     per_token = False
@@ -105,28 +92,54 @@ class DraftUnit(Unit):
         heads: Mapping[str, Head],
         device: torch.device,
         asked: Collection[str] = (),
+        steps: int = 1,
+        rules: DeviceRules | None = None,
     ) -> None:
         super().__init__("draft")
         own = sorted(heads.items())
         names = [name for name, one in SIGNALS.items() if one.capture == "always" or name in asked]
-        self._vocab, self._truncates = vocab, truncates
-        self.heads = nn.ModuleDict(dict(own))
+        self._vocab, self._truncates, self._rules = vocab, truncates, rules
+        self.heads, self.passes = nn.ModuleDict(dict(own)), steps
         self.plan = DraftPlan(Sampling(), tuple(names), dict(own), raw=True)
         for name, half in zip(("high", "low"), race_words(vocab, device), strict=True):
             self.register_buffer(name, half, persistent=False)
 
-    def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> StepResult:
-        """``extras``: packed ``Settings``."""
-        settings = Settings.unpack(extras)
-        rows = torch.arange(settings.last.shape[0], device=settings.last.device)
-        logits, states = run(lambda hidden: hidden[rows, settings.last][:, None])
+    def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """``extras``: the lines of ``_draft_lines``."""
+        (lines,), steps = extras, self.passes
+        settings, rest = Settings(*lines[:, :4].unbind(1)), lines[:, 4:]
+        last, position, count, place, drafted = rest[:, :5].unbind(1)
+        state, keys = tuple(rest[:, 5 : -2 * steps].unbind(1)), rest[:, -2 * steps :].long()
+        rows, ends, live = torch.arange(len(lines), device=lines.device), last.long(), count > 0
+        token, made = ends, list[tuple[Tensor, Tensor, Tensor]]()
+        for step in range(steps):
+            if step == 0:
+                logits, states = run(lambda hidden: hidden[rows, ends][:, None])
+                states = states[rows, ends]
+            else:
+                at = torch.where(live, position.long() + (step - 1), -1)
+                logits, states = run(None, token[:, None], at)
+                states = states[:, 0]
+            halves = keys[:, step], keys[:, steps + step]
+            result = self._after(logits[:, 0, : self._vocab], states, settings, place + step, halves)
+            token, numbers = result.token, result.numbers.double()
+            took = torch.stack([token.double(), live.double()], 1)
+            made.append((torch.cat([took, numbers], 1), result.law, result.raw))
+            if self._rules is not None:
+                signals = dict(zip(self.plan.columns[1:], numbers[:, 1:].unbind(1), strict=True))
+                ended, state = self._rules.ends(signals, drafted.long() + (step + 1), state)
+                live = live & ~ended
+            live = live & (count > step + 1)
+        return tuple(torch.stack(each, 1) for each in zip(*made, strict=True))
+
+    def _after(
+        self, said: Tensor, states: Tensor, settings: Settings, place: Tensor, key: tuple[Tensor, Tensor]
+    ) -> StepResult:
+        """What follows a pass, of which logits and states are left; ``key``: halves of the draws' addresses."""
         assert isinstance(self.high, Tensor) and isinstance(self.low, Tensor)
-        said = logits[:, 0, : self._vocab]
-        law = settings.process(said, self._truncates)
-        token = race(law, settings.low, settings.high, (self.high, self.low))
-        told = settings.place.float(), settings.temperature.float()
-        step, _ = follow(self.plan, said, states[rows, settings.last], law, token, lambda: told)
-        return step._replace(token=token[:, None])
+        law, told = settings.process(said, self._truncates), (place.float(), settings.temperature.float())
+        token = race(law, *key, (self.high, self.low))
+        return follow(self.plan, said, states, law, token, lambda: told)[0]
 
 
 class TargetUnit(Unit):
@@ -143,8 +156,8 @@ class TargetUnit(Unit):
         self._vocab, self._truncates, self._raw = vocab, truncates, raw
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """``extras``: packed ``Settings``."""
-        settings, logits = Settings.unpack(extras), run(None)[0][..., : self._vocab]
+        """``extras``: ``Settings``, in lines."""
+        settings, logits = Settings(*extras[0].unbind(1)), run(None)[0][..., : self._vocab]
         rows, n = logits.shape[:2]
         flat = logits.reshape(rows * n, self._vocab)
         made = [settings.process(flat, self._truncates, n), flat.amax(-1)]
@@ -156,6 +169,8 @@ class TargetUnit(Unit):
 class GraphBackend(EagerBackend):
     """``EagerBackend`` over a ``CapturedRunner``. ``Drafted.draft_s`` is the time of whole steps, heads included."""
 
+    decides = True
+
     def __init__(self, runner: CapturedRunner, vocab: int, name: str, held: HeldRows | None = None) -> None:
         super().__init__(runner, vocab, name, held)
         self._captured = runner
@@ -163,26 +178,53 @@ class GraphBackend(EagerBackend):
     def _kind(self, row: DraftRow) -> Hashable:
         return super()._kind(row), _can_capture(row)
 
-    def _draft(self, rows: Sequence[DraftRow], unit: Any = None) -> list[Drafted | SprinterError]:
-        return super()._draft(rows, self._draft_unit(rows) if _can_capture(rows[0]) else None)
+    def _draft(self, rows: Sequence[DraftRow]) -> list[Drafted | SprinterError]:
+        """In one launch; step by step, if that is not captured for its shape."""
+        if not _can_capture(rows[0]):
+            return super()._draft(rows)
+        began, run = time.perf_counter(), self._launch(rows)
+        if run is None:
+            return super()._draft(rows)
+        answers = self._fetch_run(rows, run, run.numbers.cpu().numpy())
+        drafted = [one for one in answers if isinstance(one, Drafted)]
+        each_s = (time.perf_counter() - began) / max(1, sum(one.passes for one in drafted))
+        for one in drafted:
+            one.draft_s = one.passes * each_s
+        return answers
 
-    def _step(
-        self, rows: Sequence[DraftRow], step: int, last: tuple[Tensor, ...], unit: Any
-    ) -> tuple[list[tuple[DraftPlan, list[int], StepResult, float]], tuple[Tensor, ...]]:
-        """A captured step; an eager one, if it is not captured for its shape."""
-        if unit is not None:
-            if last:
-                tokens, counts = last[0][:, None], None
-            else:
-                feeds = [feed_of(row) for row in rows]
-                self.begin(feeds)
-                tokens, counts = self._padded(feeds)
-            settings = _settings(rows, step, self.runner.device)
-            made = self._captured.run(unit, tokens, counts, settings, [row.row for row in rows])
-            if made is not None:
-                result = StepResult(*made)._replace(token=made[0][:, 0])
-                return [(unit.plan, list(range(len(rows))), result, 0.0)], (result.token,)
-        return super()._step(rows, step, last, unit)
+    def _launch(self, rows: Sequence[DraftRow]) -> _Run | None:
+        """Launch the draft run of some rows; None: it is not captured for its shape."""
+        counts = [min(row.count, LONGEST) for row in rows]
+        every = {row.rules and row.rules.rules for row in rows if row.count > 1}
+        rules = every.pop() if len(every) == 1 else None  # then their counts end the runs, and the loop
+        unit = self._draft_unit(rows, max(counts), rules)
+        lines = self._on_device(_draft_lines(rows, counts, unit.passes, rules))
+        feeds = [feed_of(row) for row in rows]
+        self.begin(feeds)
+        tokens, lengths = self._padded(feeds)
+        made = self._captured.run(unit, tokens, lengths, [lines], [row.row for row in rows])
+        return None if made is None else _Run(unit.plan, *made)
+
+    def _fetch_run(
+        self, rows: Sequence[DraftRow], run: _Run, numbers: np.ndarray
+    ) -> list[Drafted | SprinterError]:
+        """What each row drafted in a run, of which the host has the numbers."""
+        answers, columns = list[Drafted | SprinterError](), run.plan.columns
+        took = numbers[..., 1].sum(1).astype(int).tolist()
+        self._captured.went_on({row.row: n - 1 for row, n in zip(rows, took, strict=True)})
+        for i, (row, n) in enumerate(zip(rows, took, strict=True)):
+            tokens = [int(one) for one in numbers[i, :n, 0]]
+            feed, own = feed_of(row, tokens[:-1]), torch.from_numpy(numbers[i, :n, 2:])
+            signals = {name: own[:, columns.index(name)] for name in row.plan.columns[1:]}
+            raws = run.raws[i, :n] if row.plan.raw else None
+            fault = self.check(feed, numbers[i, :n, 2].tolist())
+            answers.append(
+                fault or Drafted(tokens, run.laws[i, :n], raws, signals, n, len(feed.tokens), None, 0.0, 0.0)
+            )
+        return answers
+
+    def _on_device(self, lines: Sequence[Sequence[float]]) -> Tensor:
+        return torch.from_numpy(np.array(lines, np.float64)).to(self.runner.device)
 
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``EagerBackend``; rows whose logits are adjusted have a pass of their own."""
@@ -201,7 +243,7 @@ class GraphBackend(EagerBackend):
             return super()._target(rows, counts)
         self.begin(feeds)
         tokens, _ = self._padded(feeds)
-        extras = Settings.pack([(row.sampling, 0, 0, 1) for row in rows], self.runner.device)
+        extras = [self._on_device([Settings.line(row.sampling) for row in rows])]
         key = self.vocab, any(_truncates(row.sampling) for row in rows), any(row.raw for row in rows)
         unit = self._captured.kept.get(key) or self._captured.kept.setdefault(key, TargetUnit(*key))
         made = self._captured.run(unit, tokens, counts, extras, [feed.row for feed in feeds])
@@ -210,8 +252,8 @@ class GraphBackend(EagerBackend):
         law, peaks, *raw = (in_line(one, counts) for one in made)
         return law, raw[0] if raw else law, peaks, {}, ()
 
-    def _draft_unit(self, rows: Sequence[DraftRow]) -> DraftUnit:
-        """The unit of all steps of some rows."""
+    def _draft_unit(self, rows: Sequence[DraftRow], steps: int, rules: DeviceRules | None) -> DraftUnit:
+        """The unit of a run of some rows."""
         heads = {kind: head for row in rows for kind, head in row.plan.heads.items()}
         truncates = any(_truncates(row.plan.sampling) for row in rows)
         asked = frozenset(
@@ -219,12 +261,21 @@ class GraphBackend(EagerBackend):
         )
         # A head's calibration may change; what it computes with otherwise stays as it was loaded.
         own = tuple((kind, head, repr(head.calibration.to_dict())) for kind, head in sorted(heads.items()))
-        kept, key = self._captured.kept, (self.vocab, truncates, own, asked)
+        kept, key = self._captured.kept, (self.vocab, truncates, own, asked, steps, rules)
         if key not in kept:
-            kept[key] = DraftUnit(self.vocab, truncates, heads, self.runner.device, asked)
+            kept[key] = DraftUnit(self.vocab, truncates, heads, self.runner.device, asked, steps, rules)
         unit = kept[key]
         assert isinstance(unit, DraftUnit)
         return unit
+
+
+class _Run(NamedTuple):
+    """A launched draft run: the results of its ``DraftUnit``, and that one's plan."""
+
+    plan: DraftPlan
+    numbers: Tensor
+    laws: Tensor
+    raws: Tensor
 
 
 def _can_capture(row: DraftRow) -> bool:
@@ -236,11 +287,23 @@ def _truncates(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
-def _settings(rows: Sequence[DraftRow], step: int, device: torch.device) -> list[Tensor]:
-    """Packed settings of a step."""
-    given = []
-    for row in rows:
-        assert isinstance(row.draws, AddressedDraws)
-        key = row.draws.address(row.round, row.position + step, Purpose.DRAFT, row.draft)
-        given.append((row.plan.sampling, 0 if step else len(row.tokens) - 1, key, row.place + step))
-    return Settings.pack(given, device)
+def _draft_lines(
+    rows: Sequence[DraftRow], counts: Sequence[int], steps: int, rules: DeviceRules | None
+) -> list[list[float]]:
+    """What a ``DraftUnit`` is told of each row: settings, index of the last token of its input, position and number of
+    tokens to draft, places in the run, state of the stop rule, low and high halves of the draws' addresses."""
+    lines, none = [], (0, (0.0,) * (0 if rules is None else len(rules.stop.start())))
+    for row, count, keys in zip(rows, counts, draw_keys(rows, steps), strict=True):
+        own = row.rules
+        drafted, state = none if own is None or own.rules != rules else (own.drafted, own.state)
+        told = (
+            *Settings.line(row.plan.sampling),
+            len(row.tokens) - 1,
+            row.position,
+            count,
+            row.place,
+            drafted,
+            *state,
+        )
+        lines.append([*told, *(keys & np.uint64(0xFFFFFFFF)).tolist(), *(keys >> np.uint64(32)).tolist()])
+    return lines

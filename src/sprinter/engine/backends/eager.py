@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import isfinite
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -49,9 +49,10 @@ class EagerBackend(TextRows):
 
     Attributes:
         sync: what a question of a request costs, in draft steps; tokens are drafted ahead if it is not 0.
+        decides: whether draft runs end by ``DraftRow.rules``.
     """
 
-    sync = 0.0
+    sync, decides = 0.0, False
 
     def begin(self, feeds: Iterable[RowInput]) -> None:
         """See ``TextRows``."""
@@ -150,8 +151,8 @@ class EagerBackend(TextRows):
         """Rows of one kind are drafted together; a head that reads the state at x has a pass of its own rows."""
         return row.plan.key if row.plan.reads_x else None
 
-    def _draft(self, rows: Sequence[DraftRow], unit: Any = None) -> list[Drafted | SprinterError]:
-        """``draft`` of rows of one kind. ``unit``: of a backend that captures steps; its plan is that of all."""
+    def _draft(self, rows: Sequence[DraftRow]) -> list[Drafted | SprinterError]:
+        """``draft`` of rows of one kind."""
         began, made = time.perf_counter(), dict[Hashable, tuple[DraftPlan, list[_StepPart]]]()
         gates, afters = [0.0] * len(rows), dict[int, After]()
         live, last = list(range(len(rows))), tuple[Tensor, ...]()
@@ -159,7 +160,7 @@ class EagerBackend(TextRows):
             stay = [at for at, i in enumerate(live) if rows[i].count > step]
             if len(stay) < len(live):
                 live, last = [live[at] for at in stay], tuple(one[stay] for one in last)
-            parts, last = self._step([rows[i] for i in live], step, last, unit)
+            parts, last = self._step([rows[i] for i in live], step, last)
             for plan, group, result, gate_s in parts:
                 members = [live[at] for at in group]
                 made.setdefault(plan.key, (plan, []))[1].append((members, result))
@@ -177,7 +178,7 @@ class EagerBackend(TextRows):
         return [found[i] for i in range(len(rows))]
 
     def _step(
-        self, rows: Sequence[DraftRow], step: int, last: tuple[Tensor, ...], unit: Any
+        self, rows: Sequence[DraftRow], step: int, last: tuple[Tensor, ...]
     ) -> tuple[list[tuple[DraftPlan, list[int], StepResult, float]], tuple[Tensor, ...]]:
         """One draft step.
 
@@ -203,12 +204,12 @@ class EagerBackend(TextRows):
             at_x.extend(self._after(token, numbers))
             return at_x[1]
 
-        groups = [list(range(len(rows)))] if unit else alike(rows, lambda row: row.plan.key)
+        groups = alike(rows, lambda row: row.plan.key)
         for group in groups:
             whole = len(group) == len(rows)
             own = rows if whole else [rows[i] for i in group]
             said, state = (logits, hidden) if whole else (logits[group], hidden[group])
-            plan, samplings = unit.plan if unit else own[0].plan, [row.plan.sampling for row in own]
+            plan, samplings = own[0].plan, [row.plan.sampling for row in own]
             law = _laws(said, [1] * len(own), [row.adjust for row in own], samplings)
             asked = [(row.draws, row.round, row.position + step, row.draft) for row in own]
             token = draw_tokens(law, asked, Purpose.DRAFT)
@@ -239,7 +240,7 @@ class EagerBackend(TextRows):
         """Copy the results of some steps to the host: what each row drafted.
 
         Args:
-            plan: of these steps; that of a row may read less. afters: outputs at the last tokens, if the model ran.
+            plan: of these rows. afters: outputs at the last tokens, if the model ran.
         """
         first = steps[0][0]
         ids = _joined([(members, one.token) for members, one in steps]).tolist()

@@ -23,7 +23,7 @@ from sprinter.laws import truncation
 from sprinter.models.runners.row import RowRunner
 from sprinter.random import AddressedDraws, Purpose, addresses, word_blocks
 
-__all__ = ["SingleCallBackend"]
+__all__ = ["SingleCallBackend", "draw_keys"]
 
 _SMALL = 2**23  # parameters of a model whose step costs less than what Python adds to a run
 _FULL = 0.7  # share of the steps of a run that rows take part in, from which on all are computed
@@ -49,9 +49,9 @@ class SingleCallBackend(EagerBackend):
     def _in_one_call(self, row: DraftRow) -> bool:
         return _is_plain(row) and self._rows.drafts(row.position + row.count - 1, row.row)
 
-    def _draft(self, rows: Sequence[DraftRow], unit: Any = None) -> list[Drafted | SprinterError]:
+    def _draft(self, rows: Sequence[DraftRow]) -> list[Drafted | SprinterError]:
         if not self._in_one_call(rows[0]):
-            return super()._draft(rows, unit)
+            return super()._draft(rows)
         began, steps = time.perf_counter(), max(row.count for row in rows)
         order = sorted(range(len(rows)), key=lambda i: -rows[i].count)
         own = [rows[i] for i in order]
@@ -63,7 +63,7 @@ class SingleCallBackend(EagerBackend):
             [row.count for row in own],
             [row.plan.sampling.temperature for row in own],
             [truncation(row.plan.sampling) for row in own],
-            _keys(own, steps),
+            draw_keys(own, steps),
             word_blocks(self.vocab),
         )
         found: dict[int, Drafted | SprinterError] = {}
@@ -127,15 +127,17 @@ def _is_plain(row: DraftRow) -> bool:
     return simple and isinstance(row.draws, AddressedDraws)
 
 
-def _keys(rows: Sequence[DraftRow], steps: int) -> np.ndarray:
-    """Addresses of the draws, ``[rows, steps]``; those beyond a row's count are of no draw."""
+def draw_keys(rows: Sequence[DraftRow], steps: int, purpose: Purpose = Purpose.DRAFT) -> np.ndarray:
+    """Addresses of the draws from each row's position on, ``[rows, steps]``; those beyond a row's count are of no
+    draw."""
+    own = purpose is Purpose.DRAFT  # what the target draws has no number of a draft
     places = np.array([row.position for row in rows]) + np.arange(steps)[:, None]
     if all(type(row.draws) is AddressedDraws for row in rows):
-        rounds, drafts = np.array([(row.round, row.draft) for row in rows]).T
+        rounds, drafts = np.array([(row.round, own * row.draft) for row in rows]).T
         draws: Any = [row.draws for row in rows]
-        return np.ascontiguousarray(addresses(draws, rounds, places, Purpose.DRAFT, drafts).T)
+        return np.ascontiguousarray(addresses(draws, rounds, places, purpose, drafts).T)
     each: Any = [(row.draws, row) for row in rows]
     return np.array([
-        [draws.address(row.round, row.position + step, Purpose.DRAFT, row.draft) for step in range(steps)]
+        [draws.address(row.round, row.position + step, purpose, own * row.draft) for step in range(steps)]
         for draws, row in each
     ], np.uint64)  # fmt: skip

@@ -239,4 +239,4 @@ class _Graph:
             self._seen[:rows, :n, : inputs.keys.shape[2]].copy_(inputs.keys)
         for own, given in zip(self._rows, (inputs.rows, *inputs.extras), strict=True):
             own[:rows].copy_(given)
-            own[rows:].copy_(given[:1])  # padding writes to a spare slot that is never visible
+            own[rows:].zero_()  # rows of padding write to a spare slot that is never visible

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class CapturedRunner(RowRunner):
     ) -> list[Tensor] | None:
         """Run a unit over new tokens at the end of each row, or of ``rows``, and keep them, as ``extend`` does.
 
+        What its further passes read is kept once ``went_on`` says how many tokens it was.
+
         Returns:
             The unit's results; None if it is not captured for this shape, and then nothing was done.
 
@@ -60,6 +62,11 @@ class CapturedRunner(RowRunner):
             if made is not None:
                 self._advance(asked)
         return made
+
+    def went_on(self, counts: Mapping[int, int]) -> None:
+        """Note that the last unit's further passes read so many tokens, by row."""
+        for row, count in counts.items():
+            self._lengths[row] += count
 
     def _step(self, asked: Pass) -> ModelOutput:
         made = self._run(pass_unit(asked.logits, asked.layers), asked)
@@ -76,6 +83,10 @@ class CapturedRunner(RowRunner):
             nothing = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             super()._step(Pass(nothing, [0], self.batch == 1, [0], [0], False, ()))
             self._buffers = self._cache.buffers()
-        inputs = Inputs(asked.tokens, *self._places(asked), extras, self._buffers)
+        places = self._places(asked)
+        if unit.passes > 1:
+            seen = min(places.keys.shape[-1] + unit.passes - 1, self.max_len)
+            places = places._replace(keys=self._positions[0, :seen])
+        inputs = Inputs(asked.tokens, *places, extras, self._buffers)
         captured = self._units.find(unit, not asked.whole, inputs)
         return None if captured is None else captured(inputs)

@@ -2,13 +2,14 @@
 
 ``RowPass`` takes everything that changes from call to call as a tensor (tokens, positions, slots, visible keys, the
 cache's buffers) and has no state of its own, so that it can be recorded as a graph. It calls the transformers model
-unchanged. A ``Unit`` is a function of tensors around one: the forward pass alone, or a whole draft step.
+unchanged. A ``Unit`` is a function of tensors around passes: one alone, or a draft run of several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -18,7 +19,20 @@ from sprinter.models.runners.row import RowCache, RowLayer, Span, Windows, mask_
 
 __all__ = ["PASS", "ForwardPass", "RowPass", "Unit", "as_function", "pass_unit"]
 
-ForwardPass = Callable[[StateFilter | None], tuple[Tensor, ...]]
+
+class ForwardPass(Protocol):
+    """One forward pass of a unit: logits (of the states that ``keep`` selects), states, and those of its layers."""
+
+    def __call__(
+        self, keep: StateFilter | None, tokens: Tensor | None = None, at: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Read the unit's tokens, or others ``[rows, n]`` in their place.
+
+        Args:
+            at: positions ``[rows]`` of one token of each row, which follow those of the pass before; -1: it is written
+                to the spare slot, which is never visible.
+        """
+        ...
 
 
 class _RowBuffer(RowLayer):  # type: ignore[no-untyped-call]
@@ -90,20 +104,20 @@ class Unit(nn.Module):
 
     Attributes:
         per_token: whether the results are ``[batch, n, ...]``.
+        passes: number of forward passes; those after the first read one more token of a row each.
     """
 
-    per_token = True
+    per_token, passes = True, 1
 
     def __init__(self, name: str, logits: bool = True, layers: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.name, self.logits, self.layers = name, logits, layers
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The unit's results, computed with one call of ``run``.
+        """The unit's results, computed with ``passes`` calls of ``run``.
 
         Args:
-            run: runs the forward pass; returns logits, states and states of ``layers``. For its argument ``keep`` see
-                ``RowPass``.
+            run: runs a forward pass.
             extras: the caller's other inputs besides the tokens, each ``[batch, ...]``.
         """
         return run(None) if self.logits else run(lambda hidden: hidden[:, -1:])[1:]
@@ -125,8 +139,14 @@ def as_function(run: RowPass, unit: Unit) -> Callable[..., tuple[Tensor, ...]]:
         tokens: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, keys: Tensor,
         extras: Sequence[Tensor], buffers: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        def forward(keep: StateFilter | None) -> tuple[Tensor, ...]:
-            return run(tokens, positions, slots, rows, keys, buffers, keep, unit.layers)
+        def forward(
+            keep: StateFilter | None, read: Tensor | None = None, at: Tensor | None = None
+        ) -> tuple[Tensor, ...]:
+            own, places = tokens if read is None else read, (positions, slots)
+            if at is not None:
+                spare, place = buffers[0].shape[2] - 1, at[:, None]
+                places = place.clamp(min=0), place.where(place >= 0, spare)
+            return run(own, *places, rows, keys, buffers, keep, unit.layers)
 
         made: tuple[Tensor, ...] = unit(forward, extras)
         return made
