@@ -192,7 +192,7 @@ class GraphBackend(EagerBackend):
             one.draft_s = one.passes * each_s
         return answers
 
-    def _launch(self, rows: Sequence[DraftRow]) -> _Run | None:
+    def _launch(self, rows: Sequence[DraftRow]) -> _Launched | None:
         """Launch the draft run of some rows; None: it is not captured for its shape."""
         counts = [min(row.count, LONGEST) for row in rows]
         every = {row.rules and row.rules.rules for row in rows if row.count > 1}
@@ -203,10 +203,10 @@ class GraphBackend(EagerBackend):
         self.begin(feeds)
         tokens, lengths = self._padded(feeds)
         made = self._captured.run(unit, tokens, lengths, [lines], [row.row for row in rows])
-        return None if made is None else _Run(unit.plan, *made)
+        return None if made is None else _Launched(unit.plan, *made)
 
     def _fetch_run(
-        self, rows: Sequence[DraftRow], run: _Run, numbers: np.ndarray
+        self, rows: Sequence[DraftRow], run: _Launched, numbers: np.ndarray
     ) -> list[Drafted | SprinterError]:
         """What each row drafted in a run, of which the host has the numbers."""
         answers, columns = list[Drafted | SprinterError](), run.plan.columns
@@ -269,7 +269,7 @@ class GraphBackend(EagerBackend):
         return unit
 
 
-class _Run(NamedTuple):
+class _Launched(NamedTuple):
     """A launched draft run: the results of its ``DraftUnit``, and that one's plan."""
 
     plan: DraftPlan
