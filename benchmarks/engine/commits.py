@@ -6,13 +6,14 @@ A pair is named alone, with all its arms, or with one: "qwen, eager". The pair "
 and is of a family that the kernels do not know. DIR is a clean checkout of an older commit (``git worktree add DIR
 COMMIT``). Host time is what a token takes outside of forward passes and of draft runs in one call: the loop, laws,
 draws, rules and scheduling, as processor time of the thread that runs them. A profile says where it goes; it is taken
-apart, and costs some itself.
+apart, and costs some itself. Garbage of loading is collected before.
 Tokens are compared too: greedy texts must be the same.
 """
 
 from __future__ import annotations
 
 import cProfile
+import gc
 import json
 import os
 import pstats
@@ -63,6 +64,7 @@ def work() -> None:
         asked = json.loads(line)
         if "load" in asked:
             pair = sprinter.load_pair(prefix_cache_bytes=0, **asked["load"])
+            gc.collect()  # what loading left: one collection, which would count to whatever text comes then
             print(json.dumps({}), flush=True)
             continue
         profile = cProfile.Profile(time.thread_time) if asked.pop("profile", False) else None

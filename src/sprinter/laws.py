@@ -209,7 +209,7 @@ def first_largest(weights: Tensor) -> Tensor:
     """
     if weights.device.type != "cpu":
         return weights.argmax(-1, keepdim=True)
-    return torch.from_numpy(np.asarray(weights.detach().numpy().argmax(-1))).unsqueeze(-1)
+    return torch.from_numpy(np.asarray(_full(weights).detach().numpy().argmax(-1))).unsqueeze(-1)
 
 
 def entropy(law: Tensor) -> Tensor:

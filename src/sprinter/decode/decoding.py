@@ -213,13 +213,13 @@ class Decoding:
             record.stats.switches, record.stats.copy_switches = switch.changes, switch.copy_changes
         if method.drafter.recycles and sequence.successors is None:
             sequence.successors = Successors()
-        account = DriftAccount.of(method, sequence.prompt)
+        account, proposes = DriftAccount.of(method, sequence.prompt), method.drafter.begin(draws)
         end = sequence.prompt + limits.max_new_tokens
         bounds = [bound for bound in (method.cap, method.length) if bound is not None]
         asks = bool(account or method.learned_from or not method.trust.never or method.length is None)
         return cls(
             method, limits, draws, record, complete, sequence, end, TextRules.begin(method, account, rules),
-            method.accept, asks, Guard.of(method, limits, sequence.prompt), Pace(method.drafter.begin(draws), switch),
+            method.accept, asks, Guard.of(method, limits, sequence.prompt), Pace(proposes, switch, proposes),
             Meter(rule), account, method.trust.never, method.length, min(bounds, default=None),
             method.drafter.uses_model or method.drafter.by_heads,
             method.tail_ratio is not None or account is not None,
@@ -264,7 +264,8 @@ class Decoding:
         sequence = self.sequence
         self.record.stats.rounds = sequence.round = self.record.stats.rounds + 1
         sequence.tree = NO_DRAFT
-        self.pace.begin_round(sequence.round)
+        if self.pace.proposes or self.pace.switch is not None:
+            self.pace.begin_round(sequence.round)
         if self.pace.proposes:
             self.drafted, self.proposed, self.forced, self.gate_scores, self.on_trial = 0, 0, 0, [], []
             if self.asks:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -184,18 +184,27 @@ class AskScore(NamedTuple):
         return (*self.sequence.tokens[self.start : self.end], *self.nodes)
 
 
-class Scores(NamedTuple):
+@dataclass(slots=True)
+class Scores:
     """The target's laws: row i of ``laws [n, V]`` is p after token i of the request; ``raw`` as in ``Draft``.
 
     A driver may score only the first tokens of a chain, at least all final ones: the rest of the draft is forgotten.
     ``heads``: by kind, for those that the accept rule ``needs``, the score of the target's state at token i, ``[n]``.
     ``token``: drawn from the last law, where the request is about no draft and the driver draws; None: the loop does.
+    ``made``: the laws, or what makes them: most plain rounds read none.
     """
 
-    laws: Tensor
+    made: Tensor | Callable[[], Tensor]
     raw: Tensor | None = None
-    heads: Mapping[str, Tensor] = MappingProxyType({})
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
     token: int | None = None
+
+    @property
+    def laws(self) -> Tensor:
+        """As above."""
+        if not isinstance(self.made, Tensor):
+            self.made = self.made()
+        return self.made
 
     def at(self, rows: Sequence[int]) -> Tensor:
         """The laws ``[k, V]`` of these rows, in ascending order, at least one."""
@@ -421,8 +430,9 @@ class Record:
         """
         tokens, stats = self.tokens, self.stats
         stats.new_tokens = len(tokens)
-        origins = Counter(token.origin for token in tokens)
-        stats.trusted, stats.accepted = origins[Origin.TRUSTED], origins[Origin.ACCEPTED]
+        every = [token.origin for token in tokens]
+        origins = [origin for origin in Origin if origin in every]  # hashing one is slow
+        stats.trusted, stats.accepted = every.count(Origin.TRUSTED), every.count(Origin.ACCEPTED)
         drifts = [token.drift for token in tokens if token.drift is not None]
         # A lossy chain rule has no drift of single positions: a mean over the others would say nothing.
         partly = len(drifts) < len(tokens)

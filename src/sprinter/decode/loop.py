@@ -59,11 +59,13 @@ def decode(
     decoding = Decoding.begin(sequence, method, limits, draws, record, complete, rules, switch)
     drafting = draft_run if method.drafter.siblings is Siblings.ALONE else draft_tree
     apart = drafting is draft_tree or method.drafter.by_heads  # no forced tokens stand among their drafts
+    forces = limits.grammar is not None
     while record.finish is None:
         decoding.begin_round()
         before = len(record.tokens)
         pace = decoding.pace
-        copied = (apart or not pace.drafts) and (yield from copy_run(decoding, pace.copies))
+        may_copy = (apart or not pace.drafts) and (forces or pace.copies)
+        copied = may_copy and (yield from copy_run(decoding, pace.copies))
         if pace.drafts and not copied:
             yield from drafting(decoding)
         record.stats.drafted += len(record.tokens) - before + len(sequence.tree.tokens)
@@ -90,7 +92,8 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     nodes = (tree.tokens, tree.parents or ()) if grown else ((), ())
     scores = yield AskScore(sequence, start, len(text), *nodes)
     assert isinstance(scores, Scores)
-    decoding.shorten(start + scores.laws.shape[0] - len(nodes[0]))
+    if tree.tokens:
+        decoding.shorten(start + scores.laws.shape[0] - len(nodes[0]))
     record.stats.target_calls += 1
     read, tree = len(text) - start + len(nodes[0]), sequence.tree
     decoding.score(start, scores)

@@ -40,6 +40,7 @@ from sprinter.random import Draws
 
 __all__ = ["Executor", "RequestRun"]
 
+_ANSWERS = (Draft, Tips)
 _STEPS = 8  # in one pass at most, of a draft of known length: others do not wait for a long one
 _UNADJUSTED, _FREE, _GREEDY = Adjustments(), ForwardCosts(), Sampling(temperature=0.0)
 
@@ -186,6 +187,7 @@ class RequestRun:
                 self._adjust_q, drafting.kind,
             )  # fmt: skip
         # Runs of fixed length are drafted in one synchronisation, as none of their tokens is dropped.
+        self._adjusters = [one for one in (self._adjust_p, self._adjust_q) if one]
         self._whole = method.length is not None and method.trust.never
         self._head_flops = sum(head.flops for head in self._plan.heads.values())
         self._round = self._place = self._run_start = 0  # tokens drafted in a round, and where they begin
@@ -203,8 +205,9 @@ class RequestRun:
 
     def take(self, done: base.PassOutput) -> None:
         """Take what the models made of ``input``, or the error of this request's row."""
-        found = (one.error for one in (self._adjust_p, self._adjust_q) if one and one.error)
-        fault = next(found, done if isinstance(done, Exception) else None)
+        fault = done if isinstance(done, Exception) else None
+        for one in self._adjusters:
+            fault = one.error or fault
         if fault is not None:
             self.fail(fault)
             return
@@ -244,18 +247,19 @@ class RequestRun:
         """Find the next input; requests that need no pass are answered at once."""
         while ask is not None:
             found = self._next(ask)
-            if not isinstance(found, Draft | Tips):
+            if not isinstance(found, _ANSWERS):
                 self.input = found
                 return
             ask = self._send(found)
 
     def _next(self, ask: LoopRequest) -> base.PassInput | Draft | Tips:
         """What the models must do next for a request; its answer, if nothing."""
-        target, draft, models = self.sequence.target, self.sequence.draft, self._models
-        if isinstance(ask, AskGrammar):
-            return ask
+        target, models = self.sequence.target, self._models
         if isinstance(ask, AskScore):
             return self._prompt_left(target, models.target) or self._target_row(ask)
+        if isinstance(ask, AskGrammar):
+            return ask
+        draft = self.sequence.draft
         if self._layers and (left := self._prompt_left(target, models.target)):
             return left  # its states are asked for
         if isinstance(ask, AskDraft) and self._proposals is not None and not self._left_to_model:
@@ -320,8 +324,10 @@ class RequestRun:
         return base.TreeRow(feed, len(ask.paths), self._plan, ask.laws, ask.top, adjust)
 
     def _target_row(self, ask: AskScore) -> base.TargetRow:
-        sequence, view = self.sequence, self.sequence.target
-        leave_tree(view, self._models.target)
+        sequence = self.sequence
+        view = sequence.target
+        if view.nodes:
+            leave_tree(view, self._models.target)
         if ask.nodes:
             view.grow(ask.end, ask.nodes, ask.parents)
         feed, adjust = feed_of_text(view, sequence.tokens, ask.end), None
@@ -389,6 +395,9 @@ class RequestRun:
     # --- from what the models made to answers ---
     def _answer(self, ask: LoopRequest, given: base.PassInput | None, done: base.PassOutput) -> Answer | None:
         """The answer for the loop; None: its request needs more."""
+        if isinstance(given, base.TargetRow):
+            assert isinstance(ask, AskScore) and isinstance(done, base.Scored)
+            return self._scores(ask, given, done)
         if isinstance(given, AskGrammar):
             if isinstance(done, int) and self._allow is not None:
                 return self._allow.allow(self._proposed, done)
@@ -398,8 +407,6 @@ class RequestRun:
             self._was_read(view, given.feed, given.layers, done.states)
             self._count_prefill(view, done.copied, done.seconds)
             return None
-        if isinstance(given, base.TargetRow) and isinstance(ask, AskScore) and isinstance(done, base.Scored):
-            return self._scores(ask, given, done)
         if isinstance(given, base.DraftRow) and isinstance(done, base.Drafted):
             return self._draft(done)
         assert isinstance(given, base.TreeRow) and isinstance(done, base.TipLaws)
@@ -439,14 +446,18 @@ class RequestRun:
 
     def _scores(self, ask: AskScore, given: base.TargetRow, done: base.Scored) -> Scores:
         stats, gather = self._stats, self._models.gather
-        self._was_read(self.sequence.target, given.feed, self._layers, done.states[: len(self._layers)])
+        layers = self._layers
+        self._was_read(self.sequence.target, given.feed, layers, done.states[: len(layers)] if layers else ())
         raw = None if done.raw is None else gather(done.raw)
         if self._logprobs is not None and raw is not None:
             self._logprobs.scored(ask, raw)
-        judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
+        judged: dict[str, Tensor] = {}
+        for kind, head in self._judging.items():
+            judged[kind] = gather(head(done.states[-1]))
         if done.spent:
             stats.remote.update(done.spent)
-        answer = Scores(gather(done.laws), raw if self._needs_raw else None, judged, done.token)
+        laws = gather(done.laws) if isinstance(done.laws, Tensor) else done.laws
+        answer = Scores(laws, raw if self._needs_raw else None, judged, done.token)
         if ask.closing:  # its states must change no draft
             self._seen = ask.start if self._seen is None else self._seen
             stats.closing_s += done.target_s
@@ -465,11 +476,13 @@ class RequestRun:
         self, view: ReadState, feed: base.RowInput, layers: Sequence[int] = (), states: Sequence[Tensor] = ()
     ) -> None:
         """Record a pass over a feed; ``states``: hidden states ``[n, d]`` of each of ``layers``."""
-        for layer, new in zip(layers, states, strict=True):
-            held = view.states.get(layer)
-            view.states[layer] = new if held is None else torch.cat([held[: feed.start], new])
-        view.read += len(feed.tokens) - (len(view.nodes) - view.nodes_read)
-        view.nodes_read = len(view.nodes)
+        if layers:
+            for layer, new in zip(layers, states, strict=True):
+                held = view.states.get(layer)
+                view.states[layer] = new if held is None else torch.cat([held[: feed.start], new])
+        nodes = len(view.nodes)
+        view.read += len(feed.tokens) - nodes + view.nodes_read
+        view.nodes_read = nodes
 
     def _count_drafts(self, steps: int, tokens: int, seconds: float, heads: float = 0.0) -> None:
         """Count draft steps over so many tokens; ``heads``: FLOPs of their heads."""

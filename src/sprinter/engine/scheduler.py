@@ -225,13 +225,17 @@ class Scheduler:
             for one in self._live.values():
                 one.request.record.stats.wall_s += now - max(one.began, began)
         for one in list(self._live.values()):
-            self._note(one)
+            if one.run.over or one.reader is not None:
+                self._note(one)
 
     def _due(self) -> Collection[_Live]:
         """The requests of a step: all, or those alone that have no text yet and whose owners have no other request, so
         that a first token waits for no pass of many rows. Between two steps of all there are at most two of the latter,
         of different requests."""
         every = self._live.values()
+        if all(one.request.record.tokens for one in every):
+            self._new, self._preferred, self._alone = set(), set(), 0
+            return every
         owned = Counter(one.request.owner for one in every)
         self._new = {
             one.id for one in every if owned[one.request.owner] == 1 and not one.request.record.tokens
@@ -276,10 +280,10 @@ class Scheduler:
         """Those of a group that wait for no grammar. A short wait is shared, but not by a request that arrives or
         is new (see ``_due``); a longer one is of its own row alone. Masks of a row alone, or of a batch, are found
         while the model reads."""
-        found = [one.awaits for one in group]
         many = self._policy.first and len(self._live) > 1
         if not many and not isinstance(group[0].run.input, AskGrammar):
             return group
+        found = [one.awaits for one in group]
         began = time.perf_counter()
         while not self.arrived():
             awaited = zip(group, found, strict=True)

@@ -7,7 +7,7 @@ and their results do not depend on other rows, except for rounding in the models
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -226,18 +226,19 @@ class TargetRow:
 
 @dataclass(slots=True)
 class Scored:
-    """The target's laws after each token of a row, ``[n, V]``, and the row's share of the time in seconds.
+    """The target's laws after each token of a row, ``[n, V]`` or what makes them, and the row's share of the time in
+    seconds.
 
     ``states``: hidden states ``[n, d]`` of each of the row's ``layers``. ``token``: the one to ``draw``. ``spent``:
     what the row asked of a target on a server.
     """
 
-    laws: Tensor
+    laws: Tensor | Callable[[], Tensor]
     raw: Tensor | None
     target_s: float
     states: Sequence[Tensor] = ()
     token: int | None = None
-    spent: Mapping[str, int] = field(default_factory=dict)
+    spent: Mapping[str, int] | None = None
 
 
 PassInput = PromptRow | DraftRow | TreeRow | TargetRow | AskGrammar

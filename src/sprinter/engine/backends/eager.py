@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from math import isfinite
 from typing import TypeVar
@@ -36,10 +37,10 @@ from sprinter.engine.backends.base import (
 from sprinter.engine.backends.texts import TextRows
 from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
-from sprinter.laws import Sampling, process, raw_law, wide
+from sprinter.laws import Sampling, first_largest, process, raw_law, wide
 from sprinter.models.checks import find_fault
 from sprinter.models.interface import ModelOutput
-from sprinter.random import Purpose, draw_tokens
+from sprinter.random import AddressedDraws, Purpose, draw_tokens
 
 __all__ = ["EagerBackend", "alike", "feed_of", "feed_of_text", "follow", "in_line", "leave_tree"]
 
@@ -57,7 +58,8 @@ class EagerBackend(TextRows):
     def begin(self, feeds: Iterable[RowInput]) -> None:
         """See ``TextRows``."""
         lengths, rewound = self.runner.lengths, False
-        for row, start, *_ in feeds:
+        for feed in feeds:
+            row, start = feed.row, feed.start
             if lengths[row] != start:
                 lengths[row], rewound = start, True
                 if start < len((text := self.held.texts[row]).tokens):
@@ -75,10 +77,14 @@ class EagerBackend(TextRows):
         """
         if not all(map(isfinite, peaks)):
             return find_fault(peaks, self.name, feed.start + len(feed.tokens) - len(peaks))
-        self._unverified.discard(feed.row)
-        text = self.held.texts[feed.row]
-        text.checked = len(text.tokens)
+        self._note_finite([feed.row])
         return None
+
+    def _note_finite(self, rows: Sequence[int]) -> None:
+        self._unverified.difference_update(rows)
+        for row in rows:
+            text = self.held.texts[row]
+            text.checked = len(text.tokens)
 
     # --- the four verbs ---
     @torch.inference_mode()
@@ -108,6 +114,8 @@ class EagerBackend(TextRows):
     @torch.inference_mode()
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """One target pass: laws after each token of the feeds; an error does not affect other rows."""
+        if self.runner.device.type == "cpu" and all(map(_is_greedy, rows)):
+            return self._score_greedy(rows)
         began, counts = time.perf_counter(), [len(row.feed.tokens) for row in rows]
         law, raw, peaks, states, spent = self._target(rows, counts)
         tokens: dict[int, int] = {}
@@ -130,6 +138,30 @@ class EagerBackend(TextRows):
             scored.append(fault or done)
             at += n
         return scored
+
+    def _score_greedy(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
+        """``score`` of rows that want a token after the one that they read: laws are made where somebody reads them."""
+        began = time.perf_counter()
+        output = self._pass([row.feed for row in rows], True)
+        logits = self._logits(output)[:, 0]
+        ids = first_largest(logits)  # NaN is the largest
+        tokens, peaks = ids[:, 0].tolist(), logits.gather(-1, ids)[:, 0].tolist()
+        seconds = (time.perf_counter() - began) / len(rows)
+        scored: list[Scored | SprinterError] = [
+            Scored(
+                partial(_law_of, logits, i, row.sampling),
+                None,
+                seconds,
+                (),
+                tokens[i],
+                *output.spent[i : i + 1],
+            )
+            for i, row in enumerate(rows)
+        ]
+        if all(map(isfinite, peaks)):
+            self._note_finite([row.feed.row for row in rows])
+            return scored
+        return [self.check(row.feed, [peaks[i]]) or scored[i] for i, row in enumerate(rows)]
 
     def _target(
         self, rows: Sequence[TargetRow], counts: list[int]
@@ -306,7 +338,8 @@ class EagerBackend(TextRows):
         """The rows' tokens, padded to ``[rows, n]``, and their counts."""
         counts = [len(feed.tokens) for feed in feeds]
         n = max(counts)
-        padded = [[*feed.tokens, *[0] * (n - len(feed.tokens))] for feed in feeds]
+        short = min(counts) < n
+        padded = [[*one.tokens, *[0] * (n - len(one.tokens))] if short else one.tokens for one in feeds]
         return torch.tensor(padded, device=self.runner.device), counts
 
 
@@ -340,6 +373,18 @@ def feed_of_text(view: ReadState, text: list[int], end: int) -> RowInput:
 
 
 # --- what follows a pass ---
+def _is_greedy(row: TargetRow) -> bool:
+    """Whether a row reads a token, and wants the most probable one after it and nothing else."""
+    draw, bare = row.draw, row.adjust is None and not (row.raw or row.layers)
+    drawn = draw is not None and isinstance(draw[0], AddressedDraws)
+    return drawn and bare and row.sampling.temperature == 0 and len(row.feed.tokens) == 1
+
+
+def _law_of(logits: Tensor, row: int, sampling: Sampling) -> Tensor:
+    """Of one of ``[rows, V]``, ``[1, V]``."""
+    return process(logits[row : row + 1], sampling)
+
+
 def follow(
     plan: DraftPlan,
     logits: Tensor,
