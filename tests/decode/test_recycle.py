@@ -28,7 +28,7 @@ def after(*pairs: tuple[int, int]) -> Successors:
     """What was said after tokens, one law after the other."""
     made = Successors()
     for token, successor in pairs:
-        made.note([token], torch.nn.functional.one_hot(torch.tensor([successor]), 20).double())
+        made.note([token], [successor])
     return made
 
 
@@ -64,8 +64,9 @@ def test_the_last_law_after_a_token_counts() -> None:
     cycle = after((1, 2), (2, 1))
     assert tokens(Recycle(), [1], cycle) == [2, 1, 2, 1]
     together = Successors()
-    together.note([4, 4], torch.eye(20)[[6, 8]])
+    together.note([4, 4, 5], [6, 8])
     assert together.walk(4, 1) == [8], "of equal tokens the last one"
+    assert together.walk(5, 1) == [], "no law stood behind it"
 
 
 def test_costs_bound_a_draft() -> None:

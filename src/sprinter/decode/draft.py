@@ -28,6 +28,7 @@ from torch import Tensor
 from sprinter.decode.run_rules import DraftRun
 from sprinter.decode.sequence import TokenSequence
 from sprinter.decode.state import RuleState
+from sprinter.laws import first_largest
 
 __all__ = [
     "AskDraft",
@@ -205,6 +206,14 @@ class Scores:
         if not isinstance(self.made, Tensor):
             self.made = self.made()
         return self.made
+
+    @property
+    def likeliest(self) -> Sequence[int]:
+        """The most probable token by each law; where laws are not made yet, they are of one token, and it is drawn as
+        the most probable one."""
+        if self.token is not None and not isinstance(self.made, Tensor):
+            return (self.token,)
+        return [int(token) for token in first_largest(self.laws)[:, 0].tolist()]
 
     def at(self, rows: Sequence[int]) -> Tensor:
         """The laws ``[k, V]`` of these rows, in ascending order, at least one."""

@@ -80,9 +80,8 @@ def _check_proposals(drafter: Drafter, make: Callable[[], Proposer]) -> None:
                 states = {layer: states_of(pair, text[:-1]) for layer in drafter.target_states}
                 like = torch.empty(0, dtype=torch.float64)
                 successors = Successors()
-                successors.note(
-                    text, torch.stack([pair.p(tuple(text[: end + 1])) for end in range(len(text))])
-                )
+                laws = [pair.p(tuple(text[: end + 1])) for end in range(len(text))]
+                successors.note(text, [int(law.argmax()) for law in laws])
                 context = Context(
                     tuple(text), round, at_most, pair.vocab, draws, like, states, successors=successors
                 )

@@ -98,7 +98,7 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     read, tree = len(text) - start + len(nodes[0]), sequence.tree
     decoding.score(start, scores)
     if sequence.successors is not None:
-        sequence.successors.note((text[start:] + [*tree.tokens] * grown)[: len(scores.laws)], scores.laws)
+        sequence.successors.note(text[start:] + [*tree.tokens] * grown, scores.likeliest)
     if decoding.asks:
         decoding.rules.learn()
     if scores.token is not None:  # nothing was drafted
