@@ -8,6 +8,7 @@ from tests.decode.chains import EOS, ends_at_eos, never_ends
 
 from sprinter.decode import Drawn, Lookup, Model, Recycle, Suffix, parse_method
 from sprinter.decode.conformance import check_same_law
+from sprinter.decode.draft import Scores
 from sprinter.decode.draft_heads import Heads
 from sprinter.decode.drafter import NOTHING, Allocated, Context, Drafter, Proposal, Proposals
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
@@ -67,6 +68,16 @@ def test_the_last_law_after_a_token_counts() -> None:
     together.note([4, 4, 5], [6, 8])
     assert together.walk(4, 1) == [8], "of equal tokens the last one"
     assert together.walk(5, 1) == [], "no law stood behind it"
+
+
+def test_what_is_likeliest_is_known_without_laws_where_it_is_drawn() -> None:
+    """A plain greedy round makes no law; elsewhere the token that was drawn may be another."""
+
+    def never() -> torch.Tensor:
+        raise AssertionError("a law was made")
+
+    assert Scores(never, token=7).likeliest == (7,)
+    assert list(Scores(torch.eye(20)[[6, 8]], token=7).likeliest) == [6, 8]
 
 
 def test_costs_bound_a_draft() -> None:

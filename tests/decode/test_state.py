@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Record
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.state import RuleState
+from sprinter.decode.switch import Tracker
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
+COSTS = PassCosts(((1, 1.0), (9, 1.4)))
 PAIR = MarkovPair(seed=7, distance=0.0)  # p = q: all is accepted, so γ only grows
 
 
@@ -99,3 +103,29 @@ def test_a_state_goes_through_json() -> None:
         RuleState.begin(method.trust, method.stop, {"trust": [], "stop": [7.0]}).stop_state[0].dtype
         == torch.int64
     )
+
+
+def test_what_rules_learned_is_the_mean_of_the_rows_of_a_batch() -> None:
+    """The row that ends last has the worst drafts; alone it would make the next batch's drafts too short."""
+    method = parse_method("optimal(signal=mean)")
+    fresh = RuleState.begin(method.trust, method.stop)
+
+    def state(overlap: float) -> RuleState:
+        stop = fresh.stop_state
+        overlaps = torch.tensor(overlap, dtype=torch.float64), *stop[3:5], torch.tensor(9)
+        return replace(fresh, stop_state=(*stop[:2], *overlaps))
+
+    tracker = Tracker(COSTS)
+    for before, ends, mean in ((None, (0.9, 0.8, 0.4), 0.7), (0.7, (0.5, 0.3, 0.1), 0.3)):
+        later = Tracker(COSTS)
+        later.follow(tracker.past())
+        tracker = later
+        if before is not None:
+            assert float(tracker.learned["key"][0].stop_state[2]) == pytest.approx(before)
+        for end in ends:
+            tracker.learned["key"] = tracker.learn("key", state(end), 3)
+        kept = tracker.learned["key"][0]
+        assert float(kept.stop_state[2]) == pytest.approx(mean) and int(kept.stop_state[5]) == 9
+        assert RuleState.begin(method.trust, method.stop, kept.to_dict()).to_dict() == kept.to_dict()
+    tracker.learned["key"] = tracker.learn("key", state(0.9), 3)
+    assert float(tracker.learned["key"][0].stop_state[2]) == pytest.approx(0.5), "a batch without an end"

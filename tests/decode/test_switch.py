@@ -161,11 +161,12 @@ def test_copies_that_rows_wait_for_in_vain_are_given_up(rows: int, matches: floa
 
 
 @pytest.mark.parametrize(
-    ("rows", "pads", "some"), [(1, True, True), (16, True, False), (16, False, False), (4, False, True)]
+    ("rows", "pads", "some"),
+    [(1, True, True), (16, True, False), (16, False, False), (4, False, True), (10, False, False)],
 )
 def test_copies_that_cannot_pay_are_not_tried(rows: int, pads: bool, some: bool) -> None:
     """Sixteen rows that wait for one lose more than the eight tokens that it can gain; without padding, more than half
-    of them."""
+    of them. Ten would gain a little by the best of copies: it must be about a tenth."""
     costs = PassCosts(((1, 1.0), (9, 1.4), (64, 5.0)), ((1, 1.0), (9, 1.0)))
     copying = Tracker(costs, lambda: rows, apart=True, pads=pads, longest=8)
     group = [AdaptiveSwitch(Tracker(costs, lambda: rows, copying)) for _ in range(rows)]

@@ -44,7 +44,7 @@ class PassCosts:
             beside one over one token of each what it does in one row. Attention over many rows costs more.
         host: seconds outside of forward passes (rules, draws): of a round, of each step of the draft in addition, and
             of each step once more where a rule learns from verdicts.
-        judged: the same of a round that drafts, in addition, however much it drafts.
+        judged: the same of a round that drafts, in addition, however much it drafts. greedy: the same without draws.
         signal: what a rule should learn from: "entropy", or "mean" where learning costs more than it gains.
     """
 
@@ -55,6 +55,7 @@ class PassCosts:
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
     signal: str = ENTROPY
     judged: float = 0.0
+    greedy: float = 0.0
 
     def __post_init__(self) -> None:
         for name, points in (("target", self.target), ("draft", self.draft)):
@@ -67,7 +68,7 @@ class PassCosts:
                 )
         rows = [one[0] for one in self.shared if len(one) == 3]
         cheap = any(len(one) != 3 or not one[1] > 0 or not one[2] >= 0 for one in self.shared)
-        cheap |= len(self.host) != 3 or any(not one >= 0 for one in (*self.host, self.judged))
+        cheap |= len(self.host) != 3 or any(not one >= 0 for one in (*self.host, self.judged, self.greedy))
         cheap |= bool(self.several) and [one[0] for one in self.several if one[1] > 0] != rows
         if cheap or any(a >= b for a, b in pairwise([1, *rows])):
             raise UserError(
@@ -81,16 +82,18 @@ class PassCosts:
         points: dict[str, Any] = {
             name: tuple(map(tuple, kept[name])) for name in ("target", "draft", "shared", "several")
         }
-        return cls(**points, host=tuple(kept["host"]), judged=kept.get("judged", 0.0))
+        judged = kept.get("judged", 0.0)
+        return cls(**points, host=tuple(kept["host"]), judged=judged, greedy=kept.get("greedy", judged))
 
-    def of_rules(self, learns: bool, rows: int | None = None) -> PassCosts:
+    def of_rules(self, learns: bool, rows: int | None = None, greedy: bool = False) -> PassCosts:
         """The costs of a method with, or without, a rule that learns; with ``rows``, of one that learns if that pays in
-        passes of so many rows."""
+        passes of so many rows; ``greedy``: of texts without draws."""
         round, step, learned = self.host
         signal = ENTROPY
         if rows is not None and learned * rows > _LEARNS * self.for_rows(rows).target_s(1):
             learns, signal = False, MEAN
-        return replace(self, host=(round, step + learned * learns, 0.0), signal=signal)
+        judged = self.greedy if greedy else self.judged
+        return replace(self, host=(round, step + learned * learns, 0.0), signal=signal, judged=judged)
 
     def for_rows(self, rows: int) -> PassCosts:
         """Costs of passes that so many rows share, as each of them sees it: so many tokens of every row at a time.

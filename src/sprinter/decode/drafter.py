@@ -295,7 +295,7 @@ class Proposals:
         if proposal is None:
             return None
         tokens, laws = tuple(proposal.tokens), proposal.laws
-        names = signals & SIGNALS.keys() - state_signals()
+        names = signals & SIGNALS.keys() - state_signals() if signals else signals
         read = read_signals(names, laws, laws, torch.tensor(tokens, device=laws.device)) if names else {}
         values = {name: each.to("cpu", torch.float64) for name, each in read.items()}
         return Draft(tokens, laws, values, laws if raw else None, proposed=True)

@@ -41,6 +41,16 @@ class RuleState:
             "stop": [part.tolist() for part in self.stop_state],
         }
 
+    def toward(self, other: RuleState, share: float) -> RuleState:
+        """Between this state and another of the same rules, where they are fractions; else the other's."""
+
+        def mixed(mine: State, theirs: State) -> State:
+            both = zip(mine, theirs, strict=True)
+            return tuple(a + share * (b - a) if b.is_floating_point() else b for a, b in both)
+
+        trust_state = mixed(self.trust_state, other.trust_state)
+        return RuleState(self.trust, self.stop, trust_state, mixed(self.stop_state, other.stop_state))
+
     @classmethod
     def begin(
         cls, trust: TrustRule, stop: StopRule, earlier: RuleState | Mapping[str, Any] | None = None

@@ -157,7 +157,7 @@ class Tracker:
             never tried. 0: not known.
         chains: a draft model drafts exact chains: it is never tried among so many rows that the best of drafts would
             lose time.
-        learned: what rules had learned at the end of texts, by a key of the caller's.
+        learned: what rules had learned at the end of texts, by a key of the caller's, and of how many it is the mean.
     """
 
     costs: PassCosts
@@ -167,7 +167,7 @@ class Tracker:
     pads: bool = True
     longest: int = 0
     chains: bool = False
-    learned: dict[Any, RuleState] = field(default_factory=dict)
+    learned: dict[Any, tuple[RuleState, int]] = field(default_factory=dict)
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST
@@ -194,7 +194,7 @@ class Tracker:
         """Begin where rows of the same method ended, in an engine before this one."""
         for name in ("_on", "_begun", "_price", "_rested", "_rest", "_next_rest", "_took"):
             setattr(self, name, getattr(earlier, name))
-        self.learned = dict(earlier.learned)
+        self.learned = {key: (state, 0) for key, (state, _) in earlier.learned.items()}
         if self.copying is not None and earlier.copying is not None:
             self.copying.follow(earlier.copying)
 
@@ -203,6 +203,13 @@ class Tracker:
         kept = Tracker(self.costs, copying=None if self.copying is None else Tracker(self.costs))
         kept.follow(self)
         return kept
+
+    def learn(self, key: Any, state: RuleState, rows: int) -> tuple[RuleState, int]:
+        """What ``learned`` says after one more text: the mean of the last ones, of as many as there are rows. The text
+        that ends last in a batch is the one whose drafts were the worst."""
+        before, count = self.learned.get(key, (state, 0))
+        count = min(count + 1, rows)
+        return before.toward(state, 1 / count), count
 
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
@@ -306,17 +313,17 @@ class Tracker:
             return False
         if rows not in self._least:
             costs = self._costs_of(rows)
-            lag = _LAG * (1 - 1 / rows)
-            self._least[rows] = 1 + lag - costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
+            best = costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
+            self._least[rows] = 1 + _LAG * (1 - 1 / rows) - best
         return self._least[rows] > 0
 
     def _best(self, costs: PassCosts, rows: int) -> float:
-        """What a row loses at the least that does it alone, where its round is as long as can be and all is kept; among
-        other rows a part of it, as they still run their passes when it has ended."""
+        """The speed of a round, over plain decoding, in which one row alone copies as much as can be and keeps all;
+        among other rows a part of it counts, as they still run their passes when it has ended."""
         more = self.longest - 1
         tokens = self.longest if self.pads else 1 + more / rows
         kept = more if rows == 1 else _KEPT * more
-        return rows * (costs.target_s(tokens) / costs.target_s(1) - 1) - kept
+        return (rows + kept) / rows * costs.target_s(1) / costs.target_s(tokens)
 
     def _time(self, done: RoundCount, rows: int) -> float:
         """Time of a round in plain tokens, if its passes are shared by so many rows that all do the same."""

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -61,7 +61,7 @@ _STEADY = 0.02  # repeats go on until no least falls by this share any more,
 _LONGEST_S = 1.0  # or for so many seconds: a first text waits for them
 _LONG = 0.02  # seconds of a target pass that is long: then the longest passes are not timed, nor what the host does
 _LONG_TARGET, _LONG_DRAFT = 16, 8  # tokens of the longest passes that are timed then
-_LONG_HOST = (0.0003, 0.0001, 0.0003), 0.0002  # what the host does beside those: it does not matter
+_LONG_HOST = (0.0003, 0.0001, 0.0003), 0.0002, 0.0001  # what the host does beside those: it does not matter
 _HOST_TOKENS, _HOST_REPEATS, _HOST_ROWS = 16, 2, 8
 _STEPS = DraftPlan(Sampling(), (), {})  # without signals, which cost little beside the passes
 
@@ -206,7 +206,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "flops": [forward_flops(one.model.config) for one in (pair.target, pair.draft) if one is not None],
         "threads": torch.get_num_threads(),
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
-        "versions": (__version__, torch.__version__),
+        "versions": (__version__, torch.__version__, [field.name for field in fields(PassCosts)]),
         "kernels": kernels.name_of(),
         "code": [hash_file(path) for folder in (runners, capture, backends) for path in _files(folder)],
         "passes": (_TARGET, _DRAFT, _SHARED, EACH, _CONTEXT, _HOST_TOKENS, _HOST_ROWS, _STEPS.signals),
@@ -254,11 +254,13 @@ def _measure(pair: LoadedPair) -> PassCosts:
         if len(points) == 1:  # a context of a few tokens
             points.append((2, points[0][1]))
     tokens = min(_HOST_TOKENS, room)
-    host, judged = (0.0, 0.0, 0.0), 0.0
+    host, judged, greedy = (0.0, 0.0, 0.0), 0.0, 0.0
     if tokens > 8:
         rows = 1 if _decodes_alone(pair) else _HOST_ROWS
-        host, judged = _LONG_HOST if long else host_costs(borrow(pair, tokens, rows), tokens, _HOST_REPEATS)
-    return PassCosts(tuple(found["target"]), tuple(found["draft"]), host=host, judged=judged)
+        host, judged, greedy = (
+            _LONG_HOST if long else host_costs(borrow(pair, tokens, rows), tokens, _HOST_REPEATS)
+        )
+    return PassCosts(tuple(found["target"]), tuple(found["draft"]), host=host, judged=judged, greedy=greedy)
 
 
 def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:

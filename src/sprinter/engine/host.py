@@ -25,9 +25,11 @@ _PLAIN, _LEARNS = "autoregressive", "optimal(step=0.05, token=0)"
 _LONG, _SHORT = (f"auto(step={step}, token=0, verify=0, signal=mean, reads=2x4x8x16)" for step in (0.02, 0.5))
 
 
-def host_costs(models: Executor, tokens: int, repeats: int) -> tuple[tuple[float, float, float], float]:
-    """Seconds outside of forward passes, as in ``PassCosts.host`` and ``judged``; without a draft those of a round
-    alone.
+def host_costs(
+    models: Executor, tokens: int, repeats: int
+) -> tuple[tuple[float, float, float], float, float]:
+    """Seconds outside of forward passes, as in ``PassCosts.host``, ``judged`` and ``greedy``; without a draft those
+    of a round alone.
 
     Short texts are decoded plainly, by ``auto`` with long and short drafts, and by a rule that learns when to stop.
 
@@ -38,35 +40,41 @@ def host_costs(models: Executor, tokens: int, repeats: int) -> tuple[tuple[float
         SprinterError: a model fails.
     """
 
-    def text(spec: str) -> tuple[float, int, int]:
-        return min(_outside(models, parse_method(spec), tokens) for _ in range(repeats))
+    drawn, greedy = Sampling(), Sampling(temperature=0.0)
 
-    drafting = (_LONG, _SHORT, _LEARNS) if models.draft is not None else ()
-    for spec in (_PLAIN, *drafting):
-        text(spec)  # warms up
+    def text(spec: str, sampling: Sampling = drawn) -> tuple[float, int, int]:
+        return min(_outside(models, parse_method(spec), tokens, sampling) for _ in range(repeats))
+
+    drafting = ((_LONG, drawn), (_SHORT, drawn), (_LEARNS, drawn), (_SHORT, greedy)) if models.draft else ()
+    for one in ((_PLAIN, drawn), *drafting):
+        text(*one)  # warms up
     seconds, rounds, _ = text(_PLAIN)
     round = seconds / rounds
     if not drafting:
-        return (round, 0.0, 0.0), 0.0
+        return (round, 0.0, 0.0), 0.0, 0.0
 
-    def more(spec: str) -> tuple[float, float]:
+    def more(spec: str, sampling: Sampling) -> tuple[float, float]:
         """What a round takes in addition, and its draft tokens."""
-        seconds, rounds, drafted = text(spec)
+        seconds, rounds, drafted = text(spec, sampling)
         return max(0.0, seconds / rounds - round), drafted / rounds
 
-    (long, most), (short, few), (learned, many) = map(more, drafting)
+    (long, most), (short, few), (learned, many), (sure, each) = (more(*one) for one in drafting)
     step = max(0.0, (long - short) / (most - few)) if most > few else 0.0
     judged = max(0.0, short - few * step)
-    return (round, step, max(0.0, (learned - judged) / max(1.0, many) - step)), judged
+    return (
+        (round, step, max(0.0, (learned - judged) / max(1.0, many) - step)),
+        judged,
+        max(0.0, sure - each * step),
+    )
 
 
-def _outside(models: Executor, method: Method, tokens: int) -> tuple[float, int, int]:
+def _outside(models: Executor, method: Method, tokens: int, sampling: Sampling) -> tuple[float, int, int]:
     """Seconds of texts outside of forward passes, their rounds and draft tokens; one text in each row, as what one row
     needs is often still in the processor's caches for the next."""
     clock = time.thread_time  # no other thread works for the host, and what other programs do is not counted
     inside, began = 0.0, clock()
     records = [Record(stats=Stats()) for _ in range(models.models[0].runner.batch)]
-    runs = [_begin(models, row, method, tokens, record) for row, record in enumerate(records)]
+    runs = [_begin(models, row, method, tokens, record, sampling) for row, record in enumerate(records)]
     while live := [run for run in runs if run.input is not None]:
         kinds = [_KINDS[type(run.input)] + (getattr(run.input, "model", "") == "target") for run in live]
         group = [run for run, kind in zip(live, kinds, strict=True) if kind == min(kinds)]
@@ -86,10 +94,12 @@ def _outside(models: Executor, method: Method, tokens: int) -> tuple[float, int,
     return seconds, sum(one.rounds for one in stats), sum(one.drafted for one in stats)
 
 
-def _begin(models: Executor, row: int, method: Method, tokens: int, record: Record) -> RequestRun:
+def _begin(
+    models: Executor, row: int, method: Method, tokens: int, record: Record, sampling: Sampling
+) -> RequestRun:
     sequence = TokenSequence.begin([(row + i) % models.vocab for i in range(_PROMPT)])
     draws = AddressedDraws(row)
     loop = decode(sequence, method, Limits(tokens - _PROMPT), draws, record)
-    run = RequestRun(models, row, sequence, loop, method, Sampling(), draws, record, heads={}, ahead=None)
+    run = RequestRun(models, row, sequence, loop, method, sampling, draws, record, heads={}, ahead=None)
     run.begin()
     return run

@@ -123,7 +123,7 @@ class Request:
         self._adjustments = _adjustments(self.options, runtime, ends, owner)
         self._costs: PassCosts | None = None  # measured here, in the thread of the caller
         if self.options.never_slower and self.options.switches is None and self._may_switch:
-            self._costs = runtime.costs_of(method, most)
+            self._costs = runtime.costs_of(method, most, options.sampling.greedy)
         # Only where they cannot change the text: at a seed it is the same, whatever other texts there are.
         greedy = options.sampling.greedy
         fixed = method.lossless(greedy) and (greedy or method.accept.draws_by_position)
@@ -184,7 +184,8 @@ class Request:
             self._runtime.suffixes.add(self.salt, text[:prompt], text[prompt : self.sequence.final])
         if self.tracker is not None and self._fixed and ended:
             if self._learns_on and record.rules is not None:
-                _keep(self.tracker.learned, self._rules_key, record.rules, _MOST_STATES)
+                learned = self.tracker.learn(self._rules_key, record.rules, self._most)
+                _keep(self.tracker.learned, self._rules_key, learned, _MOST_STATES)
             _keep(self._runtime.trackers, self._earlier, self.tracker.past(), _MOST_TRACKERS)
         for rows, view in ((models.target, self.sequence.target), (models.draft, self.sequence.draft)):
             if rows is not None:
@@ -268,8 +269,8 @@ class Request:
         self.tracker = tracker
         _keep(trackers, key, tracker, _MOST_TRACKERS)
         if self._learns_on and (learned := tracker.learned.get(self._rules_key)) is not None:
-            self._rules = learned
-            self.options = self.options.replace(rules=learned)
+            self._rules = learned[0]
+            self.options = self.options.replace(rules=self._rules)
 
     @property
     def _rules_key(self) -> tuple[Any, ...]:

@@ -125,7 +125,7 @@ class PairRuntime:
         if options.method is None:
             check_budget(options)
             shared = 1 if options.never_slower is False else rows
-            return self.settle(self._default(shared), shared)
+            return self.settle(self._default(shared), shared, options.sampling.greedy)
         asked = options.method
         budget = _budget_of(options) if is_auto(asked) else options.budget
         shares = is_auto(asked) and options.never_slower is not False
@@ -133,7 +133,7 @@ class PairRuntime:
             asked = _alone(asked)
         elif budget is not None and budget != asked.budget:
             asked = asked.replace(budget=budget)
-        return self.settle(asked, rows if shares else 1)
+        return self.settle(asked, rows if shares else 1, options.sampling.greedy)
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -185,13 +185,14 @@ class PairRuntime:
             return costs
         return head_costs(self.drafting, costs, self.models.target.module("heads that draft").dtype)
 
-    def costs_of(self, method: Method, rows: int = 1) -> PassCosts:
-        """The costs that a method has on this machine, in engines of so many rows."""
+    def costs_of(self, method: Method, rows: int = 1, greedy: bool = False) -> PassCosts:
+        """The costs that a method has on this machine, in engines of so many rows; ``greedy``: without draws."""
         if method.drafter.by_heads:
             costs = self.shared_head_costs if rows > 1 else self.head_costs
         else:
             costs = self.shared_costs if rows > 1 else self.pass_costs
-        return costs.of_rules(method.learned_from is not None, rows if method.learns_if_it_pays else None)
+        some = rows if method.learns_if_it_pays else None
+        return costs.of_rules(method.learned_from is not None, some, greedy)
 
     @property
     def measured(self) -> dict[str, Any]:
@@ -213,10 +214,11 @@ class PairRuntime:
             ) from None
         self.__dict__.update(found)
 
-    def settle(self, method: Method, rows: int = 1) -> Method:
-        """The method with the pair's numbers in place of "recorded" and "measured"; ``rows``: that share passes."""
+    def settle(self, method: Method, rows: int = 1, greedy: bool = False) -> Method:
+        """The method with the pair's numbers in place of "recorded" and "measured"; ``rows``: that share passes;
+        ``greedy``: as in ``costs_of``."""
         accuracies = () if self.drafting is None else self.drafting.accuracies
-        costs = self.costs_of(method, rows) if method.measures else None
+        costs = self.costs_of(method, rows, greedy) if method.measures else None
         given = method, costs, rows, tuple(self.taus.items()), tuple(map(tuple, accuracies))
         try:
             found = _settled(*given)
