@@ -104,18 +104,25 @@ def test_costs_of_several_tokens_of_each_row() -> None:
 
 def test_a_round_that_drafts_costs_the_host_more_once() -> None:
     one = replace(FLAT, shared=((4, 2.0, 0.5),), host=(0.01, 0.02, 0.0))
-    both = replace(one, judged=0.1)
+    both = replace(one, judged=0.1, greedy=0.04)
     for rows in (1, 4):
+        greedy, drawn = (both.of_rules(False, greedy=one) for one in (True, False))
+        for costs, judged in ((greedy, 0.04), (drawn, 0.1)):
+            more = costs.for_rows(rows).target_s(2) - one.for_rows(rows).target_s(2)
+            assert more == pytest.approx(judged * rows), "greedy rounds draw nothing"
         plain, dear = one.for_rows(rows), both.for_rows(rows)
         assert dear.target_s(1) == plain.target_s(1) and dear.draft_s(1) == plain.draft_s(1)
         for tokens in (2, 3, 9):
             assert dear.target_s(tokens) == pytest.approx(plain.target_s(tokens) + 0.1 * rows)
     kept = asdict(both)
     assert PassCosts.from_json(json.loads(json.dumps(kept))) == both
+    del kept["greedy"]
+    assert PassCosts.from_json(kept).greedy == 0.1  # of an earlier version
     del kept["judged"]
-    assert PassCosts.from_json(kept) == one  # of an earlier version
-    with pytest.raises(UserError, match="not negative"):
-        replace(one, judged=-0.1)
+    assert PassCosts.from_json(kept) == one
+    for name in ("judged", "greedy"):
+        with pytest.raises(UserError, match="not negative"):
+            replace(one, **{name: -0.1})
 
 
 def test_more_tokens_of_each_row_cost_no_less() -> None:
