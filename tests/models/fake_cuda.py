@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -142,19 +141,6 @@ def _tensors(given: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-class _Event:
-    """Its times are the host's."""
-
-    def __init__(self, **_: object) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        self.at = time.perf_counter()
-
-    def elapsed_time(self, other: _Event) -> float:
-        return (other.at - self.at) * 1e3
-
-
 class _Stream:
     def __init__(self, *_: object) -> None: ...
 
@@ -186,7 +172,6 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(graphs, "as_function", as_function)
     patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     patch.setattr(torch.cuda, "graph", _graph)
-    patch.setattr(torch.cuda, "Event", _Event)
     patch.setattr(torch.cuda, "Stream", _Stream)
     patch.setattr(torch.cuda, "stream", _stream)
     patch.setattr(torch.cuda, "current_stream", _Stream)

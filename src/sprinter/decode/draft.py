@@ -192,12 +192,15 @@ class Scores:
     ``heads``: by kind, for those that the accept rule ``needs``, the score of the target's state at token i, ``[n]``.
     ``token``: drawn from the last law, where the request is about no draft and the driver draws; None: the loop does.
     ``made``: the laws, or what makes them: most plain rounds read none.
+    ``accepted``: where the driver has judged the draft by the loop's rule, which is lossless: number of its tokens that
+    stay, and ``token`` follows them; None: the loop judges it.
     """
 
     made: Tensor | Callable[[], Tensor]
     raw: Tensor | None = None
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     token: int | None = None
+    accepted: int | None = None
 
     @property
     def laws(self) -> Tensor:
@@ -325,6 +328,14 @@ class Stats:
     flops_passes: float = 0.0
     flops_tokens: float = 0.0
     remote: Counter[str] = field(default_factory=Counter)
+
+    def count_drafts(self, steps: int, tokens: int, seconds: float, flops: float, more: float = 0.0) -> None:
+        """Count draft steps over so many tokens; ``flops``: of a token, ``more``: of heads."""
+        self.draft_steps += steps
+        self.draft_tokens += tokens
+        self.draft_s += seconds
+        self.flops_passes += steps * flops + more
+        self.flops_tokens += tokens * flops + more
 
     @property
     def tokens_per_target_call(self) -> float | None:
