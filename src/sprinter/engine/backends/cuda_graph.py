@@ -306,7 +306,7 @@ class GraphBackend(EagerBackend):
         return answers
 
     # --- verdicts of the target behind drafts ---
-    def chains(self, rows: Sequence[DraftRow]) -> _Chains | None:
+    def chains(self, rows: Sequence[DraftRow]) -> _ChainInput | None:
         """The input of the target pass behind some draft rows; None: it is too long."""
         chains = [row.chain for row in rows if row.chain is not None]
         steps = min(LONGEST, max(row.count for row in rows))
@@ -322,9 +322,9 @@ class GraphBackend(EagerBackend):
         longest = max(counts)
         tokens = [[*feed.tokens, *[0] * (longest - len(feed.tokens))] for feed in feeds]
         lines = self._on_device(_chain_lines(rows, chains, steps))
-        return _Chains(unit, torch.tensor(tokens, device=self.runner.device), counts, lines, feeds)
+        return _ChainInput(unit, torch.tensor(tokens, device=self.runner.device), counts, lines, feeds)
 
-    def launch_chains(self, chains: _Chains, run: _Launched) -> list[Tensor] | None:
+    def launch_chains(self, chains: _ChainInput, run: _Launched) -> list[Tensor] | None:
         """Launch the target pass behind a draft run: results of ``ChainUnit``; None: it is not captured."""
         extras = [chains.lines, run.numbers[..., :2], run.laws]
         rows = [feed.row for feed in chains.feeds]
@@ -428,7 +428,7 @@ class _Clock:
         return float(ended - began if isinstance(began, float) else began.elapsed_time(ended) / 1e3)
 
 
-class _Chains(NamedTuple):
+class _ChainInput(NamedTuple):
     """The input of a target pass behind a draft run: that unit's, with zeros in place of drafted tokens."""
 
     unit: Unit
