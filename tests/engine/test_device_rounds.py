@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -147,6 +148,47 @@ def test_an_exact_round_is_two_launches_and_one_synchronisation(method: str, gra
     prompts = 2  # one of each model, with a look at whether its states are finite
     assert count.launches == prompts + 2 * (out.stats.rounds - plain) + plain
     assert count.waits == prompts + (out.stats.rounds - plain) + 2 * plain
+
+
+def test_nothing_is_copied_between_the_launches_of_ragged_rows(graphed: sprinter.Pair) -> None:
+    """A copy from the host would wait for the draft run."""
+    options: dict[str, Any] = {"method": "speculative(gamma=3)", "max_new_tokens": 9, "never_slower": False}
+    for _ in range(2):
+        with Counted() as count:
+            graphed.generate_batch(PROMPTS, seed=[1, 2, 3], rows=3, **options)
+    told = " ".join(count.events)
+    assert told.count("launch launch wait") >= 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", METHODS)
+def test_rounds_on_a_gpu_write_what_single_steps_write(method: str) -> None:
+    """Near ties apart, float32 on one device gives the same texts."""
+    texts = []
+    for compile in (True, False):
+        models = [
+            LoadedModel(
+                deepcopy(model).to("cuda"),
+                name,
+                None,
+                CONTEXT,
+                VOCAB,
+                32,
+                (),
+                compile=compile,  # type: ignore[arg-type]
+            )
+            for model, name in ((tiny("llama"), "llama"), (draft(), "qwen2"))
+        ]
+        pair = sprinter.Pair(LoadedPair(models[0], models[1], None), gate())
+        options: dict[str, Any] = {
+            "method": method,
+            "max_new_tokens": 14,
+            "never_slower": False,
+            **METHODS[method],
+        }
+        texts.append(pair.generate_batch(PROMPTS, seed=[1, 2, 3], rows=3, **options))
+    for one, other in zip(*texts, strict=True):
+        assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
 
 
 @pytest.mark.usefixtures("graphed")

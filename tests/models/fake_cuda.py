@@ -37,7 +37,7 @@ class FakeGraph:
         assert FakeGraph.device is not None, "replayed on whatever device is the current one"
         assert self.run is not None
         if Counted.open is not None:
-            Counted.open.launches += 1
+            Counted.open.events.append("launch")
             Counted.open.device.update(dict.fromkeys(self.made, True))
         for made, again in zip(self.made, self.run(*_held(self.args)), strict=True):
             made.copy_(again)
@@ -92,7 +92,8 @@ def _pool() -> _Pool:
 
 
 class Counted(TorchFunctionMode):
-    """Counts launches of graphs, and how often the host waits for values that they made, or that follow from these.
+    """Notes launches of graphs ("launch"), waits of the host for values that they made, or that follow from these
+    ("wait"), and tensors that it makes of its own numbers ("copy"), which a GPU must be given.
 
     Attributes:
         device: tensors that a GPU would hold.
@@ -102,8 +103,16 @@ class Counted(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches = self.waits = 0
+        self.events: list[str] = []
         self.device = WeakTensorKeyDictionary()
+
+    @property
+    def launches(self) -> int:
+        return self.events.count("launch")
+
+    @property
+    def waits(self) -> int:
+        return self.events.count("wait")
 
     def __enter__(self) -> Counted:
         Counted.open = self
@@ -116,10 +125,12 @@ class Counted(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.from_numpy):
+            self.events.append("copy")
         if not any(one in self.device for one in _tensors((args, kwargs))):
             return made
         if func in _READS:
-            self.waits += 1
+            self.events.append("wait")
             return made.clone() if isinstance(made, Tensor) else made
         if isinstance(made, Iterator):
             made = list(made)

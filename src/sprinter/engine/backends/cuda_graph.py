@@ -25,7 +25,6 @@ from sprinter.engine.backends.base import (
     Drafted,
     DraftPlan,
     DraftRow,
-    RowInput,
     Scored,
     StepResult,
     TargetRow,
@@ -37,7 +36,7 @@ from sprinter.errors import SprinterError
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, process_rows, raw_law
 from sprinter.models.capture.graphs import LADDER
-from sprinter.models.capture.runner import CapturedRunner
+from sprinter.models.capture.runner import CapturedRunner, PreparedPass
 from sprinter.models.capture.trace import ForwardPass, Unit
 from sprinter.models.interface import Runner
 from sprinter.models.runners.row import RowRunner
@@ -250,7 +249,7 @@ class GraphBackend(EagerBackend):
         if not _can_capture(rows[0]):
             return super()._draft(rows)
         judge = None if rows[0].chain is None else self.judge
-        # Inputs are copied to the device before the first launch: each copy waits for what runs there.
+        # Inputs are copied to the device before anything is launched: each copy waits for what runs there.
         began, chains = time.perf_counter(), None if judge is None else judge.chains(rows)
         run = self._launch(rows)
         if run is None:
@@ -321,14 +320,13 @@ class GraphBackend(EagerBackend):
         self.begin(feeds)
         longest = max(counts)
         tokens = [[*feed.tokens, *[0] * (longest - len(feed.tokens))] for feed in feeds]
-        lines = self._on_device(_chain_lines(rows, chains, steps))
-        return _ChainInput(unit, torch.tensor(tokens, device=self.runner.device), counts, lines, feeds)
+        given = torch.tensor(tokens, device=self.runner.device)
+        prepared = self._captured.prepare(unit, given, counts, [feed.row for feed in feeds])
+        return _ChainInput(prepared, self._on_device(_chain_lines(rows, chains, steps)))
 
     def launch_chains(self, chains: _ChainInput, run: _Launched) -> list[Tensor] | None:
         """Launch the target pass behind a draft run: results of ``ChainUnit``; None: it is not captured."""
-        extras = [chains.lines, run.numbers[..., :2], run.laws]
-        rows = [feed.row for feed in chains.feeds]
-        return self._captured.run(chains.unit, chains.tokens, chains.counts, extras, rows)
+        return self._captured.launch(chains.prepared, [chains.lines, run.numbers[..., :2], run.laws])
 
     def fetch_chains(
         self,
@@ -429,13 +427,10 @@ class _Clock:
 
 
 class _ChainInput(NamedTuple):
-    """The input of a target pass behind a draft run: that unit's, with zeros in place of drafted tokens."""
+    """The input of a target pass behind a draft run, with zeros in place of drafted tokens; ``lines``: of the unit."""
 
-    unit: Unit
-    tokens: Tensor
-    counts: list[int]
+    prepared: PreparedPass
     lines: Tensor
-    feeds: list[RowInput]
 
 
 class _Launched(NamedTuple):
