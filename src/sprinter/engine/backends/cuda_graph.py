@@ -46,6 +46,8 @@ __all__ = ["ChainUnit", "DraftUnit", "GraphBackend", "TargetUnit", "backend_of",
 
 LONGEST = 8
 """Number of draft steps in a launch, at most: longer runs are several."""
+_SYNC = 1.0
+"""What a question costs in draft steps: on an H100 a step of 1.2 B cost twice its pass. Rows share both."""
 
 
 def backend_of(runner: Runner, vocab: int, name: str, held: HeldRows | None = None) -> EagerBackend:
@@ -233,7 +235,7 @@ class GraphBackend(EagerBackend):
         judge: the target's backend, if draft runs can go on to its verdict; see ``join``.
     """
 
-    decides = True
+    sync, decides = _SYNC, True
     judge: GraphBackend | None = None
 
     def __init__(self, runner: CapturedRunner, vocab: int, name: str, held: HeldRows | None = None) -> None:
