@@ -21,7 +21,15 @@ from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.header import forget_heads
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.interface import ServedModel
-from sprinter.models.kernels import compile_layers, knows, parameter_count, quantise, round_linears
+from sprinter.models.kernels import (
+    cache_dtype_of,
+    compile_layers,
+    keep_cache_in,
+    knows,
+    parameter_count,
+    quantise,
+    round_linears,
+)
 from sprinter.models.options import LoadOptions, check_options, load_options
 from sprinter.models.progress import bars_on_terminals
 from sprinter.models.reduced_vocab import (
@@ -119,6 +127,11 @@ class LoadedModel:
         return name if self.stored is None else f"{name} (from {self.stored})"
 
     @property
+    def cache_dtype(self) -> str | None:
+        """Of keys and values, where it is not what such a model has by default; None: it is."""
+        return "bfloat16" if cache_dtype_of(self.model) == "bfloat16" else None
+
+    @property
     def words(self) -> str | None:
         """Number and hash, "NUMBER:HASH", of the tokens that its output layer knows; None: all of them."""
         return None if isinstance(self.model, ServedModel) else known_words(self.model)
@@ -189,6 +202,7 @@ def load_models(
     draft_vocabulary: int | str | Path | Sequence[int] | None = None,
     draft_dtype: str | torch.dtype | None = None,
     draft_dequantise: bool | None = None,
+    cache_dtype: str | torch.dtype | None = None,
 ) -> LoadedPair:
     """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
 
@@ -221,6 +235,9 @@ def load_models(
         draft_vocabulary: the draft's output layer knows these tokens alone, which makes its steps cheaper where the
             vocabulary is large; the others have a draft probability of 0, so exact methods stay exact. Their number,
             their ids, or the file of ``sprinter draft vocabulary``; None: all tokens. See ``kept_tokens``.
+        cache_dtype: of keys and values where our kernels run the passes of both models: "float32", or "bfloat16", which
+            takes half of the memory, and less time in long texts; texts may differ. None: "float32" there, else the
+            dtype of the weights.
         draft_dtype, draft_dequantise: of the draft where it is to differ from the target; None: as the target's.
 
     Raises:
@@ -238,7 +255,7 @@ def load_models(
     def options_with(dtype: str | torch.dtype, dequantise: bool) -> LoadOptions:
         return load_options(
             dtype, device, device_map, attn_implementation, quantization_config, trust_remote_code, compile,
-            dequantise, draft_vocabulary,
+            dequantise, draft_vocabulary, cache_dtype,
         )  # fmt: skip
 
     options = options_with(dtype, dequantise)
@@ -283,6 +300,8 @@ def _load(
     if origin.gguf is not None and not options.dequantise:
         at = GgufModel(origin.gguf, options.device_name)
     if isinstance(at, ServedModel):
+        if options.cache is not None:
+            keep_cache_in(at, options.cache, origin.name)
         check_rows(words, at.vocab_size, which)
         if isinstance(at, RemoteModel):
             at.check_vocabulary(words)
@@ -319,6 +338,8 @@ def _load(
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
     if options.compile:
         compile_model(model)
+    if options.cache is not None:
+        keep_cache_in(model, options.cache, origin.name)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,
         eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored,
