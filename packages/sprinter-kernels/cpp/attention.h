@@ -9,11 +9,13 @@
 
 #include <vector>
 
+#define INLINE inline __attribute__((always_inline))
+
 namespace {
 
 // COUNT of the keys' products with a query: each sum has the order of `dot`.
 template <int COUNT>
-void dots(const float* query, const float* keys, const int64_t* seen, int64_t d, float* made) {
+INLINE void dots(const float* query, const float* keys, const int64_t* seen, int64_t d, float* made) {
     Floats sums[COUNT] = {};
     int64_t i = 0;
     for (; i + WIDE <= d; i += WIDE) {
@@ -74,7 +76,7 @@ float soften(float* scores, int64_t many, float scale, float cap) {
 }
 
 // made [d] += the weighted sum of values, one after the other.
-void add_values(
+INLINE void add_values(
     const float* weights, const float* values, const int64_t* seen, int64_t many, int64_t d, float* made
 ) {
     int64_t i = 0;
@@ -135,7 +137,7 @@ struct Vectors {
 };
 
 // Vectors `seen`, at most KEYS, of those from `first` on; room [KEYS, d] is for those in bfloat16.
-inline Vectors widened(const Held& held, int64_t first, const int64_t* seen, int64_t count, int64_t d, float* room) {
+INLINE Vectors widened(const Held& held, int64_t first, const int64_t* seen, int64_t count, int64_t d, float* room) {
     if (!held.half) return {static_cast<const float*>(held.at) + first * d, seen};
     const Bfloat16* from = static_cast<const Bfloat16*>(held.at) + first * d;
     for (int64_t c = 0; c < count; ++c) {
@@ -164,40 +166,43 @@ struct Attention {
 };
 
 // Query i of the heads that share keys and values `own`. A block of keys is read for all of them while it is in the cache.
+// D: their size, which compilers then unroll loops for; 0: any.
+template <int64_t D>
 void attend(
     const Attention& a, int64_t b, int64_t i, int64_t own, const std::vector<int64_t>& seen,
     std::vector<float>& scores, float* made
 ) {
     constexpr int TOGETHER = 4;
+    const int64_t d = D ? D : a.d;
     const int64_t group = a.heads / a.kv, row = a.rows ? a.rows[b] : b, many = int64_t(seen.size());
     const int64_t room = (many + WIDE - 1) / WIDE * WIDE;
-    const int64_t held = (row * a.kv + own) * a.slots, wide = a.key.half ? KEYS * a.d : 0;
-    const float* query = a.query + ((b * a.n + i) * a.heads + own * group) * a.d;
+    const int64_t held = (row * a.kv + own) * a.slots, wide = a.key.half ? KEYS * d : 0;
+    const float* query = a.query + ((b * a.n + i) * a.heads + own * group) * d;
     if (int64_t(scores.size()) < group * (room + 1) + wide) scores.resize(size_t(group * (room + 1) + wide));
     float* share = scores.data() + group * room;  // of each head: what its weights are multiplied by
     float* block = share + group;
     for (int64_t first = 0; first < many; first += KEYS) {
         const int64_t count = std::min(many - first, KEYS);
-        const Vectors keys = widened(a.key, held, &seen[first], count, a.d, block);
+        const Vectors keys = widened(a.key, held, &seen[first], count, d, block);
         for (int64_t h = 0; h < group; ++h) {
-            const float* asked = query + h * a.d;
+            const float* asked = query + h * d;
             float* own_scores = &scores[h * room + first];
             int64_t c = 0;
             for (; c + TOGETHER <= count; c += TOGETHER)
-                dots<TOGETHER>(asked, keys.from, keys.seen + c, a.d, own_scores + c);
-            for (; c < count; ++c) dots<1>(asked, keys.from, keys.seen + c, a.d, own_scores + c);
+                dots<TOGETHER>(asked, keys.from, keys.seen + c, d, own_scores + c);
+            for (; c < count; ++c) dots<1>(asked, keys.from, keys.seen + c, d, own_scores + c);
         }
     }
-    std::fill(made, made + group * a.d, 0.0f);
+    std::fill(made, made + group * d, 0.0f);
     for (int64_t h = 0; h < group; ++h) share[h] = soften(scores.data() + h * room, many, a.scale, a.cap);
     for (int64_t first = 0; first < many; first += KEYS) {
         const int64_t count = std::min(many - first, KEYS);
-        const Vectors values = widened(a.value, held, &seen[first], count, a.d, block);
+        const Vectors values = widened(a.value, held, &seen[first], count, d, block);
         for (int64_t h = 0; h < group; ++h)
-            add_values(&scores[h * room + first], values.from, values.seen, count, a.d, made + h * a.d);
+            add_values(&scores[h * room + first], values.from, values.seen, count, d, made + h * d);
     }
     for (int64_t h = 0; h < group; ++h)
-        for (int64_t k = 0; k < a.d; ++k) made[h * a.d + k] *= share[h];
+        for (int64_t k = 0; k < d; ++k) made[h * d + k] *= share[h];
 }
 
 // Inside a parallel region. made [batch, n, heads, d].
@@ -212,7 +217,10 @@ void attend_all(const Attention& a, float* made) {
             seen.clear();
             for (int64_t k = 0; k < a.keys; ++k)
                 if (mask ? mask[k] : k <= a.keys - a.n + i) seen.push_back(k);
-            attend(a, b, i, own, seen, scores, made + ((b * a.n + i) * a.heads + own * (a.heads / a.kv)) * a.d);
+            float* to = made + ((b * a.n + i) * a.heads + own * (a.heads / a.kv)) * a.d;
+            if (a.d == 64) attend<64>(a, b, i, own, seen, scores, to);
+            else if (a.d == 128) attend<128>(a, b, i, own, seen, scores, to);
+            else attend<0>(a, b, i, own, seen, scores, to);
         }
 }
 
