@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -191,23 +191,15 @@ class Scores:
     A driver may score only the first tokens of a chain, at least all final ones: the rest of the draft is forgotten.
     ``heads``: by kind, for those that the accept rule ``needs``, the score of the target's state at token i, ``[n]``.
     ``token``: drawn from the last law, where the request is about no draft and the driver draws; None: the loop does.
-    ``made``: the laws, or what makes them: most plain rounds read none.
     ``accepted``: where the driver has judged the draft by the loop's rule, which is lossless: number of its tokens that
     stay, and ``token`` follows them; None: the loop judges it.
     """
 
-    made: Tensor | Callable[[], Tensor]
+    laws: Tensor
     raw: Tensor | None = None
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     token: int | None = None
     accepted: int | None = None
-
-    @property
-    def laws(self) -> Tensor:
-        """As above."""
-        if not isinstance(self.made, Tensor):
-            self.made = self.made()
-        return self.made
 
     def at(self, rows: Sequence[int]) -> Tensor:
         """The laws ``[k, V]`` of these rows, in ascending order, at least one."""

@@ -450,18 +450,18 @@ class RequestRun:
         return Tips(laws, done.top, done.signals, raws if self._needs_raw else ())
 
     def _scores(self, ask: AskScore, given: base.TargetRow, done: base.Scored) -> Scores:
-        stats, gather = self._stats, self._models.gather
-        layers = self._layers
+        stats, gather, layers = self._stats, self._models.gather, self._layers
         self._was_read(self.sequence.target, given.feed, layers, done.states[: len(layers)] if layers else ())
-        judged, raw = dict[str, Tensor](), None if done.raw is None else gather(done.raw)
+        raw = None if done.raw is None else gather(done.raw)
         if self._logprobs is not None and raw is not None:
             self._logprobs.scored(ask, raw)
-        for kind, head in self._judging.items():
-            judged[kind] = gather(head(done.states[-1]))
+        judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
         if done.spent:
             stats.remote.update(done.spent)
-        laws = gather(done.laws) if isinstance(done.laws, Tensor) else done.laws
-        answer = Scores(laws, raw if self._needs_raw else None, judged, done.token, done.accepted)
+        if isinstance(laws := done.laws, Tensor):
+            answer = Scores(gather(laws), raw if self._needs_raw else None, judged, done.token, done.accepted)
+        else:
+            answer = base.PlainScores(laws, done.token)
         if ask.closing:  # its states must change no draft
             self._seen = ask.start if self._seen is None else self._seen
             stats.closing_s += done.target_s

@@ -218,12 +218,15 @@ def renew(model: PreTrainedModel) -> None:
         _log.warning("our kernels no longer run %s, which is slower: %s", type(model).__name__, why)
 
 
-def keep_cache_in(model: object, dtype: str, name: str) -> None:
+def keep_cache_in(model: object, dtype: str | None, name: str) -> None:
     """Have the kernels keep a model's keys and values in "float32" or "bfloat16", in all runners made from then on.
+    None: as they do.
 
     Raises:
         UserError: the kernels do not run its passes, or are older.
     """
+    if dtype is None:
+        return
     if not isinstance(model, nn.Module) or model not in _packed:
         raise UserError(
             f"cache_dtype={dtype} is for models whose passes our kernels run on a CPU, and {name} is not one: give "

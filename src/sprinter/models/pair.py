@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import ContextLengthError, UserError
+from sprinter.models import kernels
 from sprinter.models.checks import check_config
 from sprinter.models.choose import compile_model, longest_text, runner_kind
 from sprinter.models.common_tokens import CommonTokens
@@ -21,15 +22,7 @@ from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.header import forget_heads
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.interface import ServedModel
-from sprinter.models.kernels import (
-    cache_dtype_of,
-    compile_layers,
-    keep_cache_in,
-    knows,
-    parameter_count,
-    quantise,
-    round_linears,
-)
+from sprinter.models.kernels import compile_layers, knows, parameter_count, quantise, round_linears
 from sprinter.models.options import LoadOptions, check_options, load_options
 from sprinter.models.progress import bars_on_terminals
 from sprinter.models.reduced_vocab import (
@@ -125,11 +118,6 @@ class LoadedModel:
             return self.model.weights
         name = self.quantised or str(self.model.dtype).removeprefix("torch.")
         return name if self.stored is None else f"{name} (from {self.stored})"
-
-    @property
-    def cache_dtype(self) -> str | None:
-        """Of keys and values, where it is not what such a model has by default; None: it is."""
-        return "bfloat16" if cache_dtype_of(self.model) == "bfloat16" else None
 
     @property
     def words(self) -> str | None:
@@ -300,8 +288,7 @@ def _load(
     if origin.gguf is not None and not options.dequantise:
         at = GgufModel(origin.gguf, options.device_name)
     if isinstance(at, ServedModel):
-        if options.cache is not None:
-            keep_cache_in(at, options.cache, origin.name)
+        kernels.keep_cache_in(at, options.cache, origin.name)
         check_rows(words, at.vocab_size, which)
         if isinstance(at, RemoteModel):
             at.check_vocabulary(words)
@@ -338,8 +325,7 @@ def _load(
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
     if options.compile:
         compile_model(model)
-    if options.cache is not None:
-        keep_cache_in(model, options.cache, origin.name)
+    kernels.keep_cache_in(model, options.cache, origin.name)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,
         eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sprinter.decode.adjust import Adjust
-from sprinter.decode.draft import AskGrammar, Ranked
+from sprinter.decode.draft import AskGrammar, Ranked, Scores
 from sprinter.decode.run_rules import RunRules
 from sprinter.decode.signals import SIGNALS
 from sprinter.heads.head import Head
@@ -22,7 +22,8 @@ from sprinter.laws import Sampling
 from sprinter.random import Draws
 
 __all__ = [
-    "FINAL", "After", "ChainRow", "DraftPlan", "DraftRow", "Drafted", "PassInput", "PassOutput", "PromptRead",
+    "FINAL", "After", "ChainRow", "DraftPlan", "DraftRow", "Drafted", "PassInput", "PassOutput", "PlainScores",
+    "PromptRead",
     "PromptRow", "RowInput", "Scored", "StepResult", "TargetRow", "TipLaws", "TreeRow",
 ]  # fmt: skip
 
@@ -254,6 +255,23 @@ class Scored:
     token: int | None = None
     spent: Mapping[str, int] | None = None
     accepted: int | None = None
+
+
+class PlainScores(Scores):
+    """Of a request about no draft, whose token is drawn: most rounds read no law, and it is made where one does."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self, make: Callable[[], Tensor], token: int | None) -> None:
+        self.raw, self.heads, self.token, self.accepted = None, {}, token, None
+        self._made: Tensor | Callable[[], Tensor] = make
+
+    @property
+    def laws(self) -> Tensor:  # type: ignore[override]
+        """As above."""
+        if not isinstance(self._made, Tensor):
+            self._made = self._made()
+        return self._made
 
 
 PassInput = PromptRow | DraftRow | TreeRow | TargetRow | AskGrammar
