@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -134,6 +135,9 @@ def test_a_run_is_one_launch_and_one_synchronisation(monkeypatch: pytest.MonkeyP
     assert [len(one.tokens) for one in made if isinstance(one, Drafted)] == [2, 5, 4]
     assert rows.runner.lengths == [6, 9, 8]
     assert (count.launches, count.waits) == (1, 1)
+    graphs = len(rows._captured._units._graphs)
+    rows.draft([replace(row, tokens=[5, 6], position=6) for row in asked])
+    assert len(rows._captured._units._graphs) == graphs, "runs behind one token and two share graphs"
 
 
 @pytest.mark.parametrize(

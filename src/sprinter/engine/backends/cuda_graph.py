@@ -284,6 +284,10 @@ class GraphBackend(EagerBackend):
         feeds = [feed_of(row) for row in rows]
         self.begin(feeds)
         tokens, lengths = self._padded(feeds)
+        if (
+            unit.passes > 1 and tokens.shape[1] == 1
+        ):  # a run begins behind one token or two: one graph for both
+            tokens = nn.functional.pad(tokens, (0, 1))
         made = self._captured.run(unit, tokens, lengths, [lines], [row.row for row in rows])
         return None if made is None else _Launched(unit.plan, *made)
 
