@@ -29,6 +29,7 @@ from transformers import (
 
 import sprinter
 from benchmarks.gpu.arms import PEERS, PLAIN, make_arms, measure
+from benchmarks.gpu.loop import KINDS, PlainLoop
 from benchmarks.gpu.roofline import Passes, copy_gb_per_s, describe, load_captured, pass_kinds
 from benchmarks.gpu.stage import Run, TimeUp, check_time, first_line, free
 from sprinter.bench.sample import Sample, Suite
@@ -41,7 +42,7 @@ PROMPT_TOKENS = 128
 GAMMA = 5
 ACCEPTANCE = (0.6, 0.8)
 TRUST = (0.5, 0.8)
-ASSISTED = "transformers:assisted"
+ASSISTED, STATIC = "transformers:assisted", "transformers:static"
 SHOWN_EAGER = f"synthetic acceptance {ACCEPTANCE[-1]:g}"
 LEAST_S = 8.0  # a case that has less time than this is left out
 
@@ -56,10 +57,12 @@ class Case:
     eight_bits: bool = False
 
 
-def _llama(width: int, layers: int, heads: int, feed_forward: int, tied: bool) -> LlamaConfig:
+def _llama(
+    width: int, layers: int, heads: int, feed_forward: int, tied: bool, groups: int = 8
+) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=128256, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=8, intermediate_size=feed_forward, max_position_embeddings=8192,
+        num_key_value_heads=groups, intermediate_size=feed_forward, max_position_embeddings=8192,
         tie_word_embeddings=tied,
     )  # fmt: skip
 
@@ -73,7 +76,7 @@ def _qwen(width: int, layers: int, heads: int, feed_forward: int) -> Qwen2Config
 
 
 def cases(smoke: bool) -> tuple[Case, ...]:
-    """What is timed; sizes of Llama 3.2 1B and Llama 3.1 8B, Qwen2.5 1.5B and 0.5B, GPT-2."""
+    """What is timed; sizes of Llama 3.2 1B and Llama 3.1 8B, one of 0.16 B, Qwen2.5 1.5B and 0.5B, GPT-2."""
     if smoke:
         small, large = (
             GPT2Config(vocab_size=300, n_positions=256, n_embd=32, n_layer=n, n_head=2) for n in (1, 2)
@@ -83,6 +86,7 @@ def cases(smoke: bool) -> tuple[Case, ...]:
     large, small = _llama(4096, 32, 32, 14336, False), _llama(2048, 16, 32, 8192, True)
     return (
         Case("llama-8b by llama-1b", large, small),
+        Case("llama-1b by llama-160m", small, _llama(768, 12, 12, 3072, True, 12)),
         Case("qwen-1.5b by qwen-0.5b", _qwen(1536, 28, 12, 8960), _qwen(896, 24, 14, 4864)),
         Case("llama-8b by llama-1b, int8", large, small, True),
         Case("gpt2", config_of("gpt2")),
@@ -125,7 +129,9 @@ def specs_of(case: Case) -> dict[str, str]:
     """Name -> spec."""
     if case.draft is None:
         return {PLAIN: "autoregressive", PEERS[0]: PEERS[0]}
-    peers = () if case.eight_bits else (PEERS[0], ASSISTED)  # transformers has no fast layers of this kind
+    peers = (
+        () if case.eight_bits else (PEERS[0], STATIC, ASSISTED)
+    )  # transformers has no fast layers of this kind
     kept = {f"synthetic acceptance {r:g}": f"random(rate={r},gamma={GAMMA})" for r in ACCEPTANCE}
     trusted = {f"synthetic trust {r:g}": f"coin(rate={r})" for r in TRUST}
     return {
@@ -185,6 +191,8 @@ def run_case(run: Run, case: Case, large: float, deadline: float) -> dict[str, A
                 for row in Passes(run, loaded.model, lengths[kind], facts["copy_gb_per_s"], kind).timed()
             ]  # fmt: skip
     arms = make_arms(specs_of(case), captured, () if case.eight_bits and captured else (PLAIN, SHOWN_EAGER))
+    if not case.eight_bits and case.target.model_type in KINDS:
+        arms.append(PlainLoop())
     suite = number_suite(run, models.vocab_size)
     found = measure(run, f"latency-{case.name.replace(' ', '-')}", pair, arms, suite, settings, deadline)
     return told | found | {"summary": with_rounds(found["summary"])}

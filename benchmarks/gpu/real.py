@@ -1,4 +1,5 @@
-"""A real pair: how far the laws of captured passes are from those of float32, and our arms on it beside transformers'.
+"""A real pair: how far the laws of captured passes are from those of float32, our arms on it beside transformers' and a
+plain loop, and many rows.
 
 The laws are those after each token of held-out texts, read eight tokens a pass, as a check reads a draft. KL divergence
 is from the law in float32, read in one eager pass; "eager bfloat16" shows what PyTorch's own rounding comes to.
@@ -17,23 +18,30 @@ from transformers import PreTrainedModel
 
 import sprinter
 from benchmarks.gpu.arms import PEERS, PLAIN, make_arms, measure, text_suite
+from benchmarks.gpu.loop import KINDS, PlainLoop
 from benchmarks.gpu.roofline import load_captured
+from benchmarks.gpu.rows import measure_rows
 from benchmarks.gpu.stage import Run, check_time, free
 from benchmarks.gpu.train import read_documents
 from sprinter.bench.settings import BenchSettings
 from sprinter.engine.pair import Pair
 from sprinter.models.choose import make_runner
 
+STATIC = "transformers:static"
 TOKENS = 128  # of a text
 A_PASS = 8
 TEMPERATURES = (0.0, 1.0)
+DRIFTS = (0.02, 0.05, 0.1)
+"""Budgets of methods that trust."""
+ROW_ARMS = (PLAIN, "speculative 3", "speculative 5", "svip", "certain 0.05", "sprinter 0.05", "heads")
+ROWS_SHARE = 0.3  # of the time of a temperature
 
 
 def load(run: Run, sources: Sequence[str], **options: Any) -> Pair:
     """The pair from one or two sources (built in: none), run by PyTorch."""
     target, draft = (*sources, None, None)[:2]
     more = {"runner": "torch"} if target and target.endswith(".gguf") else {}
-    return sprinter.load_pair(target, draft=draft, device=str(run.device), **more, **options)
+    return sprinter.load_pair(target, draft=draft, device=str(run.device), **more, **run.more, **options)
 
 
 @torch.inference_mode()
@@ -83,15 +91,26 @@ def compare_laws(run: Run, sources: Sequence[str], texts: Sequence[str]) -> dict
 def specs_of(pair: Pair) -> dict[str, str]:
     """Name -> spec."""
     ours = {PLAIN: "autoregressive", "lookup": "lookup"}
-    peers = (PEERS[0], PEERS[2])
+    peers: tuple[str, ...] = (PEERS[0], PEERS[2])
     if pair.models.draft is not None:
+        ours |= {f"speculative {gamma}": f"speculative(gamma={gamma})" for gamma in (3, 5, 8)}
         ours |= {
-            "speculative": "speculative(gamma=5)",
             "svip": "svip",
             "fuzzy": "fuzzy(threshold=0.1,gamma=5)",
+            "tree": "tree",
+            "static-tree": "static-tree",
         }
+        rules = ("certain", "sprinter") if "gate" in pair.heads else ("certain",)
+        ours |= {f"{rule} {drift:g}": f"{rule}(budget={drift})" for rule in rules for drift in DRIFTS}
         peers = PEERS
-    return ours | {peer: peer for peer in peers}
+    if pair.drafting is not None:
+        kind = pair.drafting.kind
+        ours |= {
+            "heads": {"medusa": "medusa", "eagle": "eagle", "eagle3": "eagle"}.get(
+                kind, f"heads(kind={kind})"
+            )
+        }
+    return ours | {peer: peer for peer in (*peers, STATIC)}
 
 
 def run_stage(run: Run, sources: Sequence[str], files: Sequence[Path], deadline: float) -> None:
@@ -109,19 +128,32 @@ def run_stage(run: Run, sources: Sequence[str], files: Sequence[Path], deadline:
         models = pair.models
         again = partial(
             sprinter.load_pair, models.target.model, tokenizer=pair.tokenizer,
-            draft=None if models.draft is None else models.draft.model,
+            draft=None if models.draft is None else models.draft.model, **run.more,
+            **({} if "gate" in run.more else {"gate": pair.gate}),
         )  # fmt: skip
         captured, _ = load_captured(run, again)
-        specs = {name: spec for name, spec in specs_of(pair).items() if dtype != "int8" or name not in PEERS}
+        rounded = dtype == "int8"  # for which transformers has no fast layers
+        specs = {name: spec for name, spec in specs_of(pair).items() if not rounded or ":" not in name}
         settings = BenchSettings(
             (temperature,), new_tokens=run.sizes.new_tokens, bases=(PEERS[0], f"captured {PLAIN}")
         )
         left = (deadline - run.clock.now()) / (len(dtypes) * len(TEMPERATURES) - i)
+        arms, began = make_arms(specs, captured), run.clock.now()
+        arms += [] if rounded or models.target.model.config.model_type not in KINDS else [PlainLoop()]
         found = measure(
-            run, f"real-{dtype}-T{temperature:g}", pair, make_arms(specs, captured), suite, settings,
-            run.clock.now() + left,
-        )  # fmt: skip
-        measured.append({"dtype": dtype, **found})
+            run,
+            f"real-{dtype}-T{temperature:g}",
+            pair,
+            arms,
+            suite,
+            settings,
+            began + (1 - ROWS_SHARE) * left,
+        )
+        measured.append({"dtype": dtype, **found, "rows": []})
         run.keep("real")
+        some = {name: spec for name, spec in specs.items() if name in ROW_ARMS}
+        prompts = [sample.turns[0] for sample in suite.samples]
+        lines = measured[-1]["rows"]
+        measure_rows(run, captured or pair, some, prompts, temperature, began + left, lines)
         del pair, captured, models, again
         free(run.device)

@@ -1,12 +1,12 @@
 """One command for an NVIDIA GPU: train a mid-size pair, run the arms on it, hold passes against the roofline.
 
     python benchmarks/gpu/run.py --text FILE... --out DIR [--minutes 9] [--stages train,arms,real,latency,roofline]
-                                 [--pair TARGET [DRAFT]] [--preset large|stories]
+                                 [--pair TARGET [DRAFT]] [--gate DIR] [--heads DIR] [--preset large|stories]
 
 train     a 344 M target, a 30 M draft distilled from it and a gate, on the given text (.txt or .jsonl, plain or gzip);
           they stay in DIR, so that later calls may leave this stage out; --preset stories: 15 M and 1 M, for write.py's
 arms      our methods and transformers' own on held-out text, temperatures 1 and 0, meter complete
-real      a real pair (--pair; else the built-in one): laws of captured passes against float32, then arms
+real      a real pair (--pair; else the built-in one): laws of captured passes against float32, then arms, and rows
 latency   random weights of GPT-2 and Llama sizes, acceptance and trust set to given rates
 roofline  share of the copy's bandwidth that passes and steps reach
 
@@ -60,6 +60,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         metavar="MODEL",
         help="target and draft of the stage real: folders or GGUF files",
     )
+    parser.add_argument("--gate", help="of that pair's draft")
+    parser.add_argument("--heads", help="on that pair's target")
     parser.add_argument("--out", type=Path, help="folder for the pair and the rows (some GB)")
     parser.add_argument("--results", type=Path, help="folder for gpu.json and gpu.md; --out if left out")
     parser.add_argument("--minutes", type=float, default=9.0, help="hard limit of the whole command")
@@ -182,6 +184,8 @@ def main(argv: list[str]) -> int:
         device, sizes = torch.device(args.device), TINY if args.smoke else PRESETS[args.preset]
         compiles = args.device == "cuda" and not args.no_compile
         run = Run(args.out, results, device, sizes, args.smoke, compiles, clock, markdown)
+        run.more = {"gate": args.gate} if args.gate else {}
+        run.more |= {"heads": [args.heads]} if args.heads else {}
         head = {"benchmark": "gpu", "command": command(["benchmarks/gpu/run.py", *argv])}
         head |= {"smoke": True} if args.smoke else {}
         run.told = {**head, "environment": machine(args), "stages": {}}

@@ -144,6 +144,7 @@ class Run:
         compile: whether layers are compiled for training.
         render: makes gpu.md from ``told``.
         told: what gpu.json holds.
+        more: of the real pair, its gate and heads.
     """
 
     out: Path
@@ -155,6 +156,7 @@ class Run:
     clock: Clock
     render: Callable[[dict[str, Any]], str]
     told: dict[str, Any] = field(default_factory=lambda: {"stages": {}})
+    more: dict[str, Any] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
         """A line of progress on stderr."""

@@ -136,6 +136,21 @@ def latency_section(stage: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def rows_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Methods by number of rows."""
+    rows = [
+        ("rows", "arm", "tokens/s", "tokens a round", "ms a round: draft", "gate", "target", "other", "drift")
+    ]
+    for line in lines:
+        if "error" in line:
+            rows.append((str(line["rows"]), line["arm"], line["error"], *["–"] * 6))
+            continue
+        times = [number(line["ms_per_round"][what]) for what in ("draft", "gate", "target", "other")]
+        facts = number(line["tokens_per_s"], 1), number(line["tokens_per_round"]), *times
+        rows.append((str(line["rows"]), line["arm"], *facts, number(line["drift"], 3)))
+    return table(rows)
+
+
 def real_section(stage: Mapping[str, Any]) -> str:
     """Laws, then arms by weights and temperature."""
     rows = [("target's passes", "KL from float32, nats", "same most likely token", "positions")]
@@ -143,7 +158,9 @@ def real_section(stage: Mapping[str, Any]) -> str:
         rows.append((name, f"{one['kl']:.2g}", number(one["same_first"], 3), f"{one['positions']:,}"))
     parts = [f"{' with '.join(stage['pair'])}.", table(rows)]
     bases = ("transformers:plain", "captured autoregressive")
-    parts += [f"{one['dtype']}\n\n{arms_text(one, bases)}" for one in stage["temperatures"]]
+    for one in stage["temperatures"]:
+        parts.append(f"{one['dtype']}\n\n{arms_text(one, bases)}")
+        parts += [rows_text(one["rows"])] if one.get("rows") else []
     return "\n\n".join(parts)
 
 

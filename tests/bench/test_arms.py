@@ -234,7 +234,9 @@ def test_greedy_texts_of_exact_arms_are_equal(pair: sprinter.Pair) -> None:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("spec", ["plain", "assisted", "assisted(tokens=3, schedule=heuristic)", "lookup"])
+@pytest.mark.parametrize(
+    "spec", ["plain", "static", "assisted", "assisted(tokens=3, schedule=heuristic)", "lookup"]
+)
 def test_counts_of_transformers_fit_together(pair: sprinter.Pair, spec: str, sampling: Sampling) -> None:
     arm = started(f"transformers:{spec}", pair)
     one = arm.answer(ask(pair, sampling=sampling))

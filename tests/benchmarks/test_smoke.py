@@ -41,6 +41,7 @@ SLOW = {
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/tokenizers"), "llama_cpp")
 NEEDS |= {"serve/evaluate": "lm_eval", "serve/schema": "schemathesis", "serve/vllm": "vllm"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
+    "engine/cache": {"measured", "laws"},
     "engine/commits": {"measured", "other"},
     "gpu": {"stages"},
     "gpu/drafts": {"drafters", "trainings"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,15 +15,18 @@ from tests.models.tiny import CONTEXT, VOCAB, fresh, tiny
 from transformers import PreTrainedModel
 
 import sprinter
+from sprinter.decode.accept import Exact, Match, TargetCall
+from sprinter.decode.accept.rows import judge_exact, judge_match
+from sprinter.decode.sequence import Tree
 from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow
 from sprinter.engine.backends.cuda_graph import GraphBackend
 from sprinter.engine.engine import Engine
 from sprinter.heads.head import Head, HeadConfig
-from sprinter.laws import Sampling
+from sprinter.laws import Sampling, process
 from sprinter.models import choose
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.pair import LoadedModel, LoadedPair
-from sprinter.random import AddressedDraws
+from sprinter.random import AddressedDraws, Purpose, race, race_words
 
 PROMPTS = [[3, 9, 11], [7, 5, 20, 31, 8], [40, 2]]
 
@@ -48,9 +53,9 @@ def draft() -> PreTrainedModel:
     return model
 
 
-def pair_of(compile: bool) -> sprinter.Pair:
+def pair_of(compile: bool, ends: tuple[int, ...] = ()) -> sprinter.Pair:
     target, small = (
-        LoadedModel(model, name, None, CONTEXT, VOCAB, 32, (), compile=compile)
+        LoadedModel(model, name, None, CONTEXT, VOCAB, 32, ends, compile=compile)
         for model, name in ((tiny("llama"), "llama"), (draft(), "qwen2"))
     )
     return sprinter.Pair(LoadedPair(target, small, None), gate())
@@ -79,15 +84,10 @@ def assert_same(one: sprinter.Generation, other: sprinter.Generation) -> None:
         )
         assert found == pytest.approx(wanted, rel=1e-4, abs=1e-4)
     assert (one.accept_lengths, one.finish_reason) == (other.accept_lengths, other.finish_reason)
-    for name in (
-        "target_calls",
-        "drafted",
-        "accepted",
-        "checked",
-        "target_tokens",
-        "draft_steps",
-        "draft_tokens",
-    ):
+    names = ["target_calls", "drafted", "accepted", "checked", "target_tokens"]
+    # Behind the end of a text the device drafts on.
+    names += [] if one.finish_reason == "eos" else ["draft_steps", "draft_tokens"]
+    for name in names:
         assert getattr(one.stats, name) == getattr(other.stats, name), name
 
 
@@ -95,6 +95,8 @@ METHODS = {
     "speculative(gamma=4)": {},
     "speculative(gamma=3)": {"temperature": 0.0},
     "svip(h=0.5)": {"ahead": 5},
+    "accept=match,stop=fixed(gamma=3)": {"logprobs": 2},
+    "trust=nobody,stop=fallback(f=0.3),cap=4": {"ahead": 4},
     "adaedl": {"ahead": 3, "top_k": 20, "top_p": 0.9},
     "sprinter(tau=0.5, cap=6)": {"ahead": 4},
     "trust=gate(tau=0.5),stop=untrusted(tail=1),cap=7": {"ahead": 7, "temperature": 0.7},
@@ -115,6 +117,7 @@ def test_texts_of_ragged_rows_are_those_of_single_steps(method: str, graphed: sp
     ids = [engine.add(prompt, seed=i, **options) for i, prompt in enumerate(PROMPTS)]
     found = engine.finish()
     options["ahead"] = 1
+    assert {one.finish_reason for one in found.values()} <= {"length", "eos"}
     for i, (id, prompt) in enumerate(zip(ids, PROMPTS, strict=True)):
         assert_same(found[id], plain.generate(prompt, seed=i, **options))
 
@@ -132,3 +135,104 @@ def test_a_run_is_one_launch_and_one_synchronisation(monkeypatch: pytest.MonkeyP
     assert [len(one.tokens) for one in made if isinstance(one, Drafted)] == [2, 5, 4]
     assert rows.runner.lengths == [6, 9, 8]
     assert (count.launches, count.waits) == (1, 1)
+    graphs = len(rows._captured._units._graphs)
+    rows.draft([replace(row, tokens=[5, 6], position=6) for row in asked])
+    assert len(rows._captured._units._graphs) == graphs, "runs behind one token and two share graphs"
+
+
+@pytest.mark.parametrize(
+    "method", ["speculative(gamma=4)", "accept=match,stop=fixed(gamma=3)", "svip(h=0.5, cap=4)"]
+)
+def test_an_exact_round_is_two_launches_and_one_synchronisation(method: str, graphed: sprinter.Pair) -> None:
+    for _ in range(2):  # the first text captures
+        with Counted() as count:
+            out = graphed.generate(PROMPTS[0], method=method, max_new_tokens=24, seed=1, ahead=4)
+    plain = sum(token.origin == "target" for token in out.tokens)  # rounds without room for a draft
+    assert out.stats.rounds > 10 and max(out.accept_lengths) > 1 and plain <= 1
+    prompts = 2  # one of each model, with a look at whether its states are finite
+    assert count.launches == prompts + 2 * (out.stats.rounds - plain) + plain
+    assert count.waits == prompts + (out.stats.rounds - plain) + 2 * plain
+
+
+def test_nothing_is_copied_between_the_launches_of_ragged_rows(graphed: sprinter.Pair) -> None:
+    """A copy from the host would wait for the draft run."""
+    options: dict[str, Any] = {"method": "speculative(gamma=3)", "max_new_tokens": 9, "never_slower": False}
+    for _ in range(2):
+        with Counted() as count:
+            graphed.generate_batch(PROMPTS, seed=[1, 2, 3], rows=3, **options)
+    told = " ".join(count.events)
+    assert told.count("launch launch wait") >= 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", METHODS)
+def test_rounds_on_a_gpu_write_what_single_steps_write(method: str) -> None:
+    """Near ties apart, float32 on one device gives the same texts."""
+    texts = []
+    for compile in (True, False):
+        models = [
+            LoadedModel(
+                deepcopy(model).to("cuda"),
+                name,
+                None,
+                CONTEXT,
+                VOCAB,
+                32,
+                (),
+                compile=compile,  # type: ignore[arg-type]
+            )
+            for model, name in ((tiny("llama"), "llama"), (draft(), "qwen2"))
+        ]
+        pair = sprinter.Pair(LoadedPair(models[0], models[1], None), gate())
+        options: dict[str, Any] = {
+            "method": method,
+            "max_new_tokens": 14,
+            "never_slower": False,
+            **METHODS[method],
+        }
+        texts.append(pair.generate_batch(PROMPTS, seed=[1, 2, 3], rows=3, **options))
+    for one, other in zip(*texts, strict=True):
+        assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
+
+
+@pytest.mark.usefixtures("graphed")
+def test_a_text_that_ends_within_a_draft() -> None:
+    options: dict[str, Any] = {"method": "speculative(gamma=4)", "max_new_tokens": 14, "seed": 0}
+    found, wanted = (pair_of(compile, (50,)).generate(PROMPTS[0], **options) for compile in (True, False))
+    assert found.finish_reason == "eos" and found.tokens[-1].origin == "accepted"
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_verdicts_are_those_of_the_rules(heat: float) -> None:
+    vocab, n, rows = 11, 4, 60
+    torch.manual_seed(3)
+    logits = torch.randn(rows, n + 1, vocab) * 2
+    p = process(logits, Sampling(heat))
+    q = process(logits[:, :n] + torch.randn(rows, n, vocab), Sampling(heat))
+    tokens, counts = torch.multinomial(q.flatten(0, 1), 1).view(rows, n), torch.arange(rows) % n + 1
+    draws = [AddressedDraws(seed) for seed in range(rows)]
+    keys = torch.tensor(
+        [[one.address(2, 7 + i, Purpose.TARGET) & 2**63 - 1 for i in range(n + 1)] for one in draws]
+    )
+    high = torch.tensor(
+        [[one.address(2, 7 + i, Purpose.TARGET) >> 32 for i in range(n + 1)] for one in draws]
+    )
+    numbers = torch.tensor([[one.uniform(2, 7 + i, Purpose.ACCEPT) for i in range(n)] for one in draws])
+    words = race_words(vocab, torch.device("cpu"))
+
+    def draw(law: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return race(law, keys.flatten()[at] & 0xFFFFFFFF, high.flatten()[at], words)
+
+    for rule, made in (
+        (Exact(), judge_exact(p, q, tokens, counts, numbers.double(), draw)),
+        (Match(), judge_match(p, tokens, counts, draw)),
+    ):
+        lengths = set()
+        for i, (accepted, token) in enumerate(zip(*made, strict=True)):
+            m = int(counts[i])
+            tree = Tree(tokens[i, :m].tolist(), list(q[i, :m]))
+            verdict = rule.judge(TargetCall(tree, p[i, : m + 1], None, draws[i], 2, 7))
+            assert (verdict.accepted, verdict.token) == (int(accepted), int(token))
+            lengths.add(verdict.accepted)
+        assert lengths >= {0, 1, 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -38,7 +37,7 @@ class FakeGraph:
         assert FakeGraph.device is not None, "replayed on whatever device is the current one"
         assert self.run is not None
         if Counted.open is not None:
-            Counted.open.launches += 1
+            Counted.open.events.append("launch")
             Counted.open.device.update(dict.fromkeys(self.made, True))
         for made, again in zip(self.made, self.run(*_held(self.args)), strict=True):
             made.copy_(again)
@@ -93,7 +92,8 @@ def _pool() -> _Pool:
 
 
 class Counted(TorchFunctionMode):
-    """Counts launches of graphs, and how often the host waits for values that they made, or that follow from these.
+    """Notes launches of graphs ("launch"), waits of the host for values that they made, or that follow from these
+    ("wait"), and tensors that it makes of its own numbers ("copy"), which a GPU must be given.
 
     Attributes:
         device: tensors that a GPU would hold.
@@ -103,8 +103,16 @@ class Counted(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches = self.waits = 0
+        self.events: list[str] = []
         self.device = WeakTensorKeyDictionary()
+
+    @property
+    def launches(self) -> int:
+        return self.events.count("launch")
+
+    @property
+    def waits(self) -> int:
+        return self.events.count("wait")
 
     def __enter__(self) -> Counted:
         Counted.open = self
@@ -117,10 +125,12 @@ class Counted(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.from_numpy):
+            self.events.append("copy")
         if not any(one in self.device for one in _tensors((args, kwargs))):
             return made
         if func in _READS:
-            self.waits += 1
+            self.events.append("wait")
             return made.clone() if isinstance(made, Tensor) else made
         if isinstance(made, Iterator):
             made = list(made)
@@ -140,19 +150,6 @@ def _tensors(given: Any) -> Iterator[Tensor]:
     elif isinstance(given, dict | list | tuple):
         for one in given.values() if isinstance(given, dict) else given:
             yield from _tensors(one)
-
-
-class _Event:
-    """Its times are the host's."""
-
-    def __init__(self, **_: object) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        self.at = time.perf_counter()
-
-    def elapsed_time(self, other: _Event) -> float:
-        return (other.at - self.at) * 1e3
 
 
 class _Stream:
@@ -186,7 +183,6 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(graphs, "as_function", as_function)
     patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     patch.setattr(torch.cuda, "graph", _graph)
-    patch.setattr(torch.cuda, "Event", _Event)
     patch.setattr(torch.cuda, "Stream", _Stream)
     patch.setattr(torch.cuda, "stream", _stream)
     patch.setattr(torch.cuda, "current_stream", _Stream)

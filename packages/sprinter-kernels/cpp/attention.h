@@ -1,19 +1,21 @@
-// Softmax attention in float32, one query after the other.
+// Softmax attention in float32, one query after the other, over keys and values in float32 or bfloat16.
 //
 // Every sum is made in the order of the keys that the query sees, whatever else is in the forward pass, so that the
 // result of a query does not depend on the other queries, on padding or on keys that it does not see.
 
 #pragma once
 
-#include "vectors.h"
+#include "processor.h"
 
 #include <vector>
+
+#define INLINE inline __attribute__((always_inline))
 
 namespace {
 
 // COUNT of the keys' products with a query: each sum has the order of `dot`.
 template <int COUNT>
-void dots(const float* query, const float* keys, const int64_t* seen, int64_t d, float* made) {
+INLINE void dots(const float* query, const float* keys, const int64_t* seen, int64_t d, float* made) {
     Floats sums[COUNT] = {};
     int64_t i = 0;
     for (; i + WIDE <= d; i += WIDE) {
@@ -74,7 +76,7 @@ float soften(float* scores, int64_t many, float scale, float cap) {
 }
 
 // made [d] += the weighted sum of values, one after the other.
-void add_values(
+INLINE void add_values(
     const float* weights, const float* values, const int64_t* seen, int64_t many, int64_t d, float* made
 ) {
     int64_t i = 0;
@@ -94,12 +96,69 @@ void add_values(
         for (int64_t k = i; k < d; ++k) made[k] += weights[c] * values[seen[c] * d + k];
 }
 
+// The nearest number, to even ones from the middle; NaN stays NaN.
+inline Bfloat16 rounded(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const uint32_t up = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, none = bits >> 16 | 0x40;
+    return {uint16_t((bits & 0x7fffffff) > 0x7f800000 ? none : up)};
+}
+
+// Keys or values, in float32 or, if `half`, in bfloat16.
+struct Held {
+    void* at;
+    bool half;
+
+    // Vector `number` of d = x.
+    void put(int64_t number, const float* x, int64_t d) const {
+        if (!half) {
+            std::memcpy(static_cast<float*>(at) + number * d, x, size_t(d) * sizeof(float));
+            return;
+        }
+        Bfloat16* to = static_cast<Bfloat16*>(at) + number * d;
+        for (int64_t i = 0; i < d; ++i) to[i] = rounded(x[i]);
+    }
+};
+
+constexpr int64_t KEYS = 32;  // that are read together
+
+struct InOrder {
+    int64_t each[KEYS];
+    constexpr InOrder() : each() {
+        for (int64_t i = 0; i < KEYS; ++i) each[i] = i;
+    }
+};
+constexpr InOrder IN_ORDER;
+
+// Some vectors in float32, and their numbers there.
+struct Vectors {
+    const float* from;
+    const int64_t* seen;
+};
+
+// Vectors `seen`, at most KEYS, of those from `first` on; room [KEYS, d] is for those in bfloat16.
+INLINE Vectors widened(const Held& held, int64_t first, const int64_t* seen, int64_t count, int64_t d, float* room) {
+    if (!held.half) return {static_cast<const float*>(held.at) + first * d, seen};
+    const Bfloat16* from = static_cast<const Bfloat16*>(held.at) + first * d;
+    for (int64_t c = 0; c < count; ++c) {
+        const Bfloat16* one = from + seen[c] * d;
+        int64_t i = 0;
+        for (; i + Vec::LANES <= d; i += Vec::LANES) Vec::store(room + c * d + i, Vec::numbers(one + i));
+        for (; i < d; ++i) {
+            const uint32_t bits = uint32_t(one[i].bits) << 16;
+            std::memcpy(room + c * d + i, &bits, sizeof bits);
+        }
+    }
+    return {room, IN_ORDER.each};
+}
+
 struct Attention {
     // query [batch, n, heads, d]; key and value [rows, kv, slots, d], of which the first `keys` slots may be seen. mask
     // [batch, n, keys] of bytes with strides of the first two axes, or null: a query sees the keys up to its own, which
     // are the last n. rows: for each of the batch, where its keys and values are, if not in its own place, or null. cap:
     // of the scores, 0 for none.
-    const float *query, *key, *value;
+    const float* query;
+    Held key, value;
     const uint8_t* mask;
     const int64_t *mask_step, *rows;
     int64_t batch, heads, kv, n, slots, keys, d;
@@ -107,36 +166,43 @@ struct Attention {
 };
 
 // Query i of the heads that share keys and values `own`. A block of keys is read for all of them while it is in the cache.
+// D: their size, which compilers then unroll loops for; 0: any.
+template <int64_t D>
 void attend(
     const Attention& a, int64_t b, int64_t i, int64_t own, const std::vector<int64_t>& seen,
     std::vector<float>& scores, float* made
 ) {
-    constexpr int64_t BLOCK = 32;
     constexpr int TOGETHER = 4;
+    const int64_t d = D ? D : a.d;
     const int64_t group = a.heads / a.kv, row = a.rows ? a.rows[b] : b, many = int64_t(seen.size());
     const int64_t room = (many + WIDE - 1) / WIDE * WIDE;
-    const int64_t held = (row * a.kv + own) * a.slots * a.d;
-    const float *query = a.query + ((b * a.n + i) * a.heads + own * group) * a.d, *keys = a.key + held, *values = a.value + held;
-    if (int64_t(scores.size()) < group * (room + 1)) scores.resize(size_t(group * (room + 1)));
+    const int64_t held = (row * a.kv + own) * a.slots, wide = a.key.half ? KEYS * d : 0;
+    const float* query = a.query + ((b * a.n + i) * a.heads + own * group) * d;
+    if (int64_t(scores.size()) < group * (room + 1) + wide) scores.resize(size_t(group * (room + 1) + wide));
     float* share = scores.data() + group * room;  // of each head: what its weights are multiplied by
-    for (int64_t first = 0; first < many; first += BLOCK)
+    float* block = share + group;
+    for (int64_t first = 0; first < many; first += KEYS) {
+        const int64_t count = std::min(many - first, KEYS);
+        const Vectors keys = widened(a.key, held, &seen[first], count, d, block);
         for (int64_t h = 0; h < group; ++h) {
-            const float* asked = query + h * a.d;
-            const int64_t end = std::min(many, first + BLOCK);
-            int64_t c = first;
-            for (; c + TOGETHER <= end; c += TOGETHER)
-                dots<TOGETHER>(asked, keys, &seen[c], a.d, &scores[h * room + c]);
-            for (; c < end; ++c) dots<1>(asked, keys, &seen[c], a.d, &scores[h * room + c]);
+            const float* asked = query + h * d;
+            float* own_scores = &scores[h * room + first];
+            int64_t c = 0;
+            for (; c + TOGETHER <= count; c += TOGETHER)
+                dots<TOGETHER>(asked, keys.from, keys.seen + c, d, own_scores + c);
+            for (; c < count; ++c) dots<1>(asked, keys.from, keys.seen + c, d, own_scores + c);
         }
-    std::fill(made, made + group * a.d, 0.0f);
+    }
+    std::fill(made, made + group * d, 0.0f);
     for (int64_t h = 0; h < group; ++h) share[h] = soften(scores.data() + h * room, many, a.scale, a.cap);
-    for (int64_t first = 0; first < many; first += BLOCK)
+    for (int64_t first = 0; first < many; first += KEYS) {
+        const int64_t count = std::min(many - first, KEYS);
+        const Vectors values = widened(a.value, held, &seen[first], count, d, block);
         for (int64_t h = 0; h < group; ++h)
-            add_values(
-                &scores[h * room + first], values, &seen[first], std::min(BLOCK, many - first), a.d, made + h * a.d
-            );
+            add_values(&scores[h * room + first], values.from, values.seen, count, d, made + h * d);
+    }
     for (int64_t h = 0; h < group; ++h)
-        for (int64_t k = 0; k < a.d; ++k) made[h * a.d + k] *= share[h];
+        for (int64_t k = 0; k < d; ++k) made[h * d + k] *= share[h];
 }
 
 // Inside a parallel region. made [batch, n, heads, d].
@@ -151,7 +217,10 @@ void attend_all(const Attention& a, float* made) {
             seen.clear();
             for (int64_t k = 0; k < a.keys; ++k)
                 if (mask ? mask[k] : k <= a.keys - a.n + i) seen.push_back(k);
-            attend(a, b, i, own, seen, scores, made + ((b * a.n + i) * a.heads + own * (a.heads / a.kv)) * a.d);
+            float* to = made + ((b * a.n + i) * a.heads + own * (a.heads / a.kv)) * a.d;
+            if (a.d == 64) attend<64>(a, b, i, own, seen, scores, to);
+            else if (a.d == 128) attend<128>(a, b, i, own, seen, scores, to);
+            else attend<0>(a, b, i, own, seen, scores, to);
         }
 }
 

@@ -139,7 +139,7 @@ void activate(float* x, const float* up, int64_t count, int64_t activation) {
 
 // Where the tokens of a forward pass go in a layer's cache: keys and values are [batch, kv, slots, d].
 struct Places {
-    float *keys, *values;
+    Held keys, values;
     const int64_t *row, *slot;  // of each token
     int64_t slots;
 };
@@ -172,8 +172,8 @@ void before(
             rotate(head, turns.cosine + turn, turns.sine + turn, layer.turned);
         }
         if (!query) {
-            const int64_t to = ((places.row[row] * layer.kv + own) * places.slots + places.slot[row]) * d;
-            std::memcpy((value ? places.values : places.keys) + to, head, size_t(d) * sizeof(float));
+            const int64_t to = (places.row[row] * layer.kv + own) * places.slots + places.slot[row];
+            (value ? places.values : places.keys).put(to, head, d);
         }
     }
 }
@@ -204,7 +204,7 @@ struct Pass {
     int64_t batch, n;
     const int64_t *tokens, *position, *row, *slot;
     // Keys and values of each layer in turn, [rows, kv, slots, d], the first `keys` slots of which may be seen.
-    std::vector<float*> caches;
+    std::vector<Held> caches;
     int64_t slots, keys;
     const int64_t* seen;  // for each of the batch, the row of its keys and values; null: rows 0, 1, ...
     struct Kind {  // of layers

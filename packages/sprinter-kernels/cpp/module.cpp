@@ -72,15 +72,16 @@ void rows_of(const Matrix& matrix, Address ids, int64_t count, Address made) {
 
 using KindGiven = std::tuple<Address, Address, Address, int64_t, int64_t>;  // as Pass::Kind
 
-// position, row and slot: of each token; null: those of rows 0, 1, ... that all go on from `start`.
+// half: whether keys and values are in bfloat16. position, row and slot: of each token; null: those of rows 0, 1, ... that all go on from `start`.
 void forward(
     const Model& model, Address tokens, int64_t batch, int64_t n, int64_t start, Address position, Address row,
-    Address slot, const std::vector<Address>& caches, int64_t slots, int64_t keys, Address seen, const std::vector<KindGiven>& kinds,
+    Address slot, const std::vector<Address>& caches, bool half, int64_t slots, int64_t keys, Address seen,
+    const std::vector<KindGiven>& kinds,
     const std::vector<std::pair<int64_t, Address>>& taken, Address states, Address logits, int threads
 ) {
     Pass pass = {batch, n, at<int64_t>(tokens), at<int64_t>(position), at<int64_t>(row), at<int64_t>(slot), {}, slots,
                  keys, at<int64_t>(seen), {}, {}};
-    for (const Address one : caches) pass.caches.push_back(at<float>(one));
+    for (const Address one : caches) pass.caches.push_back({at<void>(one), half});
     for (const auto& [cosine, sine, mask, mask_batch, mask_token] : kinds)
         pass.kinds.push_back({at<float>(cosine), at<float>(sine), at<uint8_t>(mask), {mask_batch, mask_token}});
     for (const auto& [layer, to] : taken) pass.taken.push_back({layer, at<float>(to)});
@@ -98,12 +99,12 @@ void forward(
 void draft(
     const Model& model, int64_t rows, int64_t steps, Address row, Address start, Address count, Address temperature,
     Address top_k, Address goal, Address min_p, Address keys, Address high, Address low, int64_t size,
-    const std::vector<Address>& caches, int64_t slots, const std::vector<std::pair<Address, Address>>& angles,
+    const std::vector<Address>& caches, bool half, int64_t slots, const std::vector<std::pair<Address, Address>>& angles,
     Address logits, Address states, Address laws, Address tokens, int threads
 ) {
     Pass pass = {};
     pass.slots = slots;
-    for (const Address one : caches) pass.caches.push_back(at<float>(one));
+    for (const Address one : caches) pass.caches.push_back({at<void>(one), half});
     for (const auto& [cosine, sine] : angles) pass.kinds.push_back({at<float>(cosine), at<float>(sine), nullptr, {0, 0}});
     const Writers who = {rows, steps, at<int64_t>(row), at<int64_t>(start), at<int64_t>(count), at<float>(temperature),
                          at<int64_t>(top_k), at<double>(goal), at<float>(min_p), at<uint64_t>(keys),

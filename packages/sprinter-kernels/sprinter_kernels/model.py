@@ -46,11 +46,12 @@ class Slots(NamedTuple):
     """Where the tokens of a pass ``[batch, n]`` go in a cache.
 
     Attributes:
-        buffers: addresses of the keys and values of each layer in turn, float32 ``[rows, kv, slots, d]``.
+        buffers: addresses of the keys and values of each layer in turn, ``[rows, kv, slots, d]``.
         slots: of a row. keys: so many slots may be seen.
         start: slot and position of the first token, where rows 0, 1, ... go on together.
         position, row, slot: of each token, int64 ``[batch * n]``, else.
         seen: which rows the batch sees, int64 ``[batch]``; None: its own numbers.
+        half: whether keys and values are in bfloat16, to which they are rounded; else in float32.
     """
 
     buffers: Sequence[int]
@@ -61,6 +62,7 @@ class Slots(NamedTuple):
     row: Tensor | None = None
     slot: Tensor | None = None
     seen: Tensor | None = None
+    half: bool = False
 
 
 class Writers(NamedTuple):
@@ -256,8 +258,8 @@ class Packed:
     """A model for the kernels, see ``pack``.
 
     Attributes:
-        depth: number of layers. kv, d: heads of keys, and their size, in a cache of float32. numbers: of the layers in
-            the cache. width, vocab: sizes of states and logits. quantised: whether its layers have fewer than 16 bits.
+        depth: number of layers. kv, d: heads of keys, and their size. numbers: of the layers in the cache. width,
+            vocab: sizes of states and logits. quantised: whether its layers have fewer than 16 bits.
         size: number of parameters.
     """
 
@@ -322,14 +324,21 @@ class Packed:
             kinds.append((cosine.data_ptr(), sine.data_ptr(), _at(seen), *steps))
         native().forward(
             self._facts, ids.data_ptr(), batch, n, slots.start, _at(slots.position), _at(slots.row), _at(slots.slot),
-            slots.buffers, slots.slots, slots.keys, _at(slots.seen), kinds,
+            slots.buffers, slots.half, slots.slots, slots.keys, _at(slots.seen), kinds,
             [(layer, to.data_ptr()) for layer, to in taken.items()], states.data_ptr(), _at(said),
             torch.get_num_threads(),
         )  # fmt: skip
         return said, states, tuple(taken[layer] for layer in layers)
 
     def draft(
-        self, first: Tensor, states: Tensor, writers: Writers, buffers: Sequence[int], slots: int, vocab: int
+        self,
+        first: Tensor,
+        states: Tensor,
+        writers: Writers,
+        buffers: Sequence[int],
+        slots: int,
+        vocab: int,
+        half: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draft steps in one call: of the logits after a text a law, of this a token, a pass over the token, and so on.
 
@@ -337,7 +346,7 @@ class Packed:
 
         Args:
             first: logits ``[rows, vocab]`` after the texts. states: ``[rows, d]`` that they are made of.
-            buffers, slots: as of ``Slots``. vocab: size of the laws, of the first logits.
+            buffers, slots, half: as of ``Slots``. vocab: size of the laws, of the first logits.
 
         Returns:
             Logits, states, laws ``[steps, rows, ...]`` and tokens ``[steps, rows]``; those beyond a row's count are
@@ -359,8 +368,8 @@ class Packed:
         cuts = [np.array(values, kind) for values, kind in kinds]
         given = [one.ctypes.data for one in (*where, heats, *cuts, keys, *writers.words)]
         native().draft(
-            self._facts, rows, steps, *given, vocab, buffers, slots, angles, *map(_at, (said, seen, laws, tokens)),
-            torch.get_num_threads(),
+            self._facts, rows, steps, *given, vocab, buffers, half, slots, angles,
+            *map(_at, (said, seen, laws, tokens)), torch.get_num_threads(),
         )  # fmt: skip
         return said, seen, laws, tokens
 

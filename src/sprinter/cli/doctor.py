@@ -240,7 +240,19 @@ def _runner(model: LoadedModel | None) -> Found:
         return "warn", "no draft: only autoregressive decoding is possible"
     kind, reason = runner_kind(model.model)
     name = getattr(model.model, "architecture", type(model.model).__name__)
-    return "ok", f"{name}: {kind} runner ({reason}){_dequantised(model)}; exact {exactness(model.model)}"
+    return (
+        "ok",
+        f"{name}: {kind} runner ({reason}){_dequantised(model)}{_held(model)}; exact {exactness(model.model)}",
+    )
+
+
+def _held(model: LoadedModel) -> str:
+    """The dtype of its keys and values and their size, where our kernels keep them."""
+    from sprinter.models.kernels import cache_dtype_of
+    from sprinter.models.memory import token_bytes
+
+    dtype = cache_dtype_of(model.model)
+    return "" if dtype is None else f"; cache of {token_bytes(model.model) / 1024:.1f} KiB a token ({dtype})"
 
 
 def _dequantised(model: LoadedModel) -> str:

@@ -145,7 +145,16 @@ def _compare_runners(
     from sprinter.theory.passes import measure_passes
 
     own = rival_of(pair.models)
-    names = ("dtype", "draft_dtype", "draft_runner", "device", "device_map", "draft_vocabulary", "compile")
+    names = (
+        "dtype",
+        "draft_dtype",
+        "draft_runner",
+        "device",
+        "device_map",
+        "draft_vocabulary",
+        "compile",
+        "cache_dtype",
+    )
     asked = {getattr(loading, name) for name in names}
     if own is None or loading.target is None or loading.runner != "auto" or asked - {None, "auto", False}:
         return {}, None, False

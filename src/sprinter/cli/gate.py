@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUP"]
 
-_ALONE = "draft_vocabulary", "gate", "head", "compile", "profile", "suffix_cache", "template"
+_ALONE = "draft_vocabulary", "gate", "head", "compile", "cache_dtype", "profile", "suffix_cache", "template"
 """Options of ``Loading`` that labelling has no use for: it makes its own runners."""
 
 

@@ -23,7 +23,7 @@ __all__ = [
 
 ON_TARGET = (
     "draft", "draft_revision", "draft_vocabulary", "draft_dtype", "draft_runner", "gate", "head", "compile",
-    "suffix_cache", "template",
+    "cache_dtype", "suffix_cache", "template",
 )  # fmt: skip
 """Options of ``Loading`` that a command which makes a draft for a target does not have."""
 

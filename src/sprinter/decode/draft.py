@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -192,27 +192,19 @@ class Scores:
     A driver may score only the first tokens of a chain, at least all final ones: the rest of the draft is forgotten.
     ``heads``: by kind, for those that the accept rule ``needs``, the score of the target's state at token i, ``[n]``.
     ``token``: drawn from the last law, where the request is about no draft and the driver draws; None: the loop does.
-    ``made``: the laws, or what makes them: most plain rounds read none.
+    ``accepted``: where the driver has judged the draft by the loop's rule, which is lossless: number of its tokens that
+    stay, and ``token`` follows them; None: the loop judges it.
     """
 
-    made: Tensor | Callable[[], Tensor]
+    laws: Tensor
     raw: Tensor | None = None
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     token: int | None = None
-
-    @property
-    def laws(self) -> Tensor:
-        """As above."""
-        if not isinstance(self.made, Tensor):
-            self.made = self.made()
-        return self.made
+    accepted: int | None = None
 
     @property
     def likeliest(self) -> Sequence[int]:
-        """The most probable token by each law; where laws are not made yet, they are of one token, and it is drawn as
-        the most probable one."""
-        if self.token is not None and not isinstance(self.made, Tensor):
-            return (self.token,)
+        """The most probable token by each law."""
         return [int(token) for token in first_largest(self.laws)[:, 0].tolist()]
 
     def at(self, rows: Sequence[int]) -> Tensor:
@@ -334,6 +326,14 @@ class Stats:
     flops_passes: float = 0.0
     flops_tokens: float = 0.0
     remote: Counter[str] = field(default_factory=Counter)
+
+    def count_drafts(self, steps: int, tokens: int, seconds: float, flops: float, more: float = 0.0) -> None:
+        """Count draft steps over so many tokens; ``flops``: of a token, ``more``: of heads."""
+        self.draft_steps += steps
+        self.draft_tokens += tokens
+        self.draft_s += seconds
+        self.flops_passes += steps * flops + more
+        self.flops_tokens += tokens * flops + more
 
     @property
     def tokens_per_target_call(self) -> float | None:

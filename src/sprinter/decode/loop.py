@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from sprinter.decode.accept import TargetCall
+from sprinter.decode.accept import TargetCall, Verdict
 from sprinter.decode.decoding import (
     METER_CHUNK,
     Answer,
@@ -101,7 +101,7 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
         sequence.successors.note(text[start:] + [*tree.tokens] * grown, scores.likeliest)
     if decoding.asks:
         decoding.rules.learn()
-    if scores.token is not None:  # nothing was drafted
+    if scores.token is not None and scores.accepted is None:  # nothing was drafted
         text.append(scores.token)
         decoding.settle(final, Token(scores.token, Origin.TARGET, round, 0.0, ratio=1.0))
         sequence.final, sequence.scored = final + 1, final
@@ -109,9 +109,12 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     first = final - 1 - start  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
     heads = {kind: values[first:] for kind, values in scores.heads.items() if kind in decoding.accept.needs}
-    verdict = decoding.judge(
-        TargetCall(tree, scores.laws[first:], raw_p, decoding.draws, round, final, heads)
-    )
+    if scores.accepted is not None and scores.token is not None:  # judged on the device
+        verdict = Verdict(range(scores.accepted), scores.token, [0.0] * (scores.accepted + 1))
+    else:
+        verdict = decoding.judge(
+            TargetCall(tree, scores.laws[first:], raw_p, decoding.draws, round, final, heads)
+        )
     path, accepted = verdict.path, 0
     if grown:
         drafted = [decoding.draft_nodes[node] for node in path]

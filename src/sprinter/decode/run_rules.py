@@ -59,6 +59,7 @@ class DraftRun(Protocol):
     """What is read here of the ``Decoding`` whose draft run it is."""
 
     drafted: int
+    forced: int
 
     @property
     def method(self) -> Any: ...
@@ -67,7 +68,13 @@ class DraftRun(Protocol):
     @property
     def account(self) -> object | None: ...
     @property
+    def guard(self) -> object | None: ...
+    @property
     def guarded(self) -> bool: ...
+    @property
+    def blind(self) -> bool: ...
+    @property
+    def accept(self) -> Any: ...
 
 
 class RunRules(NamedTuple):
@@ -79,8 +86,10 @@ class RunRules(NamedTuple):
 
 
 def run_rules(run: DraftRun) -> RunRules | None:
-    """The rules that a device can ask of the next tokens of a run; None: the loop alone can."""
+    """The rules that a device can ask of the next tokens of a run; None: the loop alone can, or the length is known."""
     trust, stop = run.method.trust, run.method.stop
+    if trust.never and run.method.length is not None:
+        return None
     if type(trust) not in _PURE or not _is_pure(stop) or run.account is not None or run.guarded:
         return None
     return RunRules(DeviceRules(trust, stop), run.drafted, tuple(float(one) for one in run.rules.stop))

@@ -25,9 +25,10 @@ from sprinter.decode.spec import Method
 from sprinter.decode.suffix_index import SuffixIndex
 from sprinter.decode.switch import AdaptiveSwitch
 from sprinter.engine.backends import base
-from sprinter.engine.backends.cuda_graph import backend_of
+from sprinter.engine.backends.cuda_graph import backend_of, join
 from sprinter.engine.backends.eager import EagerBackend, feed_of_text, leave_tree
 from sprinter.engine.blocks import block_row, take_block
+from sprinter.engine.chains import Chains
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.lookahead import Ahead
 from sprinter.engine.prefix import HeldRows
@@ -40,7 +41,7 @@ from sprinter.random import Draws
 
 __all__ = ["Executor", "RequestRun"]
 
-_ANSWERS = (Draft, Tips)
+_ANSWERS = (Draft, Tips, Scores)
 _STEPS = 8  # in one pass at most, of a draft of known length: others do not wait for a long one
 _UNADJUSTED, _FREE, _GREEDY = Adjustments(), ForwardCosts(), Sampling(temperature=0.0)
 
@@ -56,7 +57,7 @@ class Executor:
     Attributes:
         device: of all laws that requests get: the target's; without a target, the draft's.
         like: a tensor with the dtype and device of laws.
-        decides: as of the draft model's backend.
+        decides: as of the draft model's backend. judges: whether its runs go on to the target's verdict.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Executor:
     ) -> None:
         self.target = backend_of(target, vocab, "target", held[0]) if target else None
         self.draft = backend_of(draft, vocab, "draft", held[1]) if draft else None
-        self.vocab, self.sync = vocab, 0.0 if self.draft is None else self.draft.sync
-        self.decides = self.draft is not None and self.draft.decides
+        self.vocab, self.judges = vocab, join(self.draft, self.target)
+        self.sync, self.decides = (
+            (0.0, False) if self.draft is None else (self.draft.sync, self.draft.decides)
+        )
         rows = self.target or self.draft
         self.device = rows.runner.device if rows else torch.device("cpu")
         self.like = torch.empty(0, device=self.device)
@@ -193,6 +196,8 @@ class RequestRun:
         self._round = self._place = self._run_start = 0  # tokens drafted in a round, and where they begin
         self._stats, self._costs, self._chunk = record.stats, costs, prefill_chunk
         self._ahead = ahead if isinstance(ahead, Ahead) else Ahead(ahead)
+        goes_on = models.judges and not (self._layers or self._judging or adjustments)
+        self._chains = Chains.of(sequence, method, sampling, self._raw, draws) if goes_on else None
         self._seen: int | None = None  # tokens whose states are shown; None: all that the target has read
 
     def begin(self) -> None:
@@ -252,16 +257,18 @@ class RequestRun:
                 return
             ask = self._send(found)
 
-    def _next(self, ask: LoopRequest) -> base.PassInput | Draft | Tips:
+    def _next(self, ask: LoopRequest) -> base.PassInput | Draft | Tips | Scores:
         """What the models must do next for a request; its answer, if nothing."""
         target, models = self.sequence.target, self._models
         if isinstance(ask, AskScore):
+            if self._chains is not None and (known := self._chains.known(ask)) is not None:
+                return self._scores(ask, self._target_row(ask), known)
             return self._prompt_left(target, models.target) or self._target_row(ask)
         if isinstance(ask, AskGrammar):
             return ask
         draft = self.sequence.draft
-        if self._layers and (left := self._prompt_left(target, models.target)):
-            return left  # its states are asked for
+        if (self._layers or self._chains) and (left := self._prompt_left(target, models.target)):
+            return left  # its states are asked for, or its verdict behind the draft
         if isinstance(ask, AskDraft) and self._proposals is not None and not self._left_to_model:
             proposed = self._propose(self._proposals, ask)
             if proposed is not None:
@@ -304,12 +311,11 @@ class RequestRun:
         if self._adjust_q is not None:
             self._adjust_q.follow(sequence.tokens)
             adjust, wanted = self._adjust_q.after([()]), 1  # the next token's logits depend on this token
-        rules = None
-        if wanted > 1 and ask.ahead is None and not self._whole and ask.run and self._models.decides:
-            rules = run_rules(ask.run)
+        rules = run_rules(ask.run) if ask.run and self._models.decides else None
+        chain = None if self._chains is None else self._chains.row(ask, wanted)
         return base.DraftRow(
             view.row, unread, len(sequence), sequence.round, self._draws, self._plan, 0, self._place + 1, wanted,
-            None if unread else view.after, adjust, rules,
+            None if unread else view.after, adjust, rules, chain,
         )  # fmt: skip
 
     def _tree_row(self, ask: AskTips) -> base.TreeRow:
@@ -381,11 +387,7 @@ class RequestRun:
             else:
                 answer = heads.tips(ask)
         steps, tokens = (now - then for now, then in zip(heads.counts, before, strict=True))
-        stats.draft_s += time.perf_counter() - began
-        stats.draft_steps += steps
-        stats.draft_tokens += tokens
-        stats.flops_passes += steps * self._head_draft_flops
-        stats.flops_tokens += tokens * self._head_draft_flops
+        stats.count_drafts(steps, tokens, time.perf_counter() - began, self._head_draft_flops)
         if isinstance(answer, Draft):
             return self._without_raw(answer)
         if self._logprobs is not None and answer.raws:
@@ -408,10 +410,12 @@ class RequestRun:
             self._count_prefill(view, done.copied, done.seconds)
             return None
         if isinstance(given, base.DraftRow) and isinstance(done, base.Drafted):
+            if self._chains is not None:
+                self._chains.keep(given, done)
             return self._draft(done)
         assert isinstance(given, base.TreeRow) and isinstance(done, base.TipLaws)
         if given.bare and self._head_drafts is not None:
-            self._count_drafts(1, len(given.feed.tokens), done.draft_s)
+            self._stats.count_drafts(1, len(given.feed.tokens), done.draft_s, self._costs.draft)
             take_block(self._head_drafts.heads, self.sequence, done, self._models.gather)
             return None
         assert isinstance(ask, AskTips)
@@ -421,7 +425,8 @@ class RequestRun:
         view, gather, n = self.sequence.draft, self._models.gather, len(done.tokens)
         view.read, view.after = view.read + done.read, done.after
         self._place += n
-        self._count_drafts(done.passes, done.read, done.draft_s, n * self._head_flops)
+        heads, each = n * self._head_flops, self._costs.draft
+        self._stats.count_drafts(done.passes, done.read, done.draft_s, each, heads)
         self._stats.gate_s += done.gate_s
         if self._ahead.fixed is None:
             self._ahead.synchronised(n, done.draft_s + done.gate_s)
@@ -438,26 +443,25 @@ class RequestRun:
     def _tips(self, ask: AskTips, given: base.TreeRow, done: base.TipLaws) -> Tips:
         gather = self._models.gather
         self._was_read(self.sequence.draft, given.feed)
-        self._count_drafts(1, len(given.feed.tokens), done.draft_s)
+        self._stats.count_drafts(1, len(given.feed.tokens), done.draft_s, self._costs.draft)
         laws, raws = ([] if one is None else list(gather(one)) for one in (done.laws, done.raws))
         if self._logprobs is not None:
             self._logprobs.read_tips(len(self.sequence), ask.paths, raws)
         return Tips(laws, done.top, done.signals, raws if self._needs_raw else ())
 
     def _scores(self, ask: AskScore, given: base.TargetRow, done: base.Scored) -> Scores:
-        stats, gather = self._stats, self._models.gather
-        layers = self._layers
+        stats, gather, layers = self._stats, self._models.gather, self._layers
         self._was_read(self.sequence.target, given.feed, layers, done.states[: len(layers)] if layers else ())
         raw = None if done.raw is None else gather(done.raw)
         if self._logprobs is not None and raw is not None:
             self._logprobs.scored(ask, raw)
-        judged: dict[str, Tensor] = {}
-        for kind, head in self._judging.items():
-            judged[kind] = gather(head(done.states[-1]))
+        judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
         if done.spent:
             stats.remote.update(done.spent)
-        laws = gather(done.laws) if isinstance(done.laws, Tensor) else done.laws
-        answer = Scores(laws, raw if self._needs_raw else None, judged, done.token)
+        if isinstance(laws := done.laws, Tensor):
+            answer = Scores(gather(laws), raw if self._needs_raw else None, judged, done.token, done.accepted)
+        else:
+            answer = base.PlainScores(laws, done.token)
         if ask.closing:  # its states must change no draft
             self._seen = ask.start if self._seen is None else self._seen
             stats.closing_s += done.target_s
@@ -483,15 +487,6 @@ class RequestRun:
         nodes = len(view.nodes)
         view.read += len(feed.tokens) - nodes + view.nodes_read
         view.nodes_read = nodes
-
-    def _count_drafts(self, steps: int, tokens: int, seconds: float, heads: float = 0.0) -> None:
-        """Count draft steps over so many tokens; ``heads``: FLOPs of their heads."""
-        stats, each = self._stats, self._costs.draft
-        stats.draft_steps += steps
-        stats.draft_tokens += tokens
-        stats.draft_s += seconds
-        stats.flops_passes += steps * each + heads
-        stats.flops_tokens += tokens * each + heads
 
     def _count_prefill(self, view: ReadState, reused: int, seconds: float) -> None:
         stats = self._stats

@@ -267,8 +267,8 @@ class GenerationOptions(Checked):
         Annotated[WholeNumber, Field(ge=1)] | Literal["auto"] | None,
         Expected("is unknown", f"a whole number >= 1, or {AUTO!r}"),
     ] = Field(None, description=(
-        'Draft steps per host synchronisation; "auto": by measured times; None: 1, or a few where our kernels run '
-        "a small draft model. The text does not depend on it."
+        'Draft steps per host synchronisation; "auto": by measured times; None: 1, or a few on NVIDIA and '
+        "where our kernels run a small draft model. The text does not depend on it."
     ))  # fmt: skip
     rules: Annotated[
         RuleState | Mapping[str, Any] | None, BeforeValidator(_rules),

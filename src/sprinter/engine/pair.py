@@ -88,9 +88,9 @@ def load_pair(
         suffix_cache: file of earlier texts, from which "suffix" drafts: it is read, and written when the pair is
             released, the program ends, or by ``save_suffix_cache``. None: they are kept as long as the pair.
         suffix_cache_tokens: number of tokens that are kept of each owner's earlier texts; 0: none.
-        options: device, dtype, draft_dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
-            draft_revision, draft_vocabulary (without a draft: of heads that draft with the target's output layer),
-            trust_remote_code, compile; see ``load_models``.
+        options: device, dtype, draft_dtype, cache_dtype, device_map, attn_implementation, quantization_config,
+            tokenizer, revision, draft_revision, draft_vocabulary (without a draft: of heads that draft with the
+            target's output layer), trust_remote_code, compile; see ``load_models``.
 
     Raises:
         UserError: a missing or invalid directory, different vocabularies, a gate of another draft, a profile of another

@@ -18,7 +18,7 @@ from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.models.choose import exactness, runner_kind
 from sprinter.models.interface import ServedModel
-from sprinter.models.kernels import is_quantised, runs
+from sprinter.models.kernels import cache_dtype_of, is_quantised, runs
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.version import __version__
 
@@ -97,6 +97,7 @@ def _model(model: LoadedModel) -> dict[str, Any]:
         "dtype": model.quantised or model.weights,
         **({} if model.words is None else {"draft_vocabulary": model.words}),
         **({} if model.adapter is None else {"adapter": model.adapter}),
+        **_cache(model),
         "device": str(model.model.device),
         "runner": runner_kind(model.model)[0],
         "exactness": exactness(model.model),
@@ -116,10 +117,16 @@ def model_facts(model: LoadedModel) -> dict[str, Any]:
         "parameters": model.size,
         "dtype": model.weights,
         **({} if model.words is None else {"draft_vocabulary": model.words}),
+        **_cache(model),
         "context": model.context,
         "vocab_size": model.vocab_size,
         "runner": runner_kind(model.model)[0],
     }
+
+
+def _cache(model: LoadedModel) -> dict[str, str]:
+    """The dtype of keys and values, where it is not what such a model has by default."""
+    return {"cache_dtype": "bfloat16"} if cache_dtype_of(model.model) == "bfloat16" else {}
 
 
 def _by_kernels(model: PreTrainedModel | ServedModel) -> bool:

@@ -399,10 +399,18 @@ class Scheduler:
 
     def _do(self, group: Sequence[_Live]) -> None:
         """Run one forward pass for a group, if there is anybody in it."""
+        most, read = self._policy.draft_steps, self._policy.target_tokens
+        chains = sum(
+            len(row.chain.feed.tokens) + row.count for row in _drafts(group) if row.chain is not None
+        )
         for one in group:
-            one.passed_over, given, most = 0, one.run.input, self._policy.draft_steps
-            if most is not None and isinstance(given, DraftRow) and given.count > most:
-                one.run.input = replace(given, count=most)
+            one.passed_over, given = 0, one.run.input
+            if not isinstance(given, DraftRow):
+                continue
+            if most is not None and given.count > most:
+                one.run.input = replace(given, count=most, chain=None)
+            elif read is not None and chains > read:  # the target reads these rows in turns
+                one.run.input = replace(given, chain=None)
         if group:
             advance(self._models, [one.run for one in group], self._pads)
 
@@ -429,3 +437,8 @@ class Scheduler:
             self.events.append(
                 Event(one.id, tokens, generation, error if isinstance(error, Exception) else None)
             )
+
+
+def _drafts(group: Sequence[_Live]) -> list[DraftRow]:
+    """The next inputs of a group that are draft steps."""
+    return [given for one in group if isinstance(given := one.run.input, DraftRow)]

@@ -36,6 +36,10 @@ def pass_shares(inputs: Sequence[PassInput], target_pads: bool, draft_pads: bool
     for step in range(max((row.count for row in steps.values()), default=0)):
         counts = {i: 1 if step else min(2, len(row.tokens)) for i, row in steps.items() if row.count > step}
         _share(shares, counts, False, draft_pads)
+    # The target pass behind drafts.
+    chains = {i: len(row.chain.feed.tokens) + row.count for i, row in steps.items() if row.chain is not None}
+    if chains:
+        _share(shares, chains, True, target_pads)
     # A step whose head reads the state at x runs the model on its own token, and the first one on the text too.
     if at_x := {i: 1 for i, row in steps.items() if row.plan.reads_x and row.tokens}:
         _share(shares, at_x, False, draft_pads)

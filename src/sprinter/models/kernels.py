@@ -26,9 +26,9 @@ from sprinter.models.runners.rope import find_switch
 from sprinter.models.runners.row import RowCache
 
 __all__ = [
-    "BITS", "GGUF", "compile_layers", "is_quantised", "kernels", "knows", "name_of", "packed_weights",
-    "parameter_count", "passes_of", "quantise", "quantise_linears", "renew", "round_linears", "runs", "why_none",
-    "why_not_fused",
+    "BITS", "GGUF", "cache_dtype_of", "cache_token_bytes", "compile_layers", "is_quantised", "keep_cache_in",
+    "kernels", "knows", "name_of", "packed_weights", "parameter_count", "passes_of", "quantise", "quantise_linears",
+    "renew", "round_linears", "runs", "why_none", "why_not_fused",
 ]  # fmt: skip
 
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
@@ -39,6 +39,8 @@ GGUF = "gguf"
 _log = logging.getLogger("sprinter")
 _packed: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 """Models that the kernels run -> what runs them."""
+_halved: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Models whose keys and values the kernels keep in bfloat16."""
 _asked: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """Models whose passes were given to the kernels, with weights as they are; since a reload, some may run without."""
 
@@ -216,19 +218,59 @@ def renew(model: PreTrainedModel) -> None:
         _log.warning("our kernels no longer run %s, which is slower: %s", type(model).__name__, why)
 
 
+def keep_cache_in(model: object, dtype: str | None, name: str) -> None:
+    """Have the kernels keep a model's keys and values in "float32" or "bfloat16", in all runners made from then on.
+    None: as they do.
+
+    Raises:
+        UserError: the kernels do not run its passes, or are older.
+    """
+    if dtype is None:
+        return
+    if not isinstance(model, nn.Module) or model not in _packed:
+        raise UserError(
+            f"cache_dtype={dtype} is for models whose passes our kernels run on a CPU, and {name} is not one: give "
+            "compile=True or dtype=int8 (a GGUF file: runner=torch, dtype=gguf), or leave cache_dtype out"
+        )
+    if dtype == "float32":
+        _halved.pop(model, None)
+        return
+    if "half" not in kernels().Slots._fields:
+        raise UserError(
+            f"cache_dtype={dtype} needs sprinter-kernels 0.5, and {version('sprinter-kernels')} is installed: install "
+            "them again (in a clone: pip install ./packages/sprinter-kernels), or leave cache_dtype out"
+        )
+    _halved[model] = True
+
+
+def cache_dtype_of(model: object) -> str | None:
+    """Of the keys and values of a model that the kernels run, "float32" or "bfloat16"; None: they do not run it."""
+    return None if not runs(model) else "bfloat16" if model in _halved else "float32"
+
+
+def cache_token_bytes(model: nn.Module) -> int | None:
+    """Bytes of a token's keys and values in all layers; None: the kernels do not run the model."""
+    packed = _packed.get(model)
+    return (
+        None if packed is None else 2 * packed.depth * packed.kv * packed.d * (2 if model in _halved else 4)
+    )
+
+
 def passes_of(model: PreTrainedModel) -> StraightPass | None:
     """What runs a model's passes over a ``RowCache``, for runners; None: transformers does."""
-    packed = _packed.get(model)
-    return None if packed is None else _Passes(packed, model.get_output_embeddings())  # type: ignore[no-untyped-call]
+    packed, head = _packed.get(model), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return None if packed is None else _Passes(packed, head, model in _halved)
 
 
 class _Passes:
-    """Passes of one model with this output layer. A call is a ``StraightPass``."""
+    """Passes of one model with this output layer, with a cache in bfloat16 or float32. A call is a ``StraightPass``."""
 
-    def __init__(self, packed: Any, head: nn.Module) -> None:
+    def __init__(self, packed: Any, head: nn.Module, half: bool) -> None:
         self._packed, self._slots, self._writers = packed, kernels().Slots, kernels().Writers
         self._cut = head if isinstance(head, CutHead) else None
         self.drafts, self.size = self._cut is None, packed.size
+        self._dtype = torch.bfloat16 if half else torch.float32
+        self._half = {"half": True} if half else {}  # older kernels do not know the argument
 
     def __call__(
         self,
@@ -240,15 +282,15 @@ class _Passes:
         layers: Sequence[int] = (),
     ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]]:
         packed, span, (batch, n) = self._packed, cache.span, tokens.shape
-        held = cache.reserve(packed.numbers, packed.kv, packed.d)
+        held = cache.reserve(packed.numbers, packed.kv, packed.d, self._dtype)
         buffers, slots = [one.data_ptr() for one in held], held[0].shape[2]
         if span.index is None or span.rows is None:
-            where = self._slots(buffers, slots, span.keys, span.start)
+            where = self._slots(buffers, slots, span.keys, span.start, **self._half)
         else:
             row, slot = span.rows.expand_as(span.index).reshape(-1).contiguous(), span.index.reshape(-1)
             position = position_ids.expand(batch, n).reshape(-1)
             seen = span.rows.flatten() if span.some else None
-            where = self._slots(buffers, slots, span.keys, 0, position, row, slot, seen)
+            where = self._slots(buffers, slots, span.keys, 0, position, row, slot, seen, **self._half)
         if span.flat:  # each token attends in a row of its own
             tokens, attention_mask = tokens.transpose(0, 1), _turned(attention_mask)
         said, states, taken = packed.forward(tokens, where, attention_mask, layers, logits)
@@ -264,10 +306,10 @@ class _Passes:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See ``RowRunner.draft``."""
         packed = self._packed
-        held = cache.reserve(packed.numbers, packed.kv, packed.d)
+        held = cache.reserve(packed.numbers, packed.kv, packed.d, self._dtype)
         where = [one.data_ptr() for one in held], held[0].shape[2]
         made: tuple[Tensor, Tensor, Tensor, Tensor] = packed.draft(
-            first, states, self._writers(**who), *where, first.shape[-1]
+            first, states, self._writers(**who), *where, first.shape[-1], **self._half
         )
         return made
 

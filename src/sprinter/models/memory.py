@@ -13,7 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from sprinter.errors import RowsError, UserError
 from sprinter.models.interface import ServedModel
-from sprinter.models.kernels import packed_weights
+from sprinter.models.kernels import cache_token_bytes, packed_weights
 from sprinter.models.runners.forward import call_model, head_of
 
 __all__ = ["cache_bytes", "check_memory", "free_bytes", "token_bytes", "weight_storages"]
@@ -26,9 +26,11 @@ _token_bytes: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
 def token_bytes(model: PreTrainedModel | ServedModel) -> int:
-    """Bytes of one token's keys and values in all layers; measured by a forward pass for transformers models."""
+    """Bytes of one token's keys and values in all layers; measured by a forward pass where transformers keeps them."""
     if isinstance(model, ServedModel):
         return model.token_bytes
+    if (known := cache_token_bytes(model)) is not None:
+        return known
     if model not in _token_bytes:
         _token_bytes[model] = _measured(model)
     return _token_bytes[model]

@@ -24,6 +24,7 @@ class LoadOptions:
     """What loading a model needs of the arguments of ``load_models``.
 
     ``stored``: a checkpoint's own dtype is kept where the kernels read weights in place, which gives the same laws.
+    ``cache``: the dtype of keys and values, "float32" or "bfloat16"; None: it was not given.
     """
 
     device: torch.device
@@ -38,6 +39,7 @@ class LoadOptions:
     quantised: str | None = None
     stored: bool = False
     vocabulary: int | str | Path | Sequence[int] | None = None
+    cache: str | None = None
 
 
 def load_options(
@@ -50,6 +52,7 @@ def load_options(
     compile: bool | None,
     dequantise: bool,
     vocabulary: int | str | Path | Sequence[int] | None,
+    cache_dtype: str | torch.dtype | None,
 ) -> LoadOptions:
     """What loading a model needs of the arguments of ``load_models``.
 
@@ -80,8 +83,14 @@ def load_options(
     return LoadOptions(
         where, _float_of(quantised, dtype, where), device_map, trust_remote_code, compile, device,
         name, {name: value for name, value in given.items() if value is not None}, dequantise or quantised is not None,
-        quantised, stored, vocabulary,
+        quantised, stored, vocabulary, None if cache_dtype is None else _cache_dtype(cache_dtype),
     )  # fmt: skip
+
+
+def _cache_dtype(dtype: str | torch.dtype) -> str:
+    if (name := dtype_name(dtype)) not in ("float32", "bfloat16"):
+        raise UserError(f"cache_dtype={name} is unknown: give float32 or bfloat16")
+    return name
 
 
 def _float_of(quantised: str | None, dtype: str | torch.dtype, where: torch.device) -> torch.dtype | str:

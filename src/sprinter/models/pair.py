@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import ContextLengthError, UserError
+from sprinter.models import kernels
 from sprinter.models.checks import check_config
 from sprinter.models.choose import compile_model, longest_text, runner_kind
 from sprinter.models.common_tokens import CommonTokens
@@ -189,6 +190,7 @@ def load_models(
     draft_vocabulary: int | str | Path | Sequence[int] | None = None,
     draft_dtype: str | torch.dtype | None = None,
     draft_dequantise: bool | None = None,
+    cache_dtype: str | torch.dtype | None = None,
 ) -> LoadedPair:
     """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
 
@@ -221,6 +223,9 @@ def load_models(
         draft_vocabulary: the draft's output layer knows these tokens alone, which makes its steps cheaper where the
             vocabulary is large; the others have a draft probability of 0, so exact methods stay exact. Their number,
             their ids, or the file of ``sprinter draft vocabulary``; None: all tokens. See ``kept_tokens``.
+        cache_dtype: of keys and values where our kernels run the passes of both models: "float32", or "bfloat16", which
+            takes half of the memory, and less time in long texts; texts may differ. None: "float32" there, else the
+            dtype of the weights.
         draft_dtype, draft_dequantise: of the draft where it is to differ from the target; None: as the target's.
 
     Raises:
@@ -238,7 +243,7 @@ def load_models(
     def options_with(dtype: str | torch.dtype, dequantise: bool) -> LoadOptions:
         return load_options(
             dtype, device, device_map, attn_implementation, quantization_config, trust_remote_code, compile,
-            dequantise, draft_vocabulary,
+            dequantise, draft_vocabulary, cache_dtype,
         )  # fmt: skip
 
     options = options_with(dtype, dequantise)
@@ -283,6 +288,7 @@ def _load(
     if origin.gguf is not None and not options.dequantise:
         at = GgufModel(origin.gguf, options.device_name)
     if isinstance(at, ServedModel):
+        kernels.keep_cache_in(at, options.cache, origin.name)
         check_rows(words, at.vocab_size, which)
         if isinstance(at, RemoteModel):
             at.check_vocabulary(words)
@@ -319,6 +325,7 @@ def _load(
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
     if options.compile:
         compile_model(model)
+    kernels.keep_cache_in(model, options.cache, origin.name)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,
         eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored,

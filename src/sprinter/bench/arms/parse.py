@@ -9,7 +9,12 @@ from typing import Any
 from sprinter.bench.arm import Arm
 from sprinter.bench.arms.engine import AutoArm, EngineArm
 from sprinter.bench.arms.peer_llamacpp import LlamaLookup, LlamaPlain
-from sprinter.bench.arms.peer_transformers import Assisted, TransformersLookup, TransformersPlain
+from sprinter.bench.arms.peer_transformers import (
+    Assisted,
+    TransformersLookup,
+    TransformersPlain,
+    TransformersStatic,
+)
 from sprinter.bench.arms.peer_vllm import VllmDraft, VllmHeads, VllmNgram, VllmPlain
 from sprinter.decode.registry import Registry, did_you_mean
 from sprinter.decode.spec import METHODS, build_rule, method_table, parse_call, parse_method
@@ -26,7 +31,8 @@ slow work belongs in its ``start``.
 """
 for _name, _make_arm in (
     ("transformers:plain", TransformersPlain), ("transformers:assisted", Assisted),
-    ("transformers:lookup", TransformersLookup), ("llamacpp:plain", LlamaPlain), ("llamacpp:lookup", LlamaLookup),
+    ("transformers:lookup", TransformersLookup), ("transformers:static", TransformersStatic),
+    ("llamacpp:plain", LlamaPlain), ("llamacpp:lookup", LlamaLookup),
     ("vllm:plain", VllmPlain), ("vllm:draft_model", VllmDraft), ("vllm:heads", VllmHeads), ("vllm:ngram", VllmNgram),
 ):  # fmt: skip
     ARMS.add(_name, _make_arm)

@@ -30,7 +30,7 @@ from sprinter.engine.pair import Pair, load_pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
 
-__all__ = ["Assisted", "TransformersLookup", "TransformersPlain"]
+__all__ = ["Assisted", "TransformersLookup", "TransformersPlain", "TransformersStatic"]
 
 _SCHEDULES = {"constant": ("constant", 0.0), "heuristic": ("heuristic", 0.0), "dynamic": ("constant", 0.4)}
 """Name → (num_assistant_tokens_schedule, assistant_confidence_threshold)."""
@@ -60,7 +60,7 @@ class TransformersPlain:
             them; None: the pair's own modules.
     """
 
-    engine = "transformers"
+    engine, hooked = "transformers", True
     dtype: str | None = None
     name: str = field(default="", init=False)
     spec: str = field(default="", init=False)
@@ -100,7 +100,7 @@ class TransformersPlain:
         torch.manual_seed(ask.seed)
         with ExitStack() as stack:
             stack.enter_context(_hushed())
-            calls, steps = stack.enter_context(_lent(target, config)), [0]
+            calls, steps = stack.enter_context(_lent(target, config, self.hooked)), [0]
             if self._assistant is not None and draft is not None:
                 options["assistant_model"] = assistant = draft.module(self.name)
                 steps = stack.enter_context(_lent(assistant, self._assistant))
@@ -117,7 +117,7 @@ class TransformersPlain:
             wall_s=wall_s,
             arrivals_s=[at - began for size, at in zip(sizes, times, strict=True) for _ in range(size)],
             accept_lengths=sizes,
-            target_calls=calls[0],
+            target_calls=calls[0] if self.hooked else len(sizes),
             draft_steps=steps[0],
         )
 
@@ -136,6 +136,16 @@ class TransformersPlain:
 
     def _options(self) -> dict[str, Any]:
         return {}
+
+
+@dataclass(eq=False, kw_only=True)
+class TransformersStatic(TransformersPlain):
+    """transformers' ``generate`` over a static cache, with which it compiles its steps on CUDA."""
+
+    hooked = False
+
+    def _options(self) -> dict[str, Any]:
+        return {"cache_implementation": "static"}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -197,21 +207,23 @@ class TransformersLookup(LookupSettings, TransformersPlain):
 
 
 @contextmanager
-def _lent(model: PreTrainedModel, config: GenerationConfig) -> Iterator[list[int]]:
-    """Replace the model's generation configuration; yields a list that counts its forward passes."""
+def _lent(model: PreTrainedModel, config: GenerationConfig, hooked: bool = True) -> Iterator[list[int]]:
+    """Replace the model's generation configuration; yields a list that counts its forward passes, if these may have a
+    hook: one that counts has compiled passes compiled anew."""
     holder: Any = model
     own, count = holder.generation_config, [0]
 
     def add(*_: object) -> None:
         count[0] += 1
 
-    hook = model.register_forward_hook(add)
+    hook = model.register_forward_hook(add) if hooked else None
     holder.generation_config = config
     try:
         yield count
     finally:
         holder.generation_config = own
-        hook.remove()
+        if hook is not None:
+            hook.remove()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sprinter.decode.adjust import Adjust
-from sprinter.decode.draft import AskGrammar, Ranked
+from sprinter.decode.draft import AskGrammar, Ranked, Scores
 from sprinter.decode.run_rules import RunRules
 from sprinter.decode.signals import SIGNALS
 from sprinter.heads.head import Head
@@ -22,7 +22,8 @@ from sprinter.laws import Sampling
 from sprinter.random import Draws
 
 __all__ = [
-    "FINAL", "After", "DraftPlan", "DraftRow", "Drafted", "PassInput", "PassOutput", "PromptRead",
+    "FINAL", "After", "ChainRow", "DraftPlan", "DraftRow", "Drafted", "PassInput", "PassOutput", "PlainScores",
+    "PromptRead",
     "PromptRow", "RowInput", "Scored", "StepResult", "TargetRow", "TipLaws", "TreeRow",
 ]  # fmt: skip
 
@@ -117,6 +118,16 @@ class DraftPlan:
         object.__setattr__(self, "key", (self.columns, *self.heads.values(), self.raw))
 
 
+class ChainRow(NamedTuple):
+    """The target pass that follows a draft run in any case: over ``feed``, which is what it has not read of the text,
+    and the drafted tokens, which ``rule`` ("exact" or "match") judges. ``sampling``, ``raw``: as of ``TargetRow``."""
+
+    feed: RowInput
+    sampling: Sampling
+    raw: bool
+    rule: str
+
+
 @dataclass(slots=True)
 class DraftRow:
     """One row of a draft step.
@@ -132,6 +143,7 @@ class DraftRow:
         after: the model's output after the text, if ``tokens`` is ().
         adjust: adjusts the logits to the text; only with a ``count`` of 1.
         rules: end the run before ``count`` tokens, in a backend that can ask them.
+        chain: what the target will be asked then; a backend may answer that too.
     """
 
     row: int
@@ -146,6 +158,7 @@ class DraftRow:
     after: After | None = None
     adjust: Adjust | None = None
     rules: RunRules | None = None
+    chain: ChainRow | None = None
 
 
 @dataclass(slots=True)
@@ -158,6 +171,7 @@ class Drafted:
         passes: number of forward passes of the row, and ``read`` the number of tokens that it read in them.
         after: the model's output after the last token, if it ran on it.
         draft_s, gate_s: the row's share of the time, in seconds: without the heads, and of the heads.
+        scored: of the row's ``chain``, if its target pass has run.
     """
 
     tokens: list[int]
@@ -169,6 +183,7 @@ class Drafted:
     after: After | None
     draft_s: float
     gate_s: float
+    scored: Scored | None = None
 
 
 @dataclass(slots=True)
@@ -230,7 +245,7 @@ class Scored:
     seconds.
 
     ``states``: hidden states ``[n, d]`` of each of the row's ``layers``. ``token``: the one to ``draw``. ``spent``:
-    what the row asked of a target on a server.
+    what the row asked of a target on a server. ``accepted``: of a chain, number of tokens that stay; ``token`` follows.
     """
 
     laws: Tensor | Callable[[], Tensor]
@@ -239,6 +254,30 @@ class Scored:
     states: Sequence[Tensor] = ()
     token: int | None = None
     spent: Mapping[str, int] | None = None
+    accepted: int | None = None
+
+
+class PlainScores(Scores):
+    """Of a greedy request about no draft, whose token is drawn: most rounds read no law, and it is made where one
+    does."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self, make: Callable[[], Tensor], token: int | None) -> None:
+        self.raw, self.heads, self.token, self.accepted = None, {}, token, None
+        self._made: Tensor | Callable[[], Tensor] = make
+
+    @property
+    def laws(self) -> Tensor:  # type: ignore[override]
+        """As above."""
+        if not isinstance(self._made, Tensor):
+            self._made = self._made()
+        return self._made
+
+    @property
+    def likeliest(self) -> Sequence[int]:
+        """The token that was drawn, without a law."""
+        return super().likeliest if self.token is None else (self.token,)
 
 
 PassInput = PromptRow | DraftRow | TreeRow | TargetRow | AskGrammar

@@ -133,7 +133,12 @@ class EagerBackend(TextRows):
             fault = self.check(row.feed, largest[at : at + n])
             own = [states[layer][i, :n] for layer in row.layers] if row.layers else ()
             done = Scored(
-                laws[i], raws[i] if row.raw else None, seconds, own, tokens.get(i), *spent[i : i + 1]
+                laws[i],
+                raws[i] if row.raw else None,
+                seconds,
+                own,
+                tokens.get(i),
+                spent[i] if spent else None,
             )
             scored.append(fault or done)
             at += n
@@ -147,6 +152,7 @@ class EagerBackend(TextRows):
         ids = first_largest(logits)  # NaN is the largest
         tokens, peaks = ids[:, 0].tolist(), logits.gather(-1, ids)[:, 0].tolist()
         seconds = (time.perf_counter() - began) / len(rows)
+        spent = output.spent
         scored: list[Scored | SprinterError] = [
             Scored(
                 partial(_law_of, logits, i, row.sampling),
@@ -154,7 +160,7 @@ class EagerBackend(TextRows):
                 seconds,
                 (),
                 tokens[i],
-                *output.spent[i : i + 1],
+                spent[i] if spent else None,
             )
             for i, row in enumerate(rows)
         ]

@@ -8,8 +8,8 @@ unchanged. A ``Unit`` is a function of tensors around passes: one alone, or a dr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -18,21 +18,6 @@ from sprinter.models.runners.forward import StateFilter, call_model, head_of
 from sprinter.models.runners.row import RowCache, RowLayer, Span, Windows, mask_dtype, masks_of, window_mask
 
 __all__ = ["PASS", "ForwardPass", "RowPass", "Unit", "as_function", "pass_unit"]
-
-
-class ForwardPass(Protocol):
-    """One forward pass of a unit: logits (of the states that ``keep`` selects), states, and those of its layers."""
-
-    def __call__(
-        self, keep: StateFilter | None, tokens: Tensor | None = None, at: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
-        """Read the unit's tokens, or others ``[rows, n]`` in their place.
-
-        Args:
-            at: positions ``[rows]`` of one token of each row, which follow those of the pass before; -1: it is written
-                to the spare slot, which is never visible.
-        """
-        ...
 
 
 class _RowBuffer(RowLayer):  # type: ignore[no-untyped-call]
@@ -94,6 +79,40 @@ class RowPass:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """A pass of a unit, as a function: logits (of the states that ``keep`` selects), states, and those of layers.
+
+    Attributes:
+        tokens: ``[rows, n]`` that the unit was given. layers: whose states it returns.
+        positions, slots, rows, keys, buffers: see ``RowPass``.
+    """
+
+    run: RowPass
+    layers: tuple[int, ...]
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    rows: Tensor
+    keys: Tensor
+    buffers: Sequence[Tensor]
+
+    def __call__(
+        self, keep: StateFilter | None, tokens: Tensor | None = None, at: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Read the unit's tokens, or others ``[rows, n]`` in their place.
+
+        Args:
+            at: positions ``[rows]`` of one token of each row, which follow those of the pass before; -1: it is written
+                to the spare slot, which is never visible.
+        """
+        own, places = self.tokens if tokens is None else tokens, (self.positions, self.slots)
+        if at is not None:
+            spare, place = self.buffers[0].shape[2] - 1, at[:, None]
+            places = place.clamp(min=0), place.where(place >= 0, spare)
+        return self.run(own, *places, self.rows, self.keys, self.buffers, keep, self.layers)
+
+
 class Unit(nn.Module):
     """What is captured: a forward pass, and in subclasses the computation on its results.
 
@@ -139,15 +158,7 @@ def as_function(run: RowPass, unit: Unit) -> Callable[..., tuple[Tensor, ...]]:
         tokens: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, keys: Tensor,
         extras: Sequence[Tensor], buffers: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        def forward(
-            keep: StateFilter | None, read: Tensor | None = None, at: Tensor | None = None
-        ) -> tuple[Tensor, ...]:
-            own, places = tokens if read is None else read, (positions, slots)
-            if at is not None:
-                spare, place = buffers[0].shape[2] - 1, at[:, None]
-                places = place.clamp(min=0), place.where(place >= 0, spare)
-            return run(own, *places, rows, keys, buffers, keep, unit.layers)
-
+        forward = ForwardPass(run, unit.layers, tokens, positions, slots, rows, keys, buffers)
         made: tuple[Tensor, ...] = unit(forward, extras)
         return made
 

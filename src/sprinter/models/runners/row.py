@@ -369,16 +369,15 @@ class RowCache(Cache):
         self.span = Span(batch, max_len)
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.span))  # type: ignore[arg-type]
 
-    def reserve(self, layers: Sequence[int], heads: int, d: int) -> list[Tensor]:
-        """Keys and values of layers in turn, for kernels that write them; those that have none get them, in float32 on
-        the CPU."""
+    def reserve(self, layers: Sequence[int], heads: int, d: int, dtype: torch.dtype) -> list[Tensor]:
+        """Keys and values of layers in turn, for kernels that write them; those that have none get them on the CPU."""
         made: list[Tensor] = []
         for number in layers:
             while number >= len(self.layers):
                 self.layers.append(RowLayer(self.span))
             own: Any = self.layers[number]
             if not own.is_initialized:
-                states = torch.empty(1, heads, 1, d)
+                states = torch.empty(1, heads, 1, d, dtype=dtype, device="cpu")
                 own.lazy_initialization(states, states)
             made += (own.keys, own.values)
         return made
