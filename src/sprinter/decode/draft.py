@@ -327,14 +327,6 @@ class Stats:
     flops_tokens: float = 0.0
     remote: Counter[str] = field(default_factory=Counter)
 
-    def count_drafts(self, steps: int, tokens: int, seconds: float, flops: float, more: float = 0.0) -> None:
-        """Count draft steps over so many tokens; ``flops``: of a token, ``more``: of heads."""
-        self.draft_steps += steps
-        self.draft_tokens += tokens
-        self.draft_s += seconds
-        self.flops_passes += steps * flops + more
-        self.flops_tokens += tokens * flops + more
-
     @property
     def tokens_per_target_call(self) -> float | None:
         """New tokens per target call, without prefill."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from sprinter.decode.successors import Successors
@@ -164,6 +165,18 @@ class ReadState:
         if self.read == end and self.after is None and not self.nodes:
             self.read -= 1
         return tokens[self.read : end]
+
+    def was_read(
+        self, start: int, count: int, layers: Sequence[int] = (), states: Sequence[Tensor] = ()
+    ) -> None:
+        """A pass over ``count`` tokens from ``start`` on; ``states``: hidden states ``[n, d]`` of each layer."""
+        if layers:
+            for layer, new in zip(layers, states, strict=True):
+                held = self.states.get(layer)
+                self.states[layer] = new if held is None else torch.cat([held[:start], new])
+        nodes = len(self.nodes)
+        self.read += count - nodes + self.nodes_read
+        self.nodes_read = nodes
 
     def cut(self, length: int) -> None:
         """The text was cut to ``length`` tokens."""

@@ -375,7 +375,7 @@ class RequestRun:
 
     def _ask_heads(self, heads: HeadDrafts, ask: AskDraft | AskTips) -> Draft | Tips:
         """Draft with heads on the target, in this row alone."""
-        sequence, stats, before = self.sequence, self._stats, heads.counts
+        sequence, before = self.sequence, heads.counts
         goes_on = isinstance(ask, AskTips) and len(ask.nodes) > 0
         states = {} if goes_on else self._states()
         began = time.perf_counter()
@@ -387,7 +387,7 @@ class RequestRun:
             else:
                 answer = heads.tips(ask)
         steps, tokens = (now - then for now, then in zip(heads.counts, before, strict=True))
-        stats.count_drafts(steps, tokens, time.perf_counter() - began, self._head_draft_flops)
+        self._count_drafts(steps, tokens, time.perf_counter() - began, self._head_draft_flops)
         if isinstance(answer, Draft):
             return self._without_raw(answer)
         if self._logprobs is not None and answer.raws:
@@ -406,7 +406,7 @@ class RequestRun:
             return cast("Sequence[int]", done)
         if isinstance(given, base.PromptRow) and isinstance(done, base.PromptRead):
             view = self.sequence.target if given.model == "target" else self.sequence.draft
-            self._was_read(view, given.feed, given.layers, done.states)
+            view.was_read(given.feed.start, len(given.feed.tokens), given.layers, done.states)
             self._count_prefill(view, done.copied, done.seconds)
             return None
         if isinstance(given, base.DraftRow) and isinstance(done, base.Drafted):
@@ -415,7 +415,7 @@ class RequestRun:
             return self._draft(done)
         assert isinstance(given, base.TreeRow) and isinstance(done, base.TipLaws)
         if given.bare and self._head_drafts is not None:
-            self._stats.count_drafts(1, len(given.feed.tokens), done.draft_s, self._costs.draft)
+            self._count_drafts(1, len(given.feed.tokens), done.draft_s, self._costs.draft)
             take_block(self._head_drafts.heads, self.sequence, done, self._models.gather)
             return None
         assert isinstance(ask, AskTips)
@@ -426,7 +426,7 @@ class RequestRun:
         view.read, view.after = view.read + done.read, done.after
         self._place += n
         heads, each = n * self._head_flops, self._costs.draft
-        self._stats.count_drafts(done.passes, done.read, done.draft_s, each, heads)
+        self._count_drafts(done.passes, done.read, done.draft_s, each, heads)
         self._stats.gate_s += done.gate_s
         if self._ahead.fixed is None:
             self._ahead.synchronised(n, done.draft_s + done.gate_s)
@@ -442,8 +442,8 @@ class RequestRun:
 
     def _tips(self, ask: AskTips, given: base.TreeRow, done: base.TipLaws) -> Tips:
         gather = self._models.gather
-        self._was_read(self.sequence.draft, given.feed)
-        self._stats.count_drafts(1, len(given.feed.tokens), done.draft_s, self._costs.draft)
+        self.sequence.draft.was_read(given.feed.start, len(given.feed.tokens))
+        self._count_drafts(1, len(given.feed.tokens), done.draft_s, self._costs.draft)
         laws, raws = ([] if one is None else list(gather(one)) for one in (done.laws, done.raws))
         if self._logprobs is not None:
             self._logprobs.read_tips(len(self.sequence), ask.paths, raws)
@@ -451,7 +451,8 @@ class RequestRun:
 
     def _scores(self, ask: AskScore, given: base.TargetRow, done: base.Scored) -> Scores:
         stats, gather, layers = self._stats, self._models.gather, self._layers
-        self._was_read(self.sequence.target, given.feed, layers, done.states[: len(layers)] if layers else ())
+        read, states = len(given.feed.tokens), done.states[: len(layers)] if layers else ()
+        self.sequence.target.was_read(given.feed.start, read, layers, states)
         raw = None if done.raw is None else gather(done.raw)
         if self._logprobs is not None and raw is not None:
             self._logprobs.scored(ask, raw)
@@ -469,24 +470,20 @@ class RequestRun:
         self._seen = None
         if self._ahead.fixed is None and self._round == self.sequence.round:
             self._ahead.ended(ask.end - self._run_start)
-        read = len(given.feed.tokens)
         stats.target_s += done.target_s
         stats.target_tokens += read
         stats.flops_passes += self._costs.target + read * self._judging_flops
         stats.flops_tokens += read * (self._costs.target + self._judging_flops)
         return answer
 
-    def _was_read(
-        self, view: ReadState, feed: base.RowInput, layers: Sequence[int] = (), states: Sequence[Tensor] = ()
-    ) -> None:
-        """Record a pass over a feed; ``states``: hidden states ``[n, d]`` of each of ``layers``."""
-        if layers:
-            for layer, new in zip(layers, states, strict=True):
-                held = view.states.get(layer)
-                view.states[layer] = new if held is None else torch.cat([held[: feed.start], new])
-        nodes = len(view.nodes)
-        view.read += len(feed.tokens) - nodes + view.nodes_read
-        view.nodes_read = nodes
+    def _count_drafts(self, steps: int, tokens: int, seconds: float, each: float, more: float = 0.0) -> None:
+        """Count draft steps over so many tokens; ``each``: FLOPs of a token, ``more``: of heads."""
+        stats = self._stats
+        stats.draft_steps += steps
+        stats.draft_tokens += tokens
+        stats.draft_s += seconds
+        stats.flops_passes += steps * each + more
+        stats.flops_tokens += tokens * each + more
 
     def _count_prefill(self, view: ReadState, reused: int, seconds: float) -> None:
         stats = self._stats
