@@ -32,7 +32,6 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
 
 NAME = "real/when_it_pays_map"
-FORMER = "former"  # built-in pair, counted and timed before it was replaced
 DELAYS_S = 0.0, 0.02, 0.1
 RATIOS = 0.02, 0.05, 0.1, 0.2, 0.3, 0.5
 WALLS = "speculative(gamma=5)", "svip", "certain", "sprinter"
@@ -323,7 +322,7 @@ def main() -> None:
     """Multiply, and write the table."""
     option_parser(__doc__, data=False).parse_args()
     began, entries, used, whole = time.time(), list[dict[str, Any]](), {}, list[dict[str, Any]]()
-    for pair in (*PAIRS, FORMER):
+    for pair in PAIRS:
         counts, timed = read("counts", pair), read("costs", (pair in PAIRS and PAIRS[pair].costs) or pair)
         if counts is None or timed is None or PLAIN not in counts["runs"]:
             continue
