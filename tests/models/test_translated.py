@@ -21,6 +21,7 @@ import sprinter
 from sprinter.cli import doctor, main
 from sprinter.decode.enumerate import EnumeratedDraws
 from sprinter.decode.spec import parse_method
+from sprinter.engine import request
 from sprinter.engine.executor import Executor
 from sprinter.models.choose import make_runner
 from sprinter.models.common_tokens import CommonTokens, words_of
@@ -297,3 +298,14 @@ def test_vocabularies_with_little_in_common_are_refused(folders: tuple[Path, Pat
     model = fresh("llama")
     line = refusal(folders[0], save(tmp_path / "few", model, few))
     assert "the two vocabularies differ" in line and "own family" in line
+
+
+@pytest.mark.parametrize(("divergence", "said"), [("js_reference", True), ("kl", True), ("js", False), ("tv", False)])
+def test_a_divergence_that_keeps_nothing_is_told(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, divergence: str, said: bool
+) -> None:
+    pair = sprinter.load_pair(str(folders[0]), str(folders[1]))
+    request._say_none_kept.cache_clear()
+    done = pair.generate([0, 1], method=f"fuzzy(divergence={divergence}, threshold=0.6)", max_new_tokens=8, seed=1)
+    assert ("divergence=js" in caplog.text) == said
+    assert (done.stats.accepted == 0) == said

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from sprinter.decode.adjust import Adjustments
@@ -392,6 +394,9 @@ class Request:
         heads = self._drafting
         if layers := method.drafter.target_states if heads is None else heads.layers:
             _check_states(method, runtime.models.target, layers)
+        draft = runtime.models.draft
+        if method.accept.needs_support and self.needs_draft and draft is not None and draft.lacks_tokens:
+            _say_none_kept(method.name, draft.id)
         vocab = runtime.models.vocab_size
         if outside := [id for id in self.options.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
@@ -460,6 +465,14 @@ def _check_states(method: Method, target: LoadedModel, layers: Sequence[int]) ->
             f"method {method.name} reads layer {outside[0]} of the target, which has layers 0 to {count - 1} "
             "(-1: after the final norm)"
         )
+
+
+@cache
+def _say_none_kept(method: str, draft: str) -> None:
+    logging.getLogger("sprinter").warning(
+        "method %s will hardly keep a draft: its divergence is infinite where the draft's law is 0, and the draft %s "
+        "lacks some of the target's tokens. Give divergence=js or tv (this is said once)", method, draft,
+    )  # fmt: skip
 
 
 def _spelling(

@@ -125,6 +125,11 @@ class Judge(Parameters, ABC):
         return False
 
     @property
+    def needs_support(self) -> bool:
+        """Whether it keeps no draft where q is 0 for a token that p is not, whatever was drafted."""
+        return False
+
+    @property
     def lossless_greedy(self) -> bool:
         """Whether π = p whenever p and q are one-hot (temperature 0)."""
         return self.lossless

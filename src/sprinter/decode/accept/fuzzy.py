@@ -63,6 +63,11 @@ class Fuzzy(AcceptRule):
         """Whether the threshold is 0."""
         return self.threshold == 0
 
+    @property
+    def needs_support(self) -> bool:
+        """Whether the divergence is infinite there."""
+        return self.divergence in ("js_reference", "kl")
+
     def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b, the same for all tokens of a position: 1 if div(p, q) < threshold, else 0."""
         laws = LawPair(p, q) if control is None else LawPair(control.p, control.q)
