@@ -175,8 +175,7 @@ class Scheduler:
         if self._closed:
             raise UserError("the engine is closed: make another")
         self.check(request)
-        if self._rows > 1:
-            request.share(self._trackers, lambda: len(self._live))
+        request.share(self._trackers, lambda: len(self._live))
         id, self._next_id = self._next_id, self._next_id + 1
         self._waiting[id] = request
         return id
