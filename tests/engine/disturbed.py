@@ -180,8 +180,10 @@ def text(out: sprinter.Generation) -> list[Fact]:
 
 
 def facts(out: sprinter.Generation, kind: str = "") -> tuple[Any, ...]:
-    """What must be the same as alone, the counts too; drifts to the last bits. Captured steps may go on behind a draft's
-    end, by which rows draft together."""
+    """What must be the same as alone, the counts too; drifts to the last bits.
+
+    Captured steps may go on behind a draft's end, by which rows draft together.
+    """
     stats, drifts = out.stats, [None if t.drift is None else round(t.drift, 9) for t in out.tokens]
     steps = None if kind == "captured" else stats.draft_steps
     counts = (stats.rounds, stats.target_calls, steps, stats.target_tokens, stats.checked)
