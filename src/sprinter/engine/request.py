@@ -35,6 +35,7 @@ from sprinter.models.choose import pads_rows, reads_trees, runner_kind
 from sprinter.models.interface import ServedModel
 from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
+from sprinter.models.translated import TranslatedModel
 from sprinter.random import AddressedDraws, PositionDraws, drawn_seed
 
 __all__ = ["Request"]
@@ -395,8 +396,9 @@ class Request:
         if layers := method.drafter.target_states if heads is None else heads.layers:
             _check_states(method, runtime.models.target, layers)
         draft = runtime.models.draft
-        if method.accept.needs_support and self.needs_draft and draft is not None and draft.lacks_tokens:
-            _say_none_kept(method.name, draft.id)
+        if method.accept.needs_support and self.needs_draft and draft is not None:
+            if draft.words is not None or isinstance(draft.model, TranslatedModel):  # it lacks tokens
+                _say_none_kept(method.name, draft.id)
         vocab = runtime.models.vocab_size
         if outside := [id for id in self.options.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")

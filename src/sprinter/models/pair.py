@@ -124,11 +124,6 @@ class LoadedModel:
         """Number and hash, "NUMBER:HASH", of the tokens that its output layer knows; None: all of them."""
         return None if isinstance(self.model, ServedModel) else known_words(self.model)
 
-    @property
-    def lacks_tokens(self) -> bool:
-        """Whether its laws are 0 for tokens that another model may know."""
-        return self.words is not None or isinstance(self.model, TranslatedModel)
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedPair:
