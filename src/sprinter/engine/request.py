@@ -396,9 +396,9 @@ class Request:
         if layers := method.drafter.target_states if heads is None else heads.layers:
             _check_states(method, runtime.models.target, layers)
         draft = runtime.models.draft
-        if method.accept.needs_support and self.needs_draft and draft is not None:
-            if draft.words is not None or isinstance(draft.model, TranslatedModel):  # it lacks tokens
-                _say_none_kept(method.name, draft.id)
+        lacks = draft is not None and (draft.words is not None or isinstance(draft.model, TranslatedModel))
+        if draft is not None and lacks and self.needs_draft and method.accept.needs_support:
+            _say_none_kept(method.name, draft.id)
         vocab = runtime.models.vocab_size
         if outside := [id for id in self.options.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
