@@ -40,7 +40,7 @@ LARGEST = 2e9  # bytes of a cache
 
 def runner_of(model: Any, dtype: str, rows: int, held: int) -> Any:
     """A runner of so many rows with room for one token more than they hold."""
-    kernels.keep_cache_in(model, dtype, "the model")
+    kernels.set_cache_dtype(model, dtype)
     return make_runner(model, batch=rows, max_len=held + 1, compile=True)
 
 
@@ -92,6 +92,7 @@ def main() -> None:
                 laws.append({"model": name, "held": held, "distance": distance, "other": other})
                 print(json.dumps(laws[-1]), flush=True)
                 for rows in options.rows:
+                    kernels.set_cache_dtype(model, "float32")
                     if rows * (held + 2) * (kernels.cache_token_bytes(model) or 0) > LARGEST:
                         continue
                     seconds, size = timed(model, ids[: held + 1], rows, options.repeats)

@@ -323,7 +323,7 @@ def main() -> None:
     option_parser(__doc__, data=False).parse_args()
     began, entries, used, whole = time.time(), list[dict[str, Any]](), {}, list[dict[str, Any]]()
     for pair in PAIRS:
-        counts, timed = read("counts", pair), read("costs", (pair in PAIRS and PAIRS[pair].costs) or pair)
+        counts, timed = read("counts", pair), read("costs", PAIRS[pair].costs or pair)
         if counts is None or timed is None or PLAIN not in counts["runs"]:
             continue
         if pair == "whole" and (more := read("counts", "taught")) is not None:

@@ -407,6 +407,15 @@ def test_the_default_is_exact_and_drafts_where_that_can_pay(
         assert ids(engine.finish()[number]) == ids(made)
 
 
+def test_in_one_row_a_seed_has_one_text(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    """What the text before it gained is told to greedy ones alone."""
+    pair = with_costs(LOSES)
+    options = {"method": "speculative(gamma=5)", "max_new_tokens": 40, "never_slower": True}
+    made = pair.generate_batch([PROMPT] * 3, seed=[1, 2, 1], rows=1, **options)
+    assert ids(made[0]) == ids(made[2]) == ids(pair.generate(PROMPT, seed=1, **options))
+    assert made[0].stats.switches == made[2].stats.switches and made[0].stats.switches
+
+
 def test_the_default_of_a_batch_is_by_the_costs_of_its_rows(
     with_costs: Callable[[PassCosts], sprinter.Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:

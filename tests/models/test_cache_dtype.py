@@ -27,7 +27,7 @@ PROMPTS = ["Once upon a time, there was", "The dog", "Lily had a red ball and a"
 
 
 def halved(model: Any) -> Any:
-    kernels.keep_cache_in(model, "bfloat16", "it")
+    kernels.set_cache_dtype(model, "bfloat16")
     return model
 
 
@@ -54,7 +54,7 @@ class Given(DynamicCache):
 
 
 @pytest.mark.usefixtures("each_set")
-@pytest.mark.parametrize(("d", "heads", "kv"), [(16, 6, 2), (48, 3, 3), (80, 4, 1)])
+@pytest.mark.parametrize(("d", "heads", "kv"), [(16, 6, 2), (48, 3, 3), (64, 2, 1), (80, 4, 1), (128, 2, 1)])
 def test_attention_is_that_of_float32_over_rounded_keys_and_values(d: int, heads: int, kv: int) -> None:
     """Ragged rows, the longest of them beyond many blocks, read in parts; transformers reads what the kernels wrote."""
     lengths, longest = (700, 37, 1, 65), 704
@@ -81,7 +81,7 @@ def test_what_is_written_are_the_nearest_numbers() -> None:
     model = llama(32, 4, 2, 64)
     kept = []
     for dtype in ("bfloat16", "float32"):
-        kernels.keep_cache_in(model, dtype, "it")
+        kernels.set_cache_dtype(model, dtype)
         runner: Any = make_runner(model, batch=1, max_len=40, compile=True)
         runner.extend(TEXT[:1, :24] % 90)
         kept.append([one[:, :, :24] for one in runner._cache.buffers()[:2]])  # of the first layer
@@ -114,7 +114,7 @@ def test_a_token_is_the_same_in_every_pass(name: str) -> None:
     other: Any = make_runner(model, batch=1, max_len=60, compile=True)
     other.adopt(rows, 12)
     assert torch.equal(other.extend(TEXT[2:, 12:14]).logits[0], whole[2, 12:14])
-    kernels.keep_cache_in(model, "float32", "it")
+    kernels.set_cache_dtype(model, "float32")
     usual: Any = make_runner(model, batch=3, max_len=40, compile=True)
     difference = usual.extend(TEXT).logits - whole
     assert 0 < float(difference.norm() / whole.norm()) < 0.02
@@ -170,3 +170,16 @@ def test_what_cannot_keep_them_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         load_models(tmp_path, compile=True, cache_dtype=torch.bfloat16)
     loaded = load_models(tmp_path, compile=True, cache_dtype="float32").target
     assert kernels.cache_dtype_of(loaded.model) == "float32"
+
+
+def test_two_pairs_of_one_model_keep_one_dtype() -> None:
+    """Kept prefixes of the model are read by both."""
+    model = of_kind("llama-biases", "float32")
+    kernels.keep_cache_in(model, "bfloat16", "it")
+    for dtype in ("float32", None):
+        with pytest.raises(
+            UserError, match=r"^it was loaded with cache_dtype=bfloat16, and float32 is asked for now: "
+        ):
+            kernels.keep_cache_in(model, dtype, "it")
+    kernels.keep_cache_in(model, "bfloat16", "it")
+    assert kernels.cache_dtype_of(model) == "bfloat16"

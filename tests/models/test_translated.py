@@ -301,15 +301,21 @@ def test_vocabularies_with_little_in_common_are_refused(folders: tuple[Path, Pat
 
 
 @pytest.mark.parametrize(
-    ("divergence", "said"), [("js_reference", True), ("kl", True), ("js", False), ("tv", False)]
+    ("options", "said"),
+    [
+        ("threshold=0.6", True),
+        ("divergence=kl,threshold=0.6", True),
+        ("divergence=js,threshold=0.6", False),
+        ("divergence=tv,threshold=0.9", False),
+        ("divergence=kl,threshold=9,top_k=1", False),
+    ],
 )
 def test_a_divergence_that_keeps_nothing_is_told(
-    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, divergence: str, said: bool
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, options: str, said: bool
 ) -> None:
     pair = sprinter.load_pair(str(folders[0]), str(folders[1]))
     request._say_none_kept.cache_clear()
-    done = pair.generate(
-        [0, 1], method=f"fuzzy(divergence={divergence}, threshold=0.6)", max_new_tokens=8, seed=1
-    )
+    method = f"drafter=model,stop=fixed(gamma=3),accept=fuzzy({options})"
+    done = pair.generate([0, 1], method=method, max_new_tokens=8, seed=1)
     assert ("divergence=js" in caplog.text) == said
     assert (done.stats.accepted == 0) == said

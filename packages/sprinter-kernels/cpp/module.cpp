@@ -72,7 +72,8 @@ void rows_of(const Matrix& matrix, Address ids, int64_t count, Address made) {
 
 using KindGiven = std::tuple<Address, Address, Address, int64_t, int64_t>;  // as Pass::Kind
 
-// half: whether keys and values are in bfloat16. position, row and slot: of each token; null: those of rows 0, 1, ... that all go on from `start`.
+// half: whether keys and values are in bfloat16. position, row and slot: of each token; null: those of rows 0, 1, ...
+// that all go on from `start`.
 void forward(
     const Model& model, Address tokens, int64_t batch, int64_t n, int64_t start, Address position, Address row,
     Address slot, const std::vector<Address>& caches, bool half, int64_t slots, int64_t keys, Address seen,

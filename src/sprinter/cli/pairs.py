@@ -14,7 +14,7 @@ from sprinter.parameters import types_in
 __all__ = ["named_pairs", "split_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-_OF_ALL = {"device", "device_map", "dtype", "runner", "compile"}
+_OF_ALL = {"device", "device_map", "dtype", "cache_dtype", "runner", "compile"}
 """Options of loading that may be given once for all pairs."""
 
 

@@ -259,8 +259,9 @@ class Request:
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
         """Decide together with the other rows of an engine that decode by the same method; where drafts change no text,
-        the first of them begins where those of an engine before it ended."""
-        if self._costs is None:
+        the first of them begins where those of an engine before it ended. A text alone that drafts could change begins
+        anew: a seed gives the same one."""
+        if self._costs is None or (self._most == 1 and not self._fixed):
             return
         # What earlier texts of a salt gain is told to no other one.
         key = self._shares, self.options.sampling, self.salt if self._reads_earlier else ""
@@ -398,7 +399,7 @@ class Request:
         draft = runtime.models.draft
         lacks = draft is not None and (draft.words is not None or isinstance(draft.model, TranslatedModel))
         if draft is not None and lacks and self.needs_draft and method.accept.needs_support:
-            _say_none_kept(method.name, draft.id)
+            _say_none_kept(draft.id)
         vocab = runtime.models.vocab_size
         if outside := [id for id in self.options.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
@@ -470,10 +471,10 @@ def _check_states(method: Method, target: LoadedModel, layers: Sequence[int]) ->
 
 
 @cache
-def _say_none_kept(method: str, draft: str) -> None:
+def _say_none_kept(draft: str) -> None:
     logging.getLogger("sprinter").warning(
-        "method %s will hardly keep a draft: its divergence is infinite where the draft's law is 0, and the draft %s "
-        "lacks some of the target's tokens. Give divergence=js or tv (this is said once)", method, draft,
+        "a method will hardly keep a draft: its divergence is infinite where the draft's law is 0, and the draft %s "
+        "lacks some of the target's tokens. Give divergence=js or tv (this is said once)", draft,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ GGUF = "gguf"
 _log = logging.getLogger("sprinter")
 _packed: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 """Models that the kernels run -> what runs them."""
-_halved: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_cached: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 """Models whose keys and values the kernels keep in bfloat16."""
 _asked: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """Models whose passes were given to the kernels, with weights as they are; since a reload, some may run without."""
@@ -219,47 +219,57 @@ def renew(model: PreTrainedModel) -> None:
 
 
 def keep_cache_in(model: object, dtype: str | None, name: str) -> None:
-    """Have the kernels keep a model's keys and values in "float32" or "bfloat16", in all runners made from then on.
-    None: as they do.
+    """Have the kernels keep the keys and values of a model that was just loaded in "float32", also None, or "bfloat16".
 
     Raises:
-        UserError: the kernels do not run its passes, or are older.
+        UserError: the kernels do not run its passes, or are older; another pair has the model with another dtype.
     """
-    if dtype is None:
-        return
     if not isinstance(model, nn.Module) or model not in _packed:
+        if dtype is None:
+            return
         raise UserError(
             f"cache_dtype={dtype} is for models whose passes our kernels run on a CPU, and {name} is not one: give "
             "compile=True or dtype=int8 (a GGUF file: runner=torch, dtype=gguf), or leave cache_dtype out"
         )
-    if dtype == "float32":
-        _halved.pop(model, None)
-        return
-    if "half" not in kernels().Slots._fields:
+    wanted = dtype or "float32"
+    if (before := _cached.get(model, wanted)) != wanted:
+        raise UserError(
+            f"{name} was loaded with cache_dtype={before}, and {wanted} is asked for now: give the same, or another "
+            "copy of the model"
+        )
+    if wanted == "bfloat16" and "half" not in kernels().Slots._fields:
         raise UserError(
             f"cache_dtype={dtype} needs sprinter-kernels 0.5, and {version('sprinter-kernels')} is installed: install "
             "them again (in a clone: pip install ./packages/sprinter-kernels), or leave cache_dtype out"
         )
-    _halved[model] = True
+    set_cache_dtype(model, wanted)
+
+
+def set_cache_dtype(model: nn.Module, dtype: str) -> None:
+    """Keep keys and values of a model that the kernels run in "float32" or "bfloat16", in runners made from then on."""
+    _cached[model] = dtype
 
 
 def cache_dtype_of(model: object) -> str | None:
     """Of the keys and values of a model that the kernels run, "float32" or "bfloat16"; None: they do not run it."""
-    return None if not runs(model) else "bfloat16" if model in _halved else "float32"
+    own = getattr(model, "inner", model)  # of a draft of another vocabulary
+    return _cached.get(own, "float32") if isinstance(own, nn.Module) and runs(own) else None
 
 
 def cache_token_bytes(model: nn.Module) -> int | None:
     """Bytes of a token's keys and values in all layers; None: the kernels do not run the model."""
     packed = _packed.get(model)
     return (
-        None if packed is None else 2 * packed.depth * packed.kv * packed.d * (2 if model in _halved else 4)
+        None
+        if packed is None
+        else 2 * packed.depth * packed.kv * packed.d * (2 if cache_dtype_of(model) == "bfloat16" else 4)
     )
 
 
 def passes_of(model: PreTrainedModel) -> StraightPass | None:
     """What runs a model's passes over a ``RowCache``, for runners; None: transformers does."""
     packed, head = _packed.get(model), model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    return None if packed is None else _Passes(packed, head, model in _halved)
+    return None if packed is None else _Passes(packed, head, cache_dtype_of(model) == "bfloat16")
 
 
 class _Passes:

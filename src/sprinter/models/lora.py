@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from sprinter.errors import UserError, first_line
 from sprinter.fingerprint import count_as, weights_fingerprint
 from sprinter.models.interface import ServedModel
-from sprinter.models.kernels import compile_layers, is_quantised, renew, runs
+from sprinter.models.kernels import cache_dtype_of, compile_layers, is_quantised, renew, runs, set_cache_dtype
 from sprinter.models.pair import LoadedModel
 from sprinter.models.twin import twin
 
@@ -105,6 +105,8 @@ def adapted(loaded: LoadedModel, folder: str | Path) -> LoadedModel:
         renew(made)
     elif runs(model) and (why := compile_layers(made)) is not None:
         raise UserError(f"{loaded.id} with the adapter {folder} cannot be compiled: {why}; use compile=False")
+    if runs(made) and (cache := cache_dtype_of(model)) is not None:
+        set_cache_dtype(made, cache)
     count_as(made, hashlib.sha256(f"{weights_fingerprint(model)}{digest}".encode()).hexdigest())
     return replace(loaded, model=made, adapter=str(folder))
 

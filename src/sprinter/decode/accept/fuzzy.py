@@ -66,7 +66,7 @@ class Fuzzy(AcceptRule):
     @property
     def needs_support(self) -> bool:
         """Whether the divergence is infinite there."""
-        return self.divergence in ("js_reference", "kl")
+        return self.top_k == 0 and self.divergence in ("js_reference", "kl")
 
     def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b, the same for all tokens of a position: 1 if div(p, q) < threshold, else 0."""

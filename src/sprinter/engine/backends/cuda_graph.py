@@ -44,6 +44,7 @@ from sprinter.random import AddressedDraws, Purpose, race, race_words
 
 __all__ = ["ChainUnit", "DraftUnit", "GraphBackend", "TargetUnit", "backend_of", "join"]
 
+_MOST_UNITS = 64  # of draft runs, that one model keeps
 LONGEST = 8
 """Number of draft steps in a launch, at most: longer runs are several."""
 _SYNC = 1.0
@@ -394,6 +395,8 @@ class GraphBackend(EagerBackend):
         own = tuple((kind, head, repr(head.calibration.to_dict())) for kind, head in sorted(heads.items()))
         kept, key = self._captured.kept, (self.vocab, truncates, own, asked, steps, rules)
         if key not in kept:
+            while len(kept) >= _MOST_UNITS:  # requests choose rules' numbers
+                kept.pop(next(iter(kept)))
             kept[key] = DraftUnit(self.vocab, truncates, heads, self.runner.device, asked, steps, rules)
         unit = kept[key]
         assert isinstance(unit, DraftUnit)
