@@ -104,7 +104,14 @@ def test_which_devices_take_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     def options(dtype: str, device: str, **more: Any) -> Any:
         given = {"device_map": None, "attn_implementation": None, "quantization_config": None, **more}
         return load_options(
-            dtype, device, **given, trust_remote_code=False, compile=None, dequantise=False, vocabulary=None
+            dtype,
+            device,
+            **given,
+            trust_remote_code=False,
+            compile=None,
+            dequantise=False,
+            vocabulary=None,
+            cache_dtype=None,
         )
 
     on_gpu = options("int8", "cuda")

@@ -444,7 +444,7 @@ def test_an_adapter_of_another_model_fails_alone(tmp_path: Path) -> None:
     [
         (["--pair", "a"], "--pair a is not NAME=target=...: write --pair NAME=target=..."),
         (["--pair", "=target=x"], "--pair =target=x is not NAME="),
-        (["--pair", "a=target=x,drfat=y"], "--pair a: 'drfat=y' is no option of loading: give compile, device"),
+        (["--pair", "a=target=x,drfat=y"], "--pair a: 'drfat=y' is no option of loading: give cache_dtype, compile,"),
         (["--pair", "a=target=x,target=y"], "target was given twice"),
         (["--pair", "a=target=x,compile=yes"], "--pair a=compile=yes is unknown: give true or false"),
         (["--pair", "a=target=x,runner=vllm"], "--pair a=runner=vllm is unknown: give auto or llamacpp or torch"),
