@@ -17,7 +17,9 @@ from transformers import PreTrainedModel
 import sprinter
 from sprinter.decode.accept import Exact, Match, TargetCall
 from sprinter.decode.accept.rows import judge_exact, judge_match
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.sequence import Tree
+from sprinter.decode.switch import AdaptiveSwitch
 from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow
 from sprinter.engine.backends.cuda_graph import GraphBackend
 from sprinter.engine.engine import Engine
@@ -162,6 +164,26 @@ def test_nothing_is_copied_between_the_launches_of_ragged_rows(graphed: sprinter
             graphed.generate_batch(PROMPTS, seed=[1, 2, 3], rows=3, **options)
     told = " ".join(count.events)
     assert told.count("launch launch wait") >= 3
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_target_pass_is_charged_once(
+    refused: bool, graphed: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the pass behind a draft is not captured, the loop asks for it: only that one is charged."""
+    costs = PassCosts(((1, 1.0), (9, 1.05)), ((1, 0.02), (9, 0.02)))
+    graphed._runtime.pass_costs = graphed._runtime.shared_costs = costs
+    told: list[bool] = []
+    charge = AdaptiveSwitch.charge
+    monkeypatch.setattr(
+        AdaptiveSwitch, "charge", lambda self, one: (told.append(one.target), charge(self, one))
+    )
+    if refused:
+        monkeypatch.setattr(GraphBackend, "launch_chains", lambda *_: None)
+    options: dict[str, Any] = {"method": "speculative(gamma=3)", "max_new_tokens": 20, "never_slower": True}
+    made = [one.stats for one in graphed.generate_batch(PROMPTS, rows=3, **options)]
+    assert all(one.switches == [] and one.drafted > 20 for one in made)
+    assert told.count(True) == sum(one.target_calls for one in made)
 
 
 @pytest.mark.gpu

@@ -7,11 +7,19 @@ have more, by the number of their tokens: where shorter rows are padded, the lon
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sprinter.decode.switch import PassShare
-from sprinter.engine.backends.base import DraftRow, PassInput, TargetRow, TreeRow
+from sprinter.engine.backends.base import Drafted, DraftRow, PassInput, PassOutput, TargetRow, TreeRow
 
-__all__ = ["pass_shares"]
+__all__ = ["pass_shares", "without_chain"]
+
+
+def without_chain(given: PassInput, made: PassOutput) -> PassInput:
+    """What ran of an input: not the target pass behind a draft, where that was refused. It is an input of its own."""
+    if isinstance(given, DraftRow) and given.chain and isinstance(made, Drafted) and made.scored is None:
+        return replace(given, chain=None)
+    return given
 
 
 def pass_shares(inputs: Sequence[PassInput], target_pads: bool, draft_pads: bool) -> list[list[PassShare]]:

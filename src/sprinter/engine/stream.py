@@ -24,7 +24,7 @@ from sprinter.decode.draft import Record, Token
 from sprinter.decode.method import Method
 from sprinter.engine.executor import Executor, RequestRun
 from sprinter.engine.generation import Generation
-from sprinter.engine.shares import pass_shares
+from sprinter.engine.shares import pass_shares, without_chain
 from sprinter.engine.tokens import check_text
 from sprinter.errors import UserError
 
@@ -326,7 +326,8 @@ def advance(models: Executor, runs: Sequence[RequestRun], pads: tuple[bool, bool
         given = [run.input for run in runs if run.input is not None]
         done = models.run(given) if given else ()
         if given and any(run.charged for run in runs):  # before the result is taken
-            for run, shares in zip(runs, pass_shares(given, *pads), strict=True):
+            ran = [without_chain(one, made) for one, made in zip(given, done, strict=True)]
+            for run, shares in zip(runs, pass_shares(ran, *pads), strict=True):
                 if (switch := run.charged) is not None:
                     for share in shares:
                         switch.charge(share)
