@@ -22,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from sprinter.decode.draft_heads import Blocks
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
 from sprinter.decode.spec import METHODS, Method, parse_method
-from sprinter.engine.backends import cuda_graph
+from sprinter.engine.backends import graph_units
 from sprinter.engine.executor import Executor
 from sprinter.heads.dflash import DFlashHeads
 from sprinter.heads.eagle3 import ParallelHeads
@@ -83,7 +83,7 @@ def law_through(
     kind: str, pair: Pair, method: Method, length: int, ahead: int, patch: pytest.MonkeyPatch, **options: Any
 ) -> dict[Text, float]:
     draws, make = Draws(), runner_maker(kind)
-    patch.setattr(cuda_graph, "race", draws.race)
+    patch.setattr(graph_units, "race", draws.race)
     runners = [
         make(model, batch=1, max_len=len(PROMPT) + length + 4)  # type: ignore[arg-type]
         for model in pair.models
@@ -170,7 +170,7 @@ def test_the_joint_law_with_heads_of_a_kind(pairs: Any, spec: str, monkeypatch: 
 def test_captured_units_were_enumerated(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft steps and target passes both ran in units, not the eager way round."""
     calls: list[str] = []
-    for unit in (cuda_graph.DraftUnit, cuda_graph.TargetUnit):
+    for unit in (graph_units.DraftUnit, graph_units.TargetUnit):
         original = unit.forward
 
         def forward(self: Any, *args: Any, original: Any = original) -> Any:

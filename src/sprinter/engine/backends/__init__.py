@@ -7,4 +7,5 @@
 | ``eager`` | any runner, one operation at a time; laws, draws, signals and scores after a pass |
 | ``single_call`` | draft runs on a CPU in one call of our kernels |
 | ``cuda_graph`` | CUDA graphs over the same rows |
+| ``graph_units`` | what is captured of draft runs and target passes |
 """
