@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -42,9 +43,11 @@ from sprinter.decode import (
     check_drafter,
     parse_method,
 )
+from sprinter.decode.draft import Draft
 from sprinter.decode.draft_heads import HeadDrafts, HeadText
-from sprinter.decode.drafter import Drafter
+from sprinter.decode.drafter import Drafter, Proposals
 from sprinter.decode.enumerate import (
+    ChainDriver,
     MarkovHeads,
     MarkovPair,
     check_same_law,
@@ -189,6 +192,137 @@ def test_a_draft_does_not_depend_on_the_number_of_answers(monkeypatch: pytest.Mo
     assert texts(1) != texts(3)
 
 
+# --- the draft model behind the heads --------------------------------------------------------------------------------
+HANDING_OVER = (
+    "heads(otherwise=model)", "heads(otherwise=model(greedy=true))", "heads(sure=0.55,otherwise=model)",
+    "lookup(n=1,least=1,length=2,otherwise=heads(otherwise=model))",
+    "suffix(otherwise=lookup(n=1,least=1,length=1,otherwise=heads(sure=0.55,otherwise=model)))",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("accept", ["match", "exact", "block"])
+@pytest.mark.parametrize("drafter", HANDING_OVER)
+def test_no_draft_model_behind_heads_changes_a_law(drafter: str, accept: str) -> None:
+    """Heads that end in the middle of a run: at their reach, where they are unsure, or where they know no token."""
+    for stop, pair, heads, ahead in (
+        ("fixed(gamma=3)", NARROW, MarkovHeads(NARROW, 1), 1),
+        ("svip(h=0.6)", NARROW, MarkovHeads(NARROW, 2, True), 3),
+        ("fixed(gamma=3)", HOLEY, MarkovHeads(HOLEY, 1, True), 2), ("fixed(gamma=3)", NARROW, _DeadEnds(NARROW, 2), 1),
+    ):  # fmt: skip
+        method = parse_method(f"drafter={drafter},stop={stop},accept={accept},cap=3")
+        check(method, pair, 4 if pair is NARROW else 3, heads, ahead)
+
+
+def _end(*_: object) -> None:
+    raise EOFError
+
+
+def writers(method: Method, heads: MarkovHeads, patch: pytest.MonkeyPatch) -> list[str]:
+    """Who wrote the first draft after ``PROMPT``, token by token."""
+    wrote: list[str] = []
+
+    def count(owner: type, name: str, who: str) -> None:
+        real = getattr(owner, name)
+
+        def draft(*args: Any) -> Draft | None:
+            made: Draft | None = real(*args)
+            wrote.extend([who] * (0 if made is None else len(made.tokens)))
+            return made
+
+        patch.setattr(owner, name, draft)
+
+    count(HeadDrafts, "draft", "heads")
+    count(ChainDriver, "_propose", "model")
+    count(Proposals, "draft", "copy")
+    patch.setattr(ChainDriver, "_score", _end)
+    with pytest.raises(EOFError):
+        run_chain(method, WIDE, PROMPT, Limits(9), AddressedDraws(1), heads=heads)
+    return wrote
+
+
+@pytest.mark.parametrize(
+    ("drafter", "reach", "wanted"),
+    [
+        ("heads(otherwise=model)", 2, ["heads"] * 2 + ["model"] * 3),
+        ("heads(otherwise=model)", 0, ["model"] * 5),
+        ("heads(otherwise=model)", 9, ["heads"] * 5),
+        ("heads(sure=1.0,otherwise=model)", 9, ["model"] * 5),
+        ("heads", 2, ["heads"] * 2),
+        ("heads(sure=1.0)", 9, []),
+        ("lookup(n=1,least=1,otherwise=heads(otherwise=model))", 2, ["heads"] * 2 + ["model"] * 3),
+    ],
+)
+def test_the_draft_model_goes_on_where_the_heads_end(
+    drafter: str, reach: int, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = parse_method(f"drafter={drafter},stop=fixed(gamma=5),accept=exact")
+    assert writers(method, MarkovHeads(WIDE, reach), monkeypatch) == wanted
+
+
+def test_a_copy_comes_before_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round has a copy, or the heads and then the draft model; over a text there are all three."""
+    method = parse_method(
+        "drafter=lookup(n=1,least=1,length=2,otherwise=heads(otherwise=model)),stop=fixed(gamma=3),accept=exact"
+    )
+    rounds: dict[int, list[str]] = {}
+    real = ChainDriver.answer
+
+    def answer(self: ChainDriver, request: Any) -> Any:
+        made = real(self, request)
+        if isinstance(made, Draft) and made.tokens:
+            by_model = self._heads is not None and self._heads.left_to_model(request.sequence.round)
+            who = "copy" if made.proposed else "model" if by_model else "heads"
+            rounds.setdefault(request.sequence.round, []).append(who)
+        return made
+
+    monkeypatch.setattr(ChainDriver, "answer", answer)
+    run_chain(method, WIDE, PROMPT, Limits(40), AddressedDraws(2), heads=MarkovHeads(WIDE, 1))
+    kinds = {tuple(each) for each in rounds.values()}
+    assert ("heads", "model", "model") in kinds and any(kind[0] == "copy" for kind in kinds)
+    assert all(set(kind) == {"copy"} or kind[:2] in {("heads",), ("heads", "model")} for kind in kinds)
+
+
+def test_who_goes_on_does_not_depend_on_the_number_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a token after which the heads know none the rest is the model's, though they would know more later."""
+    method = parse_method("drafter=heads(otherwise=model),stop=fixed(gamma=4),accept=exact")
+
+    def texts(ahead: int) -> list[list[int]]:
+        drawn = (
+            run_chain(
+                method, WIDE, PROMPT, Limits(16), AddressedDraws(seed), ahead=ahead,
+                heads=_DeadEnds(WIDE, 4, sees_path=True),
+            )
+            for seed in range(6)
+        )  # fmt: skip
+        return [[token.id for token in record.tokens] for record in drawn]
+
+    assert texts(1) == texts(4)
+
+    answer = ChainDriver.answer
+
+    def answer_anew(self: ChainDriver, request: Any) -> Any:
+        if self._heads is not None:
+            self._heads._ended = 0
+        return answer(self, request)
+
+    monkeypatch.setattr(ChainDriver, "answer", answer_anew)
+    assert texts(1) != texts(4), "heads that are asked again in the same round"
+
+
+def test_trusted_tokens_of_both_are_metered() -> None:
+    method = parse_method(
+        "drafter=heads(otherwise=model),trust=certain(signal=entropy,threshold=1.2),stop=untrusted,cap=6"
+    )
+    made = [
+        run_chain(
+            method, WIDE, PROMPT, Limits(24), AddressedDraws(s), complete=True, heads=MarkovHeads(WIDE, 2)
+        )
+        for s in range(6)
+    ]
+    assert all(record.stats.drift_coverage == 1 for record in made)
+    assert max(max(record.accept_lengths) for record in made) > 3, "further than the heads reach"
+
+
 # --- sparse trees ----------------------------------------------------------------------------------------------------
 def test_medusas_choice_is_the_best_tree() -> None:
     """Among all trees of as many nodes, its sum of products of accuracies is the largest."""
@@ -236,6 +370,10 @@ def test_a_recorded_tree_is_filled_in_by_the_heads() -> None:
         (lambda: Sparse(512), "nodes=512 is out of range"),
         (lambda: Heads(Lookup()), "give a drafter that reads a draft model's laws"),
         (lambda: Heads(Heads()), "give a drafter that reads a draft model's laws"),
+        (lambda: Heads(otherwise=Lookup()), "give model, or model"),
+        (lambda: Heads(otherwise=Model(drafts=2)), "give model, or model"),
+        (lambda: Heads(Static("2x2"), otherwise=Model()), "without grow="),
+        (lambda: Heads(sure=1.5), "sure=1.5 is out of range"),
         (lambda: Method(drafter=Heads(Drawn("2x1")), accept=OneHot()), "those of .* are drawn"),
         (lambda: Method(drafter=Heads(Static("2x1"))), "accept rule Exact"),
         (lambda: Method(drafter=Heads(), trust=Gate(0.5), stop=Untrusted()), "drafts of heads have none"),

@@ -43,9 +43,9 @@ GREEDY = (
 ACCURACIES = ((0.5, 0.3, 0.1), (0.4, 0.2, 0.1), (0.3, 0.1, 0.1))
 
 
-def half_trained(family: str) -> TokenHeads:
+def half_trained(family: str, count: int = 3) -> TokenHeads:
     """Heads whose laws are the target's next-token law, so that some drafts are accepted; random blocks."""
-    target, heads = tiny(family), medusa(1, accuracies=ACCURACIES)
+    target, heads = tiny(family), medusa(1, count=count, accuracies=ACCURACIES)
     with torch.no_grad():
         for own in heads.heads:
             own[0].linear.weight.mul_(0.1)  # type: ignore[index]
@@ -166,6 +166,63 @@ def _check_laws(method: str) -> None:
                     checked += 1
             place += added
     assert checked >= 6
+
+
+BEHIND = (
+    "drafter=heads(otherwise=model),stop=fixed(gamma=6)",
+    "drafter=heads(sure=0.3,otherwise=model),stop=svip(h=3.5),accept=block,cap=6",
+    "drafter=lookup(n=2,least=1,length=2,otherwise=heads(otherwise=model(greedy=true))),stop=fixed(gamma=5),accept=match",
+)
+
+
+@cache
+def pair_with_draft() -> sprinter.Pair:
+    heads = half_trained("llama", 1)
+    return sprinter.load_pair(
+        tiny("llama"), draft=tiny("qwen2"), tokenizer=word_tokenizer(), heads=[heads], compile=False
+    )
+
+
+@pytest.mark.parametrize("method", BEHIND)
+def test_a_draft_model_behind_heads(method: str) -> None:
+    """Greedy texts are the target's, with penalties too, and those of a batch are those of rows alone."""
+    pair, options = pair_with_draft(), {"temperature": 0.0, "max_new_tokens": 16, "bad_words": [[5], [7, 9]]}
+    for more in ({}, {"frequency_penalty": 0.7, "repetition_penalty": 1.4}):
+        plain = ids(pair.generate(PROMPT, method="autoregressive", **options, **more))  # type: ignore[arg-type]
+        assert ids(pair.generate(PROMPT, method=method, **options, **more)) == plain  # type: ignore[arg-type]
+    drawn: dict[str, Any] = {"method": method, "max_new_tokens": 14, "seed": 4}
+    prompts = [PROMPT, [2], [9, 9, 4, 1, 30, 22, 8]]
+    alone = [ids(pair.generate(prompt, **drawn)) for prompt in prompts]
+    assert [ids(out) for out in pair.generate_batch(prompts, **drawn)] == alone
+    with pytest.raises(UserError, match="needs a draft model, and this pair has none"):
+        pair_of("llama").generate(PROMPT, method=method)
+
+
+def test_each_token_has_the_law_of_the_drafter_that_wrote_it() -> None:
+    """Of the one head for the first token, then of the draft model, which has read what they drafted."""
+    pair, writers = pair_with_draft(), [0, 0]
+    heads, draft = pair.drafting, pair.models.draft
+    assert isinstance(heads, MedusaHeads) and draft is not None
+    for seed in range(8):
+        out = pair.generate(PROMPT, method=BEHIND[0], max_new_tokens=24, seed=seed, logprobs=1)
+        text = torch.tensor([[*PROMPT, *ids(out)]])
+        with torch.inference_mode():
+            states = pair.models.target.model(text, output_hidden_states=True).hidden_states[-1][0]
+            own = draft.model(text).logits[0].log_softmax(-1)
+        place = len(PROMPT)
+        for added in out.accept_lengths:
+            for i, token in enumerate(out.tokens[place - len(PROMPT) : place - len(PROMPT) + added]):
+                if token.draft_logprob is not None:
+                    by_model = i >= heads.count
+                    law = (
+                        own[place + i - 1]
+                        if by_model
+                        else heads.head_logits(i, states[place - 2]).log_softmax(-1)
+                    )
+                    assert abs(float(law[token.id]) - token.draft_logprob) < 1e-3, "another law"
+                    writers[by_model] += 1
+            place += added
+    assert writers[0] >= 6 and writers[1] >= 2
 
 
 def test_penalties_and_forbidden_tokens() -> None:

@@ -23,6 +23,7 @@ from sprinter.decode.draft_heads import Blocks
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
 from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine.backends import graph_units
+from sprinter.engine.backends.base import DraftRow
 from sprinter.engine.executor import Executor
 from sprinter.heads.dflash import DFlashHeads
 from sprinter.heads.eagle3 import ParallelHeads
@@ -165,6 +166,31 @@ def test_the_joint_law_with_heads_of_a_kind(pairs: Any, spec: str, monkeypatch: 
     found = law_through("row", pair, method, 3, 1, monkeypatch, **options)
     assert options["drafting"].kind in spec and sum(found.values()) == pytest.approx(1, abs=CLOSE)
     assert distance(found, target_joint_law(pair, 3, prompt=PROMPT)) < CLOSE
+
+
+@pytest.mark.parametrize(("kind", "ahead"), [("row", 1), ("captured", 3), ("crop", 2)])
+@pytest.mark.parametrize(
+    "drafter", ["heads(kind=peagle,otherwise=model)",
+                "lookup(n=3,least=3,length=1,otherwise=heads(kind=mtp,sure=0.9,otherwise=model))"]
+)  # fmt: skip
+@pytest.mark.parametrize("accept", ["exact", "block"])
+def test_the_joint_law_of_a_draft_model_behind_heads(
+    pairs: Any, drafter: str, accept: str, kind: str, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads end after two tokens, or where they are unsure: the draft model reads them, and goes on."""
+    pair = pairs(2)
+    method, options = with_heads(pair, parse_method(f"drafter={drafter},stop=fixed(gamma=3),accept={accept}"))
+    rows: list[DraftRow] = []
+    real = Executor.run
+
+    def run(self: Executor, inputs: Any) -> Any:
+        rows.extend(one for one in inputs if isinstance(one, DraftRow))
+        return real(self, inputs)
+
+    monkeypatch.setattr(Executor, "run", run)
+    found = law_through(kind, pair, method, 4, ahead, monkeypatch, **options)
+    assert distance(found, target_joint_law(pair, 4, prompt=PROMPT)) < CLOSE
+    assert rows, "the draft model drafted"
 
 
 def test_captured_units_were_enumerated(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ class Copies(Drafter):
         object.__setattr__(self, "greedy", last.greedy)
         object.__setattr__(self, "tokens_a_pass", last.tokens_a_pass)
         object.__setattr__(self, "target_states", last.target_states)
+        object.__setattr__(self, "sure", last.sure)
 
     @property
     def links(self) -> Iterator[Copies]:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.adjust import Adjuster
-from sprinter.decode.checks import count
+from sprinter.decode.checks import count, number
 from sprinter.decode.draft import AskDraft, AskTips, Draft, Tips
-from sprinter.decode.drafter import Allocated, Drafter, Model
+from sprinter.decode.drafter import NOTHING, Allocated, Drafter, Model
 from sprinter.decode.grow import Root, TreeBuilder, ranked
 from sprinter.decode.registry import DRAFTER, did_you_mean
 from sprinter.decode.sequence import Siblings, TokenSequence
@@ -135,23 +135,40 @@ class _Grown(Drafter):
 @DRAFTER.rule("heads")
 @dataclass(frozen=True)
 class Heads(_Grown):
-    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's, GliDe's, DFlash's, its checkpoint's.
+    """Heads on the target draft in place of a draft model, or before it: Medusa's, EAGLE's, GliDe's, DFlash's, its
+    checkpoint's.
 
     Args:
         grow: the drafter that reads their laws: ``model(greedy=true)``, or one that grows trees (static, dynamic,
             sparse, drawn, widened, ``model(drafts=2)``). None: a chain, each token drawn from its law.
         kind: that the pair's heads must have, "mtp" for example; None: any.
+        otherwise: who goes on in a round where the heads end: the draft model, which also says whether both draft
+            greedily, or "nothing". Chains alone.
+        sure: the heads end before a token whose most probable choice has less probability at temperature 1.
     """
 
     kind: str | None = None
+    otherwise: Drafter = NOTHING
+    sure: float = number(0.0, 0.0, 1.0)
     by_heads: ClassVar[bool] = True
-    uses_model: ClassVar[bool] = False  # no draft model runs
     needs_target: ClassVar[bool] = True  # the heads read its states, and may have no more to say
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kind is not None and self.kind not in DRAFTING_KINDS:
             raise did_you_mean("kind of heads that draft", str(self.kind), DRAFTING_KINDS)
+        if self.otherwise == NOTHING:
+            return
+        if not isinstance(self.otherwise, Model) or self.otherwise.drafts > 1 or self.grow is not None:
+            raise UserError(
+                f"otherwise={self.otherwise} is out of range: give model, or model(greedy=true), without grow="
+            )
+        object.__setattr__(self, "greedy", self.otherwise.greedy)
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether the draft model goes on where the heads end."""
+        return self.otherwise.uses_model
 
     @property
     def head_kind(self) -> str | None:
@@ -253,6 +270,7 @@ class HeadDrafts:
         vocab: size of the common vocabulary; logits beyond it are dropped.
         adjust: adjusts the heads' logits to the text; None: nothing does.
         kind: of the heads, for messages.
+        drafter: the method's: how sure the heads must be, and whether the draft model goes on where they end.
 
     Attributes:
         heads: as given.
@@ -269,8 +287,11 @@ class HeadDrafts:
         vocab: int,
         adjust: Adjuster | None = None,
         kind: str = "drafting",
+        drafter: Drafter = NOTHING,
     ) -> None:
-        self._kind = kind
+        self._kind, self._sure = kind, drafter.sure
+        self._hands_over = drafter.by_heads and drafter.uses_model
+        self._ended = 0  # the last round in which a draft of the heads ended
         self.heads = heads
         self._sampling, self._draws, self._raw, self._vocab = sampling, draws, raw, vocab
         self._signals = [name for name in signals if name in SIGNALS]
@@ -283,6 +304,10 @@ class HeadDrafts:
     def counts(self) -> tuple[int, int]:
         """Number of forward passes of the heads so far, and of tokens that they read."""
         return self.heads.steps, self.heads.tokens
+
+    def left_to_model(self, round: int) -> bool:
+        """Whether the rest of a round's draft is the draft model's, whatever the heads would know later in it."""
+        return self._hands_over and self._ended == round
 
     def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
         """Go to a text, before its draft begins.
@@ -314,6 +339,7 @@ class HeadDrafts:
             raws.append(raw[0])
             tokens.append(self._draws.token(law[0], round, len(text) + len(tokens), Purpose.DRAFT))
         if not tokens:
+            self._ended = round
             empty = torch.zeros(0, self._vocab)
             return Draft(
                 (), empty, {name: torch.zeros(0) for name in self._signals}, empty if self._raw else None
@@ -358,8 +384,9 @@ class HeadDrafts:
         """Processed laws, raw laws and adjusted logits after some paths from a position of the text, ``[m, V]`` or
         ``[1, V]`` each.
 
-        Heads of a reduced vocabulary can draft no token where all that they know are forbidden: they do not reach as
-        far there. That depends on the tokens up to there alone, so that drafts stay exact.
+        Heads of a reduced vocabulary can draft no token where all that they know are forbidden, and are not asked for
+        one where they are less sure than they must be: they do not reach as far there. That depends on the tokens up
+        to there alone, so that drafts stay exact.
 
         Returns:
             Laws, raw laws, logits, and the numbers of the paths that they are about, None: all. None if there are none.
@@ -381,6 +408,12 @@ class HeadDrafts:
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
         reached = None
+        if self._sure:
+            chances = raw.amax(-1).tolist()
+            peaks = [
+                peak if chance >= self._sure else -torch.inf
+                for peak, chance in zip(peaks, chances, strict=True)
+            ]
         if min(peaks) == -torch.inf:
             reached = [i for i, peak in enumerate(peaks) if peak > -torch.inf]
             if not reached:

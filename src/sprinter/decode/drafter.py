@@ -92,12 +92,14 @@ class Drafter(Parameters):
         greedy: whether the draft model drafts argmax q at every temperature.
         tokens_a_pass: tokens that the draft model drafts in one pass, over masks if more than one (``parallel``).
         target_states: decoder layers of the target whose hidden states the proposer reads (-1: after the final norm).
+        sure: heads that draft end before a token whose most probable choice has less probability.
     """
 
     drafts: int = 1
     greedy: bool = False
     tokens_a_pass: int = 1
     target_states: Sequence[int] = ()
+    sure: float = 0.0
 
     @property
     def siblings(self) -> Siblings:

@@ -132,7 +132,9 @@ class ChainDriver:
             own: DraftHeads = heads or (MarkovHeads(pair) if drafter.by_heads else blocks)
             self._layers, sampling = own.layers, Sampling(temperature=0.0 if drafter.greedy else 1.0)
             names = [name for name in self._read if not SIGNALS[name].reads("state")]
-            self._heads = HeadDrafts(own.begin(), sampling, draws, names, needs_raw, pair.vocab)
+            self._heads = HeadDrafts(
+                own.begin(), sampling, draws, names, needs_raw, pair.vocab, drafter=drafter
+            )
         self._seen: int | None = None  # tokens whose states heads are shown; None: all that were scored
 
     def answer(self, request: LoopRequest) -> Answer:
@@ -152,8 +154,10 @@ class ChainDriver:
             draft = self._proposals.draft(context, set(self._read), self._needs_raw)
             if draft is not None:
                 return draft
-        if self._heads is not None:
-            return self._by_heads(self._heads, request)
+        if self._heads is not None and not self._heads.left_to_model(round):
+            answer = self._by_heads(self._heads, request)
+            if not self._heads.left_to_model(round):
+                return answer
         return self._propose(list(text), round, min(self._ahead, request.at_most))
 
     def _by_heads(self, heads: HeadDrafts, request: AskDraft | AskTips) -> Draft | Tips:

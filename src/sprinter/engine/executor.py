@@ -161,7 +161,7 @@ class RequestRun:
         drafter = method.drafter
         layers = drafter.target_states if drafting is None else drafting.layers
         self._layers = tuple(dict.fromkeys(layers))  # of the target, whose states are kept
-        self._sampling, self._draws = sampling, draws
+        self._sampling, self._draws, self._adjusters = sampling, draws, list[Adjuster]()
         self._needs, self._needs_raw = method.needs, method.accept.needs_raw
         self._judging = {kind: heads[kind] for kind in sorted(method.accept.needs)}
         self._judging_flops = sum(head.flops for head in self._judging.values())
@@ -170,7 +170,8 @@ class RequestRun:
         def adjuster(rows: EagerBackend | None) -> Adjuster | None:
             if not (adjustments and rows):
                 return None
-            return Adjuster(adjustments, sequence.tokens, rows.vocab, rows.runner.device)
+            self._adjusters.append(Adjuster(adjustments, sequence.tokens, rows.vocab, rows.runner.device))
+            return self._adjusters[-1]
 
         self._adjust_p, self._adjust_q = adjuster(models.target), adjuster(models.draft)
         self._allow = Adjuster(adjustments, sequence.tokens, models.vocab) if adjustments.forbids else None
@@ -184,13 +185,12 @@ class RequestRun:
         self._left_to_model = False  # whether the proposer has left this draft to the draft model
         self._head_drafts: HeadDrafts | None = None
         if drafting is not None:
-            self._adjust_q, self._head_draft_flops = adjuster(models.target or models.draft), drafting.flops
+            own, self._head_draft_flops = adjuster(models.target or models.draft), drafting.flops
             self._head_drafts = HeadDrafts(
                 drafting.begin(), self._plan.sampling, draws, self._plan.signals, self._raw, models.vocab,
-                self._adjust_q, drafting.kind,
+                own, drafting.kind, drafter,
             )  # fmt: skip
         # Runs of fixed length are drafted in one synchronisation, as none of their tokens is dropped.
-        self._adjusters = [one for one in (self._adjust_p, self._adjust_q) if one]
         self._whole = method.length is not None and method.trust.never
         self._head_flops = sum(head.flops for head in self._plan.heads.values())
         self._round = self._place = self._run_start = 0  # tokens drafted in a round, and where they begin
@@ -266,7 +266,7 @@ class RequestRun:
             return self._prompt_left(target, models.target) or self._target_row(ask)
         if isinstance(ask, AskGrammar):
             return ask
-        draft = self.sequence.draft
+        draft, heads, round = self.sequence.draft, self._head_drafts, self.sequence.round
         if (self._layers or self._chains) and (left := self._prompt_left(target, models.target)):
             return left  # its states are asked for, or its verdict behind the draft
         if isinstance(ask, AskDraft) and self._proposals is not None and not self._left_to_model:
@@ -274,11 +274,13 @@ class RequestRun:
             if proposed is not None:
                 return proposed
             self._left_to_model = True
-        if self._head_drafts is not None:
-            block = self._head_drafts.heads
-            if not isinstance(block, BlockText) or block.answers(ask):
-                return self._ask_heads(self._head_drafts, ask)
-            return self._prompt_left(draft, models.draft) or block_row(block, ask, self._plan)
+        if heads is not None and not heads.left_to_model(round):
+            block = heads.heads
+            if isinstance(block, BlockText) and not block.answers(ask):
+                return self._prompt_left(draft, models.draft) or block_row(block, ask, self._plan)
+            answer = self._ask_heads(heads, ask)
+            if not heads.left_to_model(round):
+                return answer
         left = self._prompt_left(draft, models.draft)
         return left or (self._draft_row(ask) if isinstance(ask, AskDraft) else self._tree_row(ask))
 

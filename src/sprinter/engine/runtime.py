@@ -186,8 +186,11 @@ class PairRuntime:
         return head_costs(self.drafting, costs, self.models.target.module("heads that draft").dtype)
 
     def costs_of(self, method: Method, rows: int = 1, greedy: bool = False) -> PassCosts:
-        """The costs that a method has on this machine, in engines of so many rows; ``greedy``: without draws."""
-        if method.drafter.by_heads:
+        """The costs that a method has on this machine, in engines of so many rows; ``greedy``: without draws.
+
+        Where the draft model goes on after heads, all steps are charged as its own.
+        """
+        if method.drafter.by_heads and not method.drafter.uses_model:
             costs = self.shared_head_costs if rows > 1 else self.head_costs
         else:
             costs = self.shared_costs if rows > 1 else self.pass_costs
