@@ -195,7 +195,7 @@ class Trial:
     """Requests in one engine (or one stream after the other), disturbed; their twins alone, undisturbed.
 
     Args:
-        pair: disturbed. twin: the same models, with caches of its own.
+        pair: disturbed, its caches are of this kind of runners alone. twin: the same, with caches of its own.
         kind: of the runners. longest: most new tokens of a request.
     """
 
@@ -212,11 +212,9 @@ class Trial:
         asked = [self._request(methods, first_seed + i) for i in range(count)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool, "make_runner", runner_maker(self.kind))
-            self._forget_other_kinds()
             alone = [self.twin.generate(**one) for one in asked]
             with self.disturber.at_work(self.pair):
                 (self._in_streams if streams else self._in_engine)(asked, alone)
-            self._forget_other_kinds()
         self.counts["requests"] += count
         self.counts[f"{self.kind}, {'streams' if streams else 'engine'}"] += count
 
@@ -231,12 +229,6 @@ class Trial:
             request["method"] = min(methods, key=lambda one: self.counts[label(one)])
         self.counts[label(request["method"])] += 1
         return request
-
-    def _forget_other_kinds(self) -> None:
-        """Crop runners read no trees: they are kept neither for other trials nor from them."""
-        if self.kind == "crop":
-            self.pair.clear_prefix_cache()
-            self.twin.clear_prefix_cache()
 
     def _check(self, out: sprinter.Generation, alone: sprinter.Generation, error: Exception | None) -> None:
         if error is None and out.finish_reason not in ("cancelled", "interrupted"):
@@ -259,6 +251,7 @@ class Trial:
         whole: dict[int, sprinter.Generation] = {}
         unheard = set[int]()  # under way when ``finish`` took events
         with Engine(self.pair, rows=rows, policy=policy) as engine:
+            assert engine._models.target is not None and engine._models.target.runner.name == self.kind
             numbers = {engine.add(**one): i for i, one in enumerate(asked)}
             for _ in range(100_000):
                 if not engine.unfinished and not engine.events:

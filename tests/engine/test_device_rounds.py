@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -27,6 +29,7 @@ from sprinter.heads.head import Head, HeadConfig
 from sprinter.laws import Sampling, process
 from sprinter.models import choose
 from sprinter.models.capture.graphs import GraphUnits
+from sprinter.models.capture.runner import CapturedRunner, PreparedPass
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
@@ -79,7 +82,7 @@ def assert_same(one: sprinter.Generation, other: sprinter.Generation) -> None:
     assert [(x.id, x.origin, x.round) for x in one.tokens] == [
         (x.id, x.origin, x.round) for x in other.tokens
     ]
-    for name in ("drift", "ratio", "gate_score"):
+    for name in ("drift", "ratio", "gate_score", "logprob", "draft_logprob"):
         found, wanted = (
             [-1.0 if (value := getattr(x, name)) is None else value for x in each.tokens]
             for each in (one, other)
@@ -153,7 +156,65 @@ def test_an_exact_round_is_two_launches_and_one_synchronisation(method: str, gra
     assert out.stats.rounds > 10 and max(out.accept_lengths) > 1 and plain <= 1
     prompts = 2  # one of each model, with a look at whether its states are finite
     assert count.launches == prompts + 2 * (out.stats.rounds - plain) + plain
-    assert count.waits == prompts + (out.stats.rounds - plain) + 2 * plain
+    assert count.waits == prompts + out.stats.rounds
+
+
+@pytest.mark.parametrize(
+    ("method", "ahead", "waits_a_round"),
+    [
+        ("sprinter(tau=0.5, cap=4)", 4, 1),
+        ("trust=gate(tau=0.5),stop=untrusted(tail=1),cap=6", 6, 1),
+        ("sprinter(tau=0.5, cap=4)", None, 1),  # a run of four costs less than two questions
+        ("sprinter(tau=0.5)", 4, 2),  # its runs may be longer than a launch
+        ("speculative(gamma=10)", None, 3),  # two launches draft a run
+    ],
+)
+def test_a_round_with_trust_waits_as_an_exact_one(
+    method: str, ahead: int | None, waits_a_round: int, graphed: sprinter.Pair
+) -> None:
+    """The verdict and the drifts of trusted tokens come in the copy of the target's pass, that of the run if known."""
+    options: dict[str, Any] = {"method": method, "max_new_tokens": 24, "seed": 1, "ahead": ahead}
+    for _ in range(2):
+        with Counted() as count:
+            out = graphed.generate(PROMPTS[0], **options)
+    stats = out.stats
+    assert (stats.trusted > 5) == ("gate" in method or "sprinter" in method) and stats.drift_coverage > 0.8
+    prompts, longer = 2, 2  # rounds whose run takes two launches, and the last one, which may end the text
+    assert count.waits <= prompts + waits_a_round * stats.rounds + longer
+    assert count.launches <= prompts + max(2, waits_a_round) * stats.rounds + longer
+    assert_same(out, pair_of(False).generate(PROMPTS[0], **options | {"ahead": 1}))
+
+
+def test_plain_rows_share_the_targets_pass_behind_drafts(
+    graphed: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a mixed batch has one pass of the target; its texts are those of each alone."""
+    methods = ["speculative(gamma=3)", "autoregressive", "sprinter(tau=0.5, cap=3)", "autoregressive"]
+    each: list[dict[str, Any]] = [
+        {"method": one, "max_new_tokens": 12, "seed": i, "never_slower": False, "ahead": 3, "logprobs": 1}
+        for i, one in enumerate(methods)
+    ]
+    prompts = [*PROMPTS, [9, 9, 4]]
+    passes: list[tuple[int, int]] = []  # in which step, of how many rows
+    engine = Engine(graphed, rows=4, max_len=CONTEXT)
+    launch = CapturedRunner.launch
+
+    def launched(self: CapturedRunner, prepared: PreparedPass, extras: Sequence[torch.Tensor] = ()) -> Any:
+        if prepared.unit.name == "target":
+            passes.append((engine._steps, len(prepared.asked.rows)))
+        return launch(self, prepared, extras)
+
+    monkeypatch.setattr(CapturedRunner, "launch", launched)
+    ids = [engine.add(prompt, **options) for prompt, options in zip(prompts, each, strict=True)]
+    found = engine.finish()
+    usual = [rows for _, rows in passes if rows == 3]
+    assert len(usual) > 5, "the exact row with both plain ones"
+    steps = Counter(step for step, _ in passes)
+    assert max(steps.values()) == 2, "rows with trust have a pass of their own"
+    plain = pair_of(False)
+    for id, prompt, options in zip(ids, prompts, each, strict=True):
+        wanted = plain.generate(prompt, **options | {"ahead": 1})
+        assert_same(found[id], wanted)
 
 
 def test_nothing_is_copied_between_the_launches_of_ragged_rows(graphed: sprinter.Pair) -> None:
@@ -246,15 +307,18 @@ def test_verdicts_are_those_of_the_rules(heat: float) -> None:
     def draw(law: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         return race(law, keys.flatten()[at] & 0xFFFFFFFF, high.flatten()[at], words)
 
-    for rule, made in (
-        (Exact(), judge_exact(p, q, tokens, counts, numbers.double(), draw)),
-        (Match(), judge_match(p, tokens, counts, draw)),
+    first = torch.arange(rows) % counts  # of a chain, trusted
+    for rule, trusted, made in (
+        (Exact(), None, judge_exact(p, q, tokens, counts, numbers.double(), draw)),
+        (Match(), None, judge_match(p, tokens, counts, draw)),
+        (Exact(), first, judge_exact(p, q, tokens, counts, numbers.double(), draw, first)),
+        (Match(), first, judge_match(p, tokens, counts, draw, first)),
     ):
         lengths = set()
         for i, (accepted, token) in enumerate(zip(*made, strict=True)):
-            m = int(counts[i])
-            tree = Tree(tokens[i, :m].tolist(), list(q[i, :m]))
-            verdict = rule.judge(TargetCall(tree, p[i, : m + 1], None, draws[i], 2, 7))
-            assert (verdict.accepted, verdict.token) == (int(accepted), int(token))
+            m, at = int(counts[i]), 0 if trusted is None else int(trusted[i])
+            tree = Tree(tokens[i, at:m].tolist(), list(q[i, at:m]))
+            verdict = rule.judge(TargetCall(tree, p[i, at : m + 1], None, draws[i], 2, 7 + at))
+            assert (at + verdict.accepted, verdict.token) == (int(accepted), int(token))
             lengths.add(verdict.accepted)
         assert lengths >= {0, 1, 2}

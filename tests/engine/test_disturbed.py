@@ -12,12 +12,12 @@ from tests.engine.disturbed import KINDS, SEVERAL, SINGLE, Disturber, Trial
 
 def disturb(requests: int, seed: int, longest: int, often: float = 1.0) -> Counter[str]:
     chance, counts = random.Random(seed), Counter[str]()
-    pair, twin, disturber = double_pair(), double_pair(), Disturber(chance, often)
+    pairs, disturber = {kind: (double_pair(), double_pair()) for kind in KINDS}, Disturber(chance, often)
     trial = 0
     while counts["requests"] < requests:
         # Most in engines over rows; every fifth trial streams, every sixth the one row of a crop runner.
         kind = "crop" if trial % 6 == 5 else KINDS[trial % 2]
-        Trial(pair, twin, kind, chance, disturber, counts, longest).run(10, 10 * trial, trial % 5 == 4)
+        Trial(*pairs[kind], kind, chance, disturber, counts, longest).run(10, 10 * trial, trial % 5 == 4)
         trial += 1
     return counts + disturber.seen
 

@@ -193,7 +193,8 @@ class Scores:
     ``heads``: by kind, for those that the accept rule ``needs``, the score of the target's state at token i, ``[n]``.
     ``token``: drawn from the last law, where the request is about no draft and the driver draws; None: the loop does.
     ``accepted``: where the driver has judged the draft by the loop's rule, which is lossless: number of its tokens that
-    stay, and ``token`` follows them; None: the loop judges it.
+    stay, and ``token`` follows them; None: the loop judges it. ``metered``: drift and ratio of trusted tokens by their
+    positions, where the driver has them.
     """
 
     laws: Tensor
@@ -201,6 +202,7 @@ class Scores:
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     token: int | None = None
     accepted: int | None = None
+    metered: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def likeliest(self) -> Sequence[int]:

@@ -65,6 +65,8 @@ class Meter:
                 itself[token.id] = 1.0
                 control = control_at(row, scores.laws, scores.raw, q, raw_q, scores.heads)
                 token.drift, token.ratio = one_sample(self.rule, pair, control, token.id, token.id, itself)
+            elif not saw_token and (known := scores.metered.get(position)):
+                token.drift, token.ratio = known
             elif not saw_token:
                 whole.append((row, token, q))
         if whole:

@@ -42,8 +42,9 @@ class DeviceRules(NamedTuple):
 
     def ends(
         self, signals: Mapping[str, Tensor], drafted: Tensor, state: Sequence[Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Whether each run ends behind its token, and the stop rule's next state, ``[rows]`` each.
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Whether each run's token is trusted, whether the run ends behind it, and the stop rule's next state,
+        ``[rows]`` each.
 
         Args:
             drafted: number of tokens in the run, this one included. state: as ``RunRules.state``.
@@ -52,7 +53,7 @@ class DeviceRules(NamedTuple):
         given = {**signals, "drafted": drafted, "copied": none}
         trusted = none if self.trust.never else self.trust.trust(given, ())[0]
         own = tuple(one.to(usual.dtype) for one, usual in zip(state, self.stop.start(), strict=True))
-        return self.stop.stop({**given, "trusted": trusted}, own)
+        return trusted, *self.stop.stop({**given, "trusted": trusted}, own)
 
 
 class DraftRun(Protocol):
@@ -65,6 +66,8 @@ class DraftRun(Protocol):
     def method(self) -> Any: ...
     @property
     def rules(self) -> Any: ...
+    @property
+    def left(self) -> int: ...
     @property
     def account(self) -> object | None: ...
     @property

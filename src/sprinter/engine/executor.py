@@ -70,9 +70,8 @@ class Executor:
         self.target = backend_of(target, vocab, "target", held[0]) if target else None
         self.draft = backend_of(draft, vocab, "draft", held[1]) if draft else None
         self.vocab, self.judges = vocab, join(self.draft, self.target)
-        self.sync, self.decides = (
-            (0.0, False) if self.draft is None else (self.draft.sync, self.draft.decides)
-        )
+        self.sync = 0.0 if self.draft is None else self.draft.sync
+        self.decides = self.draft is not None and self.draft.decides
         rows = self.target or self.draft
         self.device = rows.runner.device if rows else torch.device("cpu")
         self.like = torch.empty(0, device=self.device)
@@ -305,7 +304,8 @@ class RequestRun:
         sequence, view = self.sequence, self.sequence.draft
         leave_tree(view, self._models.draft)
         unread = view.unread(sequence.tokens, len(sequence))
-        ahead = self._ahead.fixed or self._ahead.next() if ask.ahead is None else min(ask.ahead, _STEPS)
+        whole = 0 if self._chains is None else ask.at_most
+        ahead = self._ahead.fixed or self._ahead.next(whole) if ask.ahead is None else min(ask.ahead, _STEPS)
         wanted = min(_STEPS if self._whole else ahead, ask.at_most)
         if self._round != sequence.round:
             self._round, self._place, self._run_start = sequence.round, 0, len(sequence)
@@ -314,7 +314,7 @@ class RequestRun:
             self._adjust_q.follow(sequence.tokens)
             adjust, wanted = self._adjust_q.after([()]), 1  # the next token's logits depend on this token
         rules = run_rules(ask.run) if ask.run and self._models.decides else None
-        chain = None if self._chains is None else self._chains.row(ask, wanted)
+        chain = None if self._chains is None else self._chains.row(ask, wanted, rules)
         return base.DraftRow(
             view.row, unread, len(sequence), sequence.round, self._draws, self._plan, 0, self._place + 1, wanted,
             None if unread else view.after, adjust, rules, chain,
@@ -343,11 +343,10 @@ class RequestRun:
         if self._adjust_p is not None:
             adjust = self._adjust_p.along(sequence.tokens, feed.start, feed.tokens, feed.parents)
         layers = (*self._layers, base.FINAL) if self._judging else self._layers
-        plain = not (
-            sequence.tree.tokens or ask.closing
-        )  # what follows the text is drawn with the other rows'
-        draw = (self._draws, sequence.round, ask.end) if plain else None
-        return base.TargetRow(feed, self._sampling, self._raw, layers, adjust, draw)
+        drafted = sequence.tree.tokens or ask.closing  # else what follows is drawn with the other rows'
+        draw = None if drafted else (self._draws, sequence.round, ask.end)
+        chain = None if self._chains is None else self._chains.drafted(ask)
+        return base.TargetRow(feed, self._sampling, self._raw, layers, adjust, draw, chain)
 
     # --- answers without a pass ---
     def _propose(self, proposals: Proposals, ask: AskDraft) -> Draft | AskGrammar | None:
@@ -462,7 +461,8 @@ class RequestRun:
         if done.spent:
             stats.remote.update(done.spent)
         if isinstance(laws := done.laws, Tensor):
-            answer = Scores(gather(laws), raw if self._needs_raw else None, judged, done.token, done.accepted)
+            kept = raw if self._needs_raw else None
+            answer = Scores(gather(laws), kept, judged, done.token, done.accepted, done.metered)
         else:
             answer = base.PlainScores(laws, done.token)
         if ask.closing:  # its states must change no draft

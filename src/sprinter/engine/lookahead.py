@@ -24,7 +24,11 @@ def best_ahead(sync_s: float, step_s: float, goes_on: float) -> int:
         step_s: seconds per draft step.
         goes_on: r, below 1.
     """
-    return min(range(1, MOST + 1), key=lambda k: (sync_s + k * step_s) / (1 - goes_on**k))
+    return min(range(1, MOST + 1), key=lambda k: _run_s(k, sync_s, step_s, goes_on))
+
+
+def _run_s(ahead: int, sync_s: float, step_s: float, goes_on: float) -> float:
+    return (sync_s + ahead * step_s) / (1 - goes_on**ahead)
 
 
 @dataclass(slots=True)
@@ -44,13 +48,19 @@ class Ahead:
     _runs: int = 0
     _kept: int = 0
 
-    def next(self) -> int:
-        """Number of tokens to draft before the next host synchronisation."""
+    def next(self, whole: int = 0) -> int:
+        """Number of tokens to draft before the next host synchronisation.
+
+        Args:
+            whole: number that no run exceeds, where the target's pass is launched behind such a run without another
+                synchronisation; 0: it is not.
+        """
         if self.fixed is not None:
             return self.fixed
         goes_on = (self._kept + 1) / (self._kept + self._runs + 2)
         if self.sync is not None:
-            return best_ahead(self.sync, 1.0, goes_on)
+            best = best_ahead(self.sync, 1.0, goes_on)
+            return whole if 0 < whole <= min(MOST, _run_s(best, self.sync, 1.0, goes_on)) else best
         if self._syncs < _TRIALS or not {1, 2} <= self._fastest.keys():
             return 1 + self._syncs % 2
         step_s = max(self._fastest[2] - self._fastest[1], 1e-9)

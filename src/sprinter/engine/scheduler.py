@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskGrammar, Token
 from sprinter.decode.switch import Tracker
 from sprinter.engine.backends.base import DraftRow, PassInput, PromptRow, TargetRow, TreeRow
+from sprinter.engine.backends.cuda_graph import draws_alone
 from sprinter.engine.executor import RequestRun
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
@@ -252,16 +254,22 @@ class Scheduler:
         self._cut_short = before if self._alone else 0  # a step of new requests alone is not the whole one
         # The target reads last, as most methods ask it after a draft: a short text begins in its first step.
         # A grammar is asked what must follow, then what it keeps of a proposal.
+        judged = list[_Live]()  # in the target's pass behind drafts
         for kind in (None, AskGrammar, AskGrammar, "draft", DraftRow, TreeRow, "target"):
             if kind in asking:
-                self._do(self._reading(asking[kind]) if isinstance(kind, str) else self._ready(asking[kind]))
+                group = self._reading(asking[kind]) if isinstance(kind, str) else self._ready(asking[kind])
+                if kind is DraftRow:
+                    judged = self._chained(group, asking.get(TargetRow, ()))
+                    group = [*group, *(one for one in judged if one not in group)]
+                self._do(group)
                 asking = self._asking(due)  # their next inputs
                 if asking and not self._alone and (arrived := self.arrived()) > before:
                     self._cut_short = arrived
                     for one in asking.get(TargetRow, []):
                         one.passed_over += 1
                     return
-        waiting = asking.get(TargetRow, [])
+        # Plain rounds of those that the target has read for go on in the next step, with the drafts of others.
+        waiting = [one for one in asking.get(TargetRow, []) if one not in judged or not _plain_tokens(one)]
         longest = max((one.passed_over for one in waiting), default=0)
         # A row that reads its prompt does not come to the target for many steps: nobody waits for it.
         under_way = sum(
@@ -396,20 +404,35 @@ class Scheduler:
         chunk = (request.salt, feed.start, text) if shared else one.id
         return ChunkTurn(one, request.owner, one.turn, len(feed.tokens), chunk)
 
+    def _chained(self, group: Sequence[_Live], waiting: Sequence[_Live]) -> list[_Live]:
+        """Those of a group that drafts behind whose drafts a pass of the target follows, and of those that wait for the
+        target the ones that take part in it: they draft nothing."""
+        most, read = self._policy.draft_steps, self._policy.target_tokens
+        sizes = list[int]()
+        for one in group:
+            given = one.run.input
+            if isinstance(given, DraftRow) and most is not None and given.count > most:
+                one.run.input = replace(given, count=most, chain=None)
+            elif isinstance(given, DraftRow) and given.chain is not None:
+                sizes.append(len(given.chain.feed.tokens) + given.count)
+        left = inf if read is None else read - sum(sizes)
+        chained = [one for one in group if isinstance(given := one.run.input, DraftRow) and given.chain]
+        if left < 0:  # the target reads these rows in turns
+            for one in chained:
+                assert isinstance(one.run.input, DraftRow)
+                one.run.input = replace(one.run.input, chain=None)
+            return []
+        for one in waiting if chained else ():
+            size = _plain_tokens(one)
+            if 0 < size <= min(left, max(sizes)):  # no row is padded for one beside it
+                chained.append(one)
+                left -= size
+        return chained
+
     def _do(self, group: Sequence[_Live]) -> None:
         """Run one forward pass for a group, if there is anybody in it."""
-        most, read = self._policy.draft_steps, self._policy.target_tokens
-        chains = sum(
-            len(row.chain.feed.tokens) + row.count for row in _drafts(group) if row.chain is not None
-        )
         for one in group:
-            one.passed_over, given = 0, one.run.input
-            if not isinstance(given, DraftRow):
-                continue
-            if most is not None and given.count > most:
-                one.run.input = replace(given, count=most, chain=None)
-            elif read is not None and chains > read:  # the target reads these rows in turns
-                one.run.input = replace(given, chain=None)
+            one.passed_over = 0
         if group:
             advance(self._models, [one.run for one in group], self._pads)
 
@@ -438,6 +461,7 @@ class Scheduler:
             )
 
 
-def _drafts(group: Sequence[_Live]) -> list[DraftRow]:
-    """The next inputs of a group that are draft steps."""
-    return [given for one in group if isinstance(given := one.run.input, DraftRow)]
+def _plain_tokens(one: _Live) -> int:
+    """Number of tokens that the target reads for a request that drafts nothing; 0: it drafts."""
+    given = one.run.input
+    return len(given.feed.tokens) if isinstance(given, TargetRow) and draws_alone(given) else 0

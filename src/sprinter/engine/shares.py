@@ -23,16 +23,13 @@ def without_chain(given: PassInput, made: PassOutput) -> PassInput:
 
 
 def pass_shares(inputs: Sequence[PassInput], target_pads: bool, draft_pads: bool) -> list[list[PassShare]]:
-    """The shares of each of some inputs of one kind, which run together; a prompt's prefill is not charged.
+    """The shares of each of some inputs, which run together: of one kind, or drafts and what the target reads with
+    them. A prompt's prefill is not charged.
 
     Args:
         target_pads, draft_pads: whether a pass of the model costs what the longest row does in each row.
     """
     shares: list[list[PassShare]] = [[] for _ in inputs]
-    reads = {i: len(row.feed.tokens) for i, row in enumerate(inputs) if isinstance(row, TargetRow)}
-    if reads:
-        _share(shares, reads, True, target_pads)
-        return shares
     # What the draft model must read after a rest is not charged: else it reads one token or two before the first one
     # that it drafts, or the nodes of a tree and one more.
     trees = {i: row for i, row in enumerate(inputs) if isinstance(row, TreeRow)}
@@ -44,10 +41,11 @@ def pass_shares(inputs: Sequence[PassInput], target_pads: bool, draft_pads: bool
     for step in range(max((row.count for row in steps.values()), default=0)):
         counts = {i: 1 if step else min(2, len(row.tokens)) for i, row in steps.items() if row.count > step}
         _share(shares, counts, False, draft_pads)
+    reads = {i: len(row.feed.tokens) for i, row in enumerate(inputs) if isinstance(row, TargetRow)}
     # The target pass behind drafts.
-    chains = {i: len(row.chain.feed.tokens) + row.count for i, row in steps.items() if row.chain is not None}
-    if chains:
-        _share(shares, chains, True, target_pads)
+    reads |= {i: len(row.chain.feed.tokens) + row.count for i, row in steps.items() if row.chain is not None}
+    if reads:
+        _share(shares, reads, True, target_pads)
     # A step whose head reads the state at x runs the model on its own token, and the first one on the text too.
     if at_x := {i: 1 for i, row in steps.items() if row.plan.reads_x and row.tokens}:
         _share(shares, at_x, False, draft_pads)

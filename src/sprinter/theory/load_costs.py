@@ -162,6 +162,7 @@ def measure_load(pair: Pair, rows: int = 16, *, prompt: int = 64, seconds: float
         for n in counts[:1] if turn < 0 else counts:
             for method, read in texts:
                 with _Timed(pair, counts[-1], max_len=prompt + _NEW + 1) as engine:
+                    engine._models.judges = False  # each model's passes are timed apart
                     engine.seen, engine.gated, engine.all = seen, method == single, read == prompt
                     made = engine.write(method, n, read, random.Random(f"{turn} {n} {method} {read}"))
                     steps += made if engine.all else []

@@ -22,9 +22,8 @@ from sprinter.laws import Sampling
 from sprinter.random import Draws
 
 __all__ = [
-    "FINAL", "After", "ChainRow", "DraftPlan", "DraftRow", "Drafted", "PassInput", "PassOutput", "PlainScores",
-    "PromptRead",
-    "PromptRow", "RowInput", "Scored", "StepResult", "TargetRow", "TipLaws", "TreeRow",
+    "FINAL", "After", "ChainRow", "DraftPlan", "DraftRow", "Drafted", "DraftedChain", "PassInput", "PassOutput",
+    "PlainScores", "PromptRead", "PromptRow", "RowInput", "Scored", "StepResult", "TargetRow", "TipLaws", "TreeRow",
 ]  # fmt: skip
 
 FINAL = -1
@@ -120,12 +119,32 @@ class DraftPlan:
 
 class ChainRow(NamedTuple):
     """The target pass that follows a draft run in any case: over ``feed``, which is what it has not read of the text,
-    and the drafted tokens, which ``rule`` ("exact" or "match") judges. ``sampling``, ``raw``: as of ``TargetRow``."""
+    and the drafted tokens, which ``rule`` ("exact" or "match") judges. ``sampling``, ``raw``: as of ``TargetRow``.
+    ``trusts``: whether the first of them may be trusted."""
 
     feed: RowInput
     sampling: Sampling
     raw: bool
     rule: str
+    trusts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedChain:
+    """A draft that the target judges: the last ``tokens`` of its input, from ``position`` of the text on.
+
+    Attributes:
+        laws: ``[n, V]`` each, that they were drawn from, in parts. trusted: number of the first tokens that stay.
+        rule, draws, round: as of ``ChainRow`` and ``DraftRow``.
+    """
+
+    rule: str
+    tokens: Sequence[int]
+    laws: Sequence[Tensor]
+    position: int
+    trusted: int
+    draws: Draws
+    round: int
 
 
 @dataclass(slots=True)
@@ -228,7 +247,8 @@ class TargetRow:
     """One row of a target forward pass: ``feed`` holds its unread tokens. ``raw``: whether to return raw laws too.
 
     ``layers``: decoder layers whose hidden states to return, or ``FINAL``. ``adjust``: adjusts the logits of the feed.
-    ``draw``: (draws, round, position) of a token to draw after the last one; None: the loop draws.
+    ``draw``: (draws, round, position) of a token to draw after the last one; None: the loop draws. ``chain``: a draft
+    that a backend may judge; None: the loop does.
     """
 
     feed: RowInput
@@ -237,6 +257,7 @@ class TargetRow:
     layers: tuple[int, ...] = ()
     adjust: Adjust | None = None
     draw: tuple[Draws, int, int] | None = None
+    chain: DraftedChain | None = None
 
 
 @dataclass(slots=True)
@@ -245,7 +266,9 @@ class Scored:
     seconds.
 
     ``states``: hidden states ``[n, d]`` of each of the row's ``layers``. ``token``: the one to ``draw``. ``spent``:
-    what the row asked of a target on a server. ``accepted``: of a chain, number of tokens that stay; ``token`` follows.
+    what the row asked of a target on a server. Of a chain: ``trusted``, number of its first tokens, which are not
+    judged; ``accepted``, number of the others that stay, and ``token`` follows; ``metered``: by position, drift and
+    ratio of tokens that are trusted.
     """
 
     laws: Tensor | Callable[[], Tensor]
@@ -255,6 +278,8 @@ class Scored:
     token: int | None = None
     spent: Mapping[str, int] | None = None
     accepted: int | None = None
+    trusted: int = 0
+    metered: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 class PlainScores(Scores):
@@ -264,7 +289,7 @@ class PlainScores(Scores):
     __slots__ = ("_made",)
 
     def __init__(self, make: Callable[[], Tensor], token: int | None) -> None:
-        self.raw, self.heads, self.token, self.accepted = None, {}, token, None
+        self.raw, self.heads, self.token, self.accepted, self.metered = None, {}, token, None, {}
         self._made: Tensor | Callable[[], Tensor] = make
 
     @property

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from sprinter.decode.run_rules import DeviceRules
 from sprinter.decode.signals import SIGNALS
-from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow, Scored, TargetRow
+from sprinter.engine.backends.base import ChainRow, Drafted, DraftPlan, DraftRow, Scored, TargetRow
 from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, in_line
 from sprinter.engine.backends.graph_units import (
+    RUN,
     ChainUnit,
     DraftUnit,
     Settings,
@@ -33,15 +34,16 @@ from sprinter.engine.backends.single_call import SingleCallBackend
 from sprinter.engine.prefix import HeldRows
 from sprinter.errors import SprinterError
 from sprinter.laws import Sampling
-from sprinter.models.capture.graphs import LADDER
+from sprinter.models.capture.graphs import LADDER, length_bucket
 from sprinter.models.capture.runner import CapturedRunner, PreparedPass
 from sprinter.models.interface import Runner
 from sprinter.models.runners.row import RowRunner
 from sprinter.random import AddressedDraws
 
-__all__ = ["GraphBackend", "backend_of", "join"]
+__all__ = ["GraphBackend", "backend_of", "draws_alone", "join"]
 
 _MOST_UNITS = 64  # of draft runs, that one model keeps
+_NOTHING = DraftPlan(Sampling())
 LONGEST = 8
 """Number of draft steps in a launch, at most: longer runs are several."""
 _SYNC = 1.0
@@ -72,42 +74,71 @@ class GraphBackend(EagerBackend):
         self._captured = runner
 
     def _kind(self, row: DraftRow) -> Hashable:
-        goes_on = self.judge is not None and row.chain is not None and row.chain.rule
+        goes_on = self.judge is not None and row.chain is not None and (row.chain.rule, row.chain.trusts)
         return super()._kind(row), _can_capture(row), goes_on
 
-    def _draft(self, rows: Sequence[DraftRow]) -> list[Drafted | SprinterError]:
-        """In one launch, or two with the target's verdict; step by step, if that is not captured for its shape."""
+    @torch.inference_mode()
+    def draft(  # type: ignore[override]
+        self, rows: Sequence[DraftRow | TargetRow]
+    ) -> list[Drafted | Scored | SprinterError]:
+        """See ``EagerBackend``. Target rows that stand behind the draft rows, and draft nothing, take part in the
+        target's pass behind these."""
+        own = [row for row in rows if isinstance(row, DraftRow)]
+        plain = {i: row for i, row in enumerate(rows) if isinstance(row, TargetRow)}
+        found: dict[int, Drafted | Scored | SprinterError] = {}
+        for group in alike(own, self._kind):
+            made = self._draft([own[i] for i in group], list(plain.values()))
+            found |= zip(group, made, strict=False)
+            if len(made) > len(group):
+                found |= zip(plain, made[len(group) :], strict=True)
+                plain = {}
+        if plain and self.judge is not None:
+            found |= zip(plain, self.judge.score(list(plain.values())), strict=True)
+        return [found[i] for i in range(len(rows))]
+
+    def _draft(  # type: ignore[override]
+        self, rows: Sequence[DraftRow], plain: Sequence[TargetRow] = ()
+    ) -> list[Drafted | Scored | SprinterError]:
+        """In one launch, or two with the target's verdict; step by step, if that is not captured for its shape.
+
+        Args:
+            plain: other rows of the target, whose results are the last ones if its pass has run.
+        """
         if not _can_capture(rows[0]):
-            return super()._draft(rows)
-        judge = None if rows[0].chain is None else self.judge
+            return [*super()._draft(rows)]
+        rules, chain = _rules_of(rows), rows[0].chain
+        judge = None if chain is None or (chain.trusts and rules is None) else self.judge
         # Inputs are copied to the device before anything is launched: each copy waits for what runs there.
-        began, chains = time.perf_counter(), None if judge is None else judge.chains(rows)
-        run = self._launch(rows)
+        began = time.perf_counter()
+        chains = None if judge is None else judge.chains([*rows, *map(_as_draft, plain)], LONGEST)
+        run = self._launch(rows, rules)
         if run is None:
-            return super()._draft(rows)
-        target_s, judged, flat = 0.0, None, run.numbers.flatten(1)
+            return [*super()._draft(rows)]
+        target_s, judged, flat = 0.0, None, run.numbers.flatten()
         if judge is not None and chains is not None:
             clock = _Clock(self.runner.device)
-            judged = judge.launch_chains(chains, run)
+            judged = judge.launch_chains(chains, run.numbers, run.laws)
             clock.stop()
         if judged is not None:
-            flat = torch.cat([flat, judged[0]], 1)
-        numbers = flat.cpu().numpy()  # the host synchronisation
-        answers = self._fetch_run(rows, run, numbers)
-        if judge is not None and judged is not None:
-            target_s, size = clock.seconds, run.numbers[0].numel()
-            answers = judge.fetch_chains(rows, answers, judged, numbers[:, size:], target_s / len(rows))
-        drafted = [one for one in answers if isinstance(one, Drafted)]
-        each_s = (time.perf_counter() - began - target_s) / max(1, sum(one.passes for one in drafted))
-        for one in drafted:
+            flat = torch.cat([flat, judged[0].flatten()])
+        numbers, size = flat.cpu().numpy(), run.numbers.numel()  # the host synchronisation
+        drafted = self._fetch_run(rows, run, numbers[:size].reshape(run.numbers.shape))
+        answers: list[Drafted | Scored | SprinterError] = [*drafted]
+        if judge is not None and chains is not None and judged is not None:
+            target_s, own = clock.seconds, numbers[size:].reshape(judged[0].shape)
+            tokens = [one.tokens if isinstance(one, Drafted) else [] for one in drafted]
+            said = judge.fetch_chains(chains, tokens, judged, own, target_s / len(own))
+            answers = [_with(one, after) for one, after in zip(drafted, said, strict=False)]
+            answers += said[len(rows) :]
+        done = [one for one in answers if isinstance(one, Drafted)]
+        each_s = (time.perf_counter() - began - target_s) / max(1, sum(one.passes for one in done))
+        for one in done:
             one.draft_s = one.passes * each_s
         return answers
 
-    def _launch(self, rows: Sequence[DraftRow]) -> _Launched | None:
+    def _launch(self, rows: Sequence[DraftRow], rules: DeviceRules | None) -> _Launched | None:
         """Launch the draft run of some rows; None: it is not captured for its shape."""
         counts = [min(row.count, LONGEST) for row in rows]
-        every = {row.rules and row.rules.rules for row in rows if row.count > 1}
-        rules = every.pop() if len(every) == 1 else None  # then their counts end the runs, and the loop
         unit = self._draft_unit(rows, max(counts), rules)
         lines = self._on_device(draft_lines(rows, counts, unit.passes, rules))
         feeds = [feed_of(row) for row in rows]
@@ -123,32 +154,39 @@ class GraphBackend(EagerBackend):
     def _fetch_run(
         self, rows: Sequence[DraftRow], run: _Launched, numbers: np.ndarray
     ) -> list[Drafted | SprinterError]:
-        """What each row drafted in a run, of which the host has the numbers, before others."""
+        """What each row drafted in a run, of which the host has the numbers."""
         answers, columns = list[Drafted | SprinterError](), run.plan.columns
-        numbers = numbers[:, : run.numbers[0].numel()].reshape(run.numbers.shape)
         took = numbers[..., 1].sum(1).astype(int).tolist()
         self._captured.went_on({row.row: n - 1 for row, n in zip(rows, took, strict=True)})
         for i, (row, n) in enumerate(zip(rows, took, strict=True)):
             tokens = [int(one) for one in numbers[i, :n, 0]]
-            feed, own = feed_of(row, tokens[:-1]), torch.from_numpy(numbers[i, :n, 2:])
+            feed, own = feed_of(row, tokens[:-1]), torch.from_numpy(numbers[i, :n, RUN:])
             signals = {name: own[:, columns.index(name)] for name in row.plan.columns[1:]}
             raws = run.raws[i, :n] if row.plan.raw else None
-            fault = self.check(feed, numbers[i, :n, 2].tolist())
+            fault = self.check(feed, numbers[i, :n, RUN].tolist())
             answers.append(
                 fault or Drafted(tokens, run.laws[i, :n], raws, signals, n, len(feed.tokens), None, 0.0, 0.0)
             )
         return answers
 
     # --- verdicts of the target behind drafts ---
-    def chains(self, rows: Sequence[DraftRow]) -> _ChainInput | None:
-        """The input of the target pass behind some draft rows; None: it is too long."""
+    def chains(self, rows: Sequence[DraftRow], most: int = LADDER[-1]) -> _ChainInput | None:
+        """The input of the target pass behind some draft rows, which may draft nothing; None: it is too long.
+
+        Args:
+            most: largest number of drafted tokens of a row. Without it the number is rounded up.
+        """
         chains = [row.chain for row in rows if row.chain is not None]
-        steps = min(LONGEST, max(row.count for row in rows))
         counts = [len(chain.feed.tokens) + row.count for chain, row in zip(chains, rows, strict=True)]
-        if max(counts) > LADDER[-1] or max(row.count for row in rows) > steps:
+        steps = max(row.count for row in rows)
+        if max(counts) > LADDER[-1] or steps > most:
             return None
+        if most == LADDER[-1] and steps:
+            steps = length_bucket(steps) or steps
         truncates = any(_truncates(chain.sampling) for chain in chains)
-        key = self.vocab, truncates, any(chain.raw for chain in chains), chains[0].rule, steps
+        metered, raw = any(chain.trusts for chain in chains), any(chain.raw for chain in chains)
+        rule = next((chain.rule for chain, row in zip(chains, rows, strict=True) if row.count), "exact")
+        key = self.vocab, truncates, raw, rule, steps, metered
         kept = self._captured.kept
         unit = kept.get(key) or kept.setdefault(key, ChainUnit(*key, self.runner.device))
         feeds = [chain.feed for chain in chains]
@@ -157,37 +195,72 @@ class GraphBackend(EagerBackend):
         tokens = [[*feed.tokens, *[0] * (longest - len(feed.tokens))] for feed in feeds]
         given = torch.tensor(tokens, device=self.runner.device)
         prepared = self._captured.prepare(unit, given, counts, [feed.row for feed in feeds])
-        return _ChainInput(prepared, self._on_device(chain_lines(rows, chains, steps)))
+        return _ChainInput(rows, prepared, self._on_device(chain_lines(rows, chains, steps)), steps, metered)
 
-    def launch_chains(self, chains: _ChainInput, run: _Launched) -> list[Tensor] | None:
-        """Launch the target pass behind a draft run: results of ``ChainUnit``; None: it is not captured."""
-        return self._captured.launch(chains.prepared, [chains.lines, run.numbers[..., :2], run.laws])
+    def launch_chains(self, chains: _ChainInput, numbers: Tensor, laws: Tensor) -> list[Tensor] | None:
+        """Launch the target pass behind a draft run: results of ``ChainUnit``; None: it is not captured.
+
+        Args:
+            numbers: of the run, the first ones of ``DraftUnit``. laws: ``[rows, steps, V]``; both of the first rows.
+        """
+        drafted = [numbers[..., :RUN], laws] if chains.steps else []
+        if more := len(chains.rows) - len(laws):  # rows that draft nothing
+            drafted = [nn.functional.pad(one, (0, 0, 0, 0, 0, more)) for one in drafted]
+        return self._captured.launch(chains.prepared, [chains.lines, *drafted])
 
     def fetch_chains(
         self,
-        rows: Sequence[DraftRow],
-        drafted: Sequence[Drafted | SprinterError],
+        chains: _ChainInput,
+        drafted: Sequence[Sequence[int]],
         made: Sequence[Tensor],
         numbers: np.ndarray,
         seconds: float,
-    ) -> list[Drafted | SprinterError]:
-        """What rows drafted, with the target's verdicts on it, of which the host has the numbers."""
-        answers = list[Drafted | SprinterError]()
-        for i, (row, one) in enumerate(zip(rows, drafted, strict=True)):
-            if isinstance(one, Drafted) and row.chain is not None:
-                feed = row.chain.feed._replace(tokens=[*row.chain.feed.tokens, *one.tokens])
-                n, (accepted, token, *peaks) = len(feed.tokens), numbers[i].tolist()
-                raw = made[2][i, :n] if row.chain.raw else None
-                one.scored = Scored(made[1][i, :n], raw, seconds, token=int(token), accepted=int(accepted))
-                one = self.check(feed, peaks[:n]) or one
-            answers.append(one)
+    ) -> list[Scored | SprinterError]:
+        """What the target says of rows and of the tokens that the first of them drafted; the host has the numbers."""
+        answers, steps = list[Scored | SprinterError](), chains.steps if chains.metered else 0
+        for i, row in enumerate(chains.rows):
+            assert row.chain is not None
+            own = drafted[i] if i < len(drafted) else ()
+            feed = row.chain.feed._replace(tokens=[*row.chain.feed.tokens, *own])
+            n, (accepted, token, trusted, *rest) = len(feed.tokens), numbers[i].tolist()
+            raw = made[2][i, :n] if row.chain.raw else None
+            scored = Scored(made[1][i, :n], raw, seconds, token=int(token))
+            if own:
+                scored.accepted, scored.trusted = int(accepted - trusted), int(trusted)
+                drifts = zip(rest[:steps], rest[steps : 2 * steps], strict=True)
+                scored.metered = dict(enumerate(drifts, row.position))
+            answers.append(self.check(feed, rest[2 * steps :][:n]) or scored)
         return answers
+
+    def _judge(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError] | None:
+        """``score`` with verdicts, or tokens that follow, in the graph of the pass; None: it is not captured."""
+        began, drafts = time.perf_counter(), [*map(_as_draft, rows)]
+        if (chains := self.chains(drafts)) is None:
+            return None
+        numbers = np.zeros((len(rows), chains.steps, RUN))
+        like = next((own.laws[0] for row in rows if (own := row.chain)), torch.empty(0))
+        laws = like.new_zeros(len(rows), chains.steps, self.vocab)
+        for i, row in enumerate(rows):
+            if (own := row.chain) is not None:
+                n = len(own.tokens)
+                numbers[i, :n, 0], numbers[i, :n, 1], numbers[i, : own.trusted, 2] = own.tokens, 1, 1
+                torch.cat([*own.laws], out=laws[i, :n])
+        made = self.launch_chains(chains, torch.from_numpy(numbers).to(self.runner.device), laws)
+        if made is None:
+            return None
+        tokens = [[] if row.chain is None else row.chain.tokens for row in rows]
+        said = made[0].cpu().numpy()  # the host synchronisation
+        return self.fetch_chains(chains, tokens, made, said, (time.perf_counter() - began) / len(rows))
 
     def _on_device(self, lines: Sequence[Sequence[float]]) -> Tensor:
         return torch.from_numpy(np.array(lines, np.float64)).to(self.runner.device)
 
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``EagerBackend``; rows whose logits are adjusted have a pass of their own."""
+        if all(row.chain is not None or draws_alone(row) for row in rows):
+            with torch.inference_mode():
+                if (made := self._judge(rows)) is not None:
+                    return made
         found: dict[int, Scored | SprinterError] = {}
         for group in alike(rows, lambda row: row.adjust is None):
             found |= zip(group, super().score([rows[i] for i in group]), strict=True)
@@ -264,10 +337,14 @@ class _Clock:
 
 
 class _ChainInput(NamedTuple):
-    """The input of a target pass behind a draft run, with zeros in place of drafted tokens; ``lines``: of the unit."""
+    """The input of a target pass behind drafts of at most ``steps`` tokens, with zeros in place of these; ``lines``: of
+    the unit; ``metered``: whether it makes drifts."""
 
+    rows: Sequence[DraftRow]
     prepared: PreparedPass
     lines: Tensor
+    steps: int
+    metered: bool
 
 
 class _Launched(NamedTuple):
@@ -282,6 +359,39 @@ class _Launched(NamedTuple):
 def _can_capture(row: DraftRow) -> bool:
     few = 0 < len(row.tokens) <= LADDER[-1]
     return row.adjust is None and few and isinstance(row.draws, AddressedDraws) and row.plan.captures
+
+
+def _rules_of(rows: Sequence[DraftRow]) -> DeviceRules | None:
+    """The rules that end the runs of some rows; None: the rows' counts do, and the loop."""
+    every = {row.rules and row.rules.rules for row in rows if row.count > 1}
+    return every.pop() if len(every) == 1 else None
+
+
+def draws_alone(row: TargetRow) -> bool:
+    """Whether a row drafts nothing and wants a token after a few that it reads, and it can be drawn in a graph."""
+    few = row.feed.parents is None and len(row.feed.tokens) <= LADDER[-1]
+    drawn = row.draw is not None and isinstance(row.draw[0], AddressedDraws)
+    return drawn and few and row.adjust is None and not row.layers
+
+
+def _as_draft(row: TargetRow) -> DraftRow:
+    """A row of the target as one behind a draft, or behind none."""
+    if (own := row.chain) is not None:
+        feed = row.feed._replace(tokens=row.feed.tokens[: len(row.feed.tokens) - len(own.tokens)])
+        chain = ChainRow(feed, row.sampling, row.raw, own.rule, own.trusted > 0)
+        at = own.position, own.round, own.draws
+        return DraftRow(feed.row, (), *at, _NOTHING, count=len(own.tokens), chain=chain)
+    assert row.draw is not None
+    (draws, round, position), chain = row.draw, ChainRow(row.feed, row.sampling, row.raw, "exact")
+    return DraftRow(row.feed.row, (), position, round, draws, _NOTHING, count=0, chain=chain)
+
+
+def _with(one: Drafted | SprinterError, after: Scored | SprinterError) -> Drafted | SprinterError:
+    """What a row drafted, with what the target said of it; or an error of either."""
+    if isinstance(one, Drafted) and isinstance(after, Scored):
+        one.scored = after
+        return one
+    return one if isinstance(one, SprinterError) else after  # type: ignore[return-value]
 
 
 def _truncates(sampling: Sampling) -> bool:

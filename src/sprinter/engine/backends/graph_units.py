@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sprinter.decode.accept.rows import judge_exact, judge_match
+from sprinter.decode.accept.rows import judge_exact, judge_match, meter
 from sprinter.decode.run_rules import DeviceRules
 from sprinter.decode.signals import SIGNALS
 from sprinter.engine.backends.base import ChainRow, DraftPlan, DraftRow, StepResult
@@ -20,7 +20,10 @@ from sprinter.laws import Sampling, process_rows, raw_law
 from sprinter.models.capture.trace import ForwardPass, Unit
 from sprinter.random import Purpose, race, race_words
 
-__all__ = ["ChainUnit", "DraftUnit", "Settings", "TargetUnit", "chain_lines", "draft_lines"]
+__all__ = ["RUN", "ChainUnit", "DraftUnit", "Settings", "TargetUnit", "chain_lines", "draft_lines"]
+
+RUN = 3
+"""Numbers of a step of a draft run before those of its plan."""
 
 
 class Settings(NamedTuple):
@@ -44,8 +47,9 @@ class Settings(NamedTuple):
 
 
 class DraftUnit(Unit):
-    """A draft run. Of each step numbers ``[rows, steps, 2 + columns]``, float64: the token, whether the row took part,
-    and those of ``StepResult``; then laws and raw laws ``[rows, steps, V]``.
+    """A draft run. Of each step numbers ``[rows, steps, RUN + columns]``, float64: the token, whether the row took
+    part, whether all tokens up to it are trusted, and those of ``StepResult``; then laws and raw laws ``[rows, steps,
+    V]``.
 
     Its plan has the signals whose ``capture`` is "always", so that methods share units, and those in ``asked``.
 
@@ -87,7 +91,7 @@ class DraftUnit(Unit):
         last, position, count, place, drafted = rest[:, :5].unbind(1)
         state, keys = tuple(rest[:, 5 : -2 * steps].unbind(1)), rest[:, -2 * steps :].long()
         rows, ends, live = torch.arange(len(lines), device=lines.device), last.long(), count > 0
-        token, made = ends, list[tuple[Tensor, Tensor, Tensor]]()
+        token, made, trusting = ends, list[tuple[Tensor, Tensor, Tensor]](), live & (self._rules is not None)
         for step in range(steps):
             if step == 0:
                 logits, states = run(lambda hidden: hidden[rows, ends][:, None])
@@ -99,13 +103,14 @@ class DraftUnit(Unit):
             halves = keys[:, step], keys[:, steps + step]
             result = self._after(logits[:, 0, : self._vocab], states, settings, place + step, halves)
             token, numbers = result.token, result.numbers.double()
-            took = torch.stack([token.double(), live.double()], 1)
-            made.append((torch.cat([took, numbers], 1), result.law, result.raw))
+            took, goes_on = live, live & (count > step + 1)
             if self._rules is not None:
                 signals = dict(zip(self.plan.columns[1:], numbers[:, 1:].unbind(1), strict=True))
-                ended, state = self._rules.ends(signals, drafted.long() + (step + 1), state)
-                live = live & ~ended
-            live = live & (count > step + 1)
+                trusted, ended, state = self._rules.ends(signals, drafted.long() + (step + 1), state)
+                trusting, goes_on = trusting & trusted, goes_on & ~ended
+            of_run = torch.stack([one.double() for one in (token, took, trusting)], 1)
+            made.append((torch.cat([of_run, numbers], 1), result.law, result.raw))
+            live = goes_on
         return tuple(torch.stack(each, 1) for each in zip(*made, strict=True))
 
     def _after(
@@ -146,50 +151,68 @@ class TargetUnit(Unit):
 
 
 class ChainUnit(TargetUnit):
-    """A target pass over what is left of texts and drafts behind them, and its verdicts. Numbers ``[rows, 2 + n]``,
-    float64: how many tokens of the draft stay, the token that follows them, largest logits; then laws and raw laws
-    ``[rows, n, V]``.
+    """A target pass over what is left of texts and drafts behind them, and its verdicts: numbers, float64, then laws
+    and raw laws ``[rows, n, V]``. Of a row the numbers are: how many tokens of the draft stay, the trusted ones
+    included; the token that follows them; how many are trusted; drifts and ratios of the drafted tokens if they were
+    trusted (``metered``); largest logits.
 
     Args:
         vocab, truncates, raw: as of ``TargetUnit``.
-        rule: "exact" or "match". steps: largest number of drafted tokens.
+        rule: "exact" or "match". steps: largest number of drafted tokens; 0: none is, and a token follows each text.
+        metered: whether tokens may be trusted.
         device: the device that it runs on.
     """
 
     per_token = False
 
     def __init__(
-        self, vocab: int, truncates: bool, raw: bool, rule: str, steps: int, device: torch.device
+        self,
+        vocab: int,
+        truncates: bool,
+        raw: bool,
+        rule: str,
+        steps: int,
+        metered: bool,
+        device: torch.device,
     ) -> None:
         super().__init__(vocab, truncates, raw)
-        self._rule, self._steps = rule, steps
+        self._rule, self._steps, self._metered = rule, steps, metered
         for name, half in zip(("high", "low"), race_words(vocab, device), strict=True):
             self.register_buffer(name, half, persistent=False)
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """``extras``: the lines of ``chain_lines``; of the draft run tokens and who took part, and its laws."""
-        (lines, drafted, q), steps = extras, self._steps
-        tokens, counts = drafted[..., 0].long(), drafted[..., 1].sum(1).long()
+        """``extras``: the lines of ``chain_lines``; with steps, the first ``RUN`` numbers and the laws of a run."""
+        (lines, *drafted), steps = extras, self._steps
         lead, uniforms, keys = lines[:, 4].long(), lines[:, 5 : 5 + steps], lines[:, 5 + steps :].long()
-        each = torch.arange(run.tokens.shape[1], device=lines.device) - lead[:, None]
-        own = torch.where(each < 0, run.tokens, tokens.gather(1, each.clamp(0, steps - 1)))
-        settings = Settings(*lines[:, :4].unbind(1))
-        laws, peaks, *raw = self._laws(run(None, own)[0], settings)
-        at = (torch.arange(-1, steps, device=lines.device) + lead[:, None]).clamp(0, laws.shape[1] - 1)
-        p = laws.gather(1, at[..., None].expand(-1, -1, self._vocab))
         low, high = (half.flatten() for half in keys.view(len(keys), 2, -1).unbind(1))
         assert isinstance(self.high, Tensor) and isinstance(self.low, Tensor)
-        words = self.high, self.low
+        words, own = (self.high, self.low), run.tokens
 
         def draw(law: Tensor, places: Tensor) -> Tensor:
             return race(law, low[places], high[places], words)
 
-        if self._rule == "exact":
-            accepted, token = judge_exact(p, q, tokens, counts, uniforms, draw)
+        if steps:
+            numbers, q = drafted
+            tokens, counts = numbers[..., 0].long(), numbers[..., 1].sum(1).long()
+            # The token that ends a run is checked even if it is trusted.
+            trusted = numbers[..., 2].sum(1).long().minimum((counts - 1).clamp(min=0))
+            each = torch.arange(own.shape[1], device=lines.device) - lead[:, None]
+            own = torch.where(each < 0, own, tokens.gather(1, each.clamp(0, steps - 1)))
+        laws, peaks, *raw = self._laws(run(None, own)[0], Settings(*lines[:, :4].unbind(1)))
+        at = (torch.arange(-1, steps, device=lines.device) + lead[:, None]).clamp(0, laws.shape[1] - 1)
+        p = laws.gather(1, at[..., None].expand(-1, -1, self._vocab))
+        if not steps:
+            token = draw(p[:, 0], torch.arange(len(lines), device=lines.device))
+            accepted = trusted = torch.zeros_like(token)
+        elif self._rule == "exact":
+            accepted, token = judge_exact(p, q, tokens, counts, uniforms, draw, trusted)
         else:
-            accepted, token = judge_match(p, tokens, counts, draw)
-        verdict = torch.stack([accepted, token], 1).double()
-        return torch.cat([verdict, peaks.double()], 1), laws, *raw
+            accepted, token = judge_match(p, tokens, counts, draw, trusted)
+        verdict = [
+            torch.stack([accepted, token, trusted], 1),
+            *(meter(p, q, tokens) if self._metered else ()),
+        ]
+        return torch.cat([one.double() for one in (*verdict, peaks)], 1), laws, *raw
 
 
 def draft_lines(
