@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.gguf_families import store
 from tests.models.test_lora import write as write_adapter
 from tests.models.tiny import VOCAB, word_tokenizer
 from torch import Tensor
@@ -28,8 +29,11 @@ from transformers import (
 
 import sprinter
 from sprinter.decode import parse_method
+from sprinter.engine.drafting import native_heads
 from sprinter.errors import UserError
 from sprinter.heads.mtp import MtpHeads, load_mtp
+from sprinter.models.gguf.load import GgufModel
+from sprinter.models.pair import LoadedModel
 
 SIZE = 32
 COMMON: dict[str, Any] = {
@@ -307,6 +311,92 @@ def test_heads_that_are_given_come_first(tmp_path: Path) -> None:
     assert parse_method("heads(kind=mtp)").name == "heads(gamma=4, kind=mtp)"
     with pytest.raises(UserError, match="a part of the target's checkpoint"):
         given.file_config()
+
+
+# --- GGUF files ------------------------------------------------------------------------------------------------------
+def stored(folder: Path, path: Path, kind: str = "F32", **more: Any) -> PreTrainedModel:
+    """The checkpoint of ``glm`` as a GGUF file as llama.cpp's converter lays it out, and the target of the folder."""
+    target = checkpoint(folder, "glm")
+    store(path, "glm4moe", target.config, load_file(folder / "model.safetensors"), kind, **more)
+    return target
+
+
+def test_the_head_of_a_gguf_file_has_the_law_of_that_of_the_checkpoint(tmp_path: Path) -> None:
+    target = stored(tmp_path / "folder", tmp_path / "m.gguf")
+    pair = load(tmp_path / "m.gguf", runner="torch")
+    model, heads = pair.models.target.module("a test"), pair.drafting
+    assert isinstance(heads, MtpHeads) and pair.default_method == "heads"
+    assert model.config.num_hidden_layers == 2 == len(model.get_decoder().layers)
+    with torch.inference_mode():
+        ids = torch.tensor([[5, 9, 2, 40, 7, 7, 31, 8]])
+        torch.testing.assert_close(model(ids).logits, target(ids).logits, rtol=1e-4, atol=1e-4)
+        states = torch.randn(7, SIZE, generator=torch.manual_seed(3))
+        for paths in ([()], [(4,), (6,)], [(4, 6), (4, 8), (6, 6)]):
+            found = []
+            for own in (heads, joined(target)):
+                text = own.begin()
+                text.read(ids[0].tolist(), {-1: states})
+                if len(paths[0]):
+                    text.logits([()])
+                if len(paths[0]) == 2:
+                    text.logits([(4,), (6,)])
+                found.append(text.logits(paths))
+            assert found[0] is not None and torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", "float32"), ("F32", "int8")])
+def test_greedy_texts_of_gguf_files(kind: str, dtype: str, tmp_path: Path) -> None:
+    stored(tmp_path / "folder", tmp_path / "m.gguf", kind)
+    pair = load(tmp_path / "m.gguf", runner="torch", dtype=dtype)
+    texts = [
+        pair.generate([3, 7, 1, 12, 5], method=method, temperature=0, max_new_tokens=10)
+        for method in ("autoregressive", "heads(kind=mtp)")
+    ]
+    assert ids_of(texts[0]) == ids_of(texts[1]) and texts[1].stats.drafted > 3
+    assert texts[1].models["heads"][0]["id"] == str(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "extra", "why"),
+    [
+        ("blk.2.nextn.hnorm.weight", None, r"it lacks the tensor blk\.2\.nextn\.hnorm\.weight"),
+        ("blk.2.attn_q.weight", None, r"it lacks the tensor blk\.2\.attn_q\.weight"),
+        (None, "blk.2.attn_q.bias", r"its tensor blk\.2\.attn_q\.bias is not known"),
+    ],
+)
+def test_a_gguf_target_runs_without_heads_that_cannot_draft(
+    left_out: str | None, extra: str | None, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    import gguf
+
+    add = gguf.GGUFWriter.add_tensor
+
+    def changed(self: Any, name: str, *args: Any, **more: Any) -> None:
+        if name != left_out:
+            add(self, name, *args, **more)
+        if extra and name == "output_norm.weight":
+            add(self, extra, *args, **more)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", changed)
+    stored(tmp_path / "folder", tmp_path / "m.gguf")
+    with caplog.at_level(logging.WARNING, logger="sprinter"):
+        pair = load(tmp_path / "m.gguf", runner="torch")
+    assert pair.drafting is None and pair.default_method == "autoregressive"
+    (line,) = [one.getMessage() for one in caplog.records if "multi-token prediction" in one.getMessage()]
+    assert re.search(why, line) and "the target runs without them" in line and "\n" not in line
+    assert len(pair.generate([3, 1], max_new_tokens=3).tokens) == 3
+
+
+def test_llama_cpp_leaves_them_out(caplog: pytest.LogCaptureFixture) -> None:
+    """One line says so, and names the other runner where that runs the file."""
+    for architecture, nextn, runs in (("glm4moe", 1, True), ("exaone-moe", 1, False), ("glm4moe", 0, False)):
+        caplog.clear()
+        file = object.__new__(GgufModel)
+        file.architecture, file.nextn = architecture, nextn
+        assert native_heads(LoadedModel(file, "some.gguf", None, 64, VOCAB, SIZE, ())) == []
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) == nextn and ("--runner torch" in "".join(lines)) == runs
 
 
 def test_an_adapter_leaves_them_behind(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.choose import make_runner, runner_kind
 from sprinter.models.gguf.dequantise import dequantised
+from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import load_models
 
 gguf = pytest.importorskip("gguf", reason=NO_GGUF)
@@ -48,6 +49,9 @@ def test_llama_cpp_reads_the_same_files_alike(name: str, tmp_path: Path) -> None
     ours = load_models(tmp_path / "m.gguf", dequantise=True)
     there = make_runner(pair.target.model, max_len=64).extend(TEXT)
     here = make_runner(ours.target.model, max_len=64).extend(TEXT)
+    layers = pair.target.model.config.num_hidden_layers
+    assert isinstance(pair.target.model, GgufModel) and pair.target.model.nextn == (name == "glm4moe")
+    assert layers == 3 == ours.target.model.config.num_hidden_layers, "without those that predict more tokens"
     assert there.logits is not None and here.logits is not None
     spread, states = here.logits.std(), here.hidden.std()
     tolerance = 5e-3 if "gemma" in name else 1e-4  # llama.cpp looks GELU up in a table of float16
@@ -184,6 +188,7 @@ def test_fingerprints_and_ends_are_those_that_llama_cpp_has(tmp_path: Path, file
         ({"rope__scaling__attn_factor": 1.5}, "it scales its attention"),
         ({"rope__dimension_count": 8}, "its rope.dimension_count is 8, and keys have length 16"),
         ({"expert_count": 4}, "qwen2.expert_count is not known here"),
+        ({"nextn_predict_layers": 1}, "qwen2.nextn_predict_layers is not known here"),
         ({"vocab_size": 5}, "it has 262 embedding rows and names 5 tokens"),
         ({"feed_forward_length": 64}, "has shape [96, 64], wanted [64, 64]"),
         ({"block_count": 2}, "its tensor blk.2."),
@@ -198,6 +203,24 @@ def test_what_a_config_cannot_express_is_refused(
     line = refusal(tmp_path / "m.gguf", dequantise=True)
     assert words in line
     assert "use runner auto or llamacpp" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"expert_gating_func": 1}, "its experts are not weighted by a sigmoid"),
+        ({"expert_group_count": 2}, "its experts are in groups"),
+        ({"expert_used_count": None}, "its metadata lacks glm4moe.expert_used_count"),
+        ({"rope__dimension_sections": 2}, "glm4moe.rope.dimension_sections is not known here"),
+        ({"nextn_predict_layers": None}, "its tensor blk.3.nextn."),
+        ({"block_count": 3}, "its tensor blk.3."),
+    ],
+)
+def test_what_is_said_of_experts_is_believed_or_refused(
+    changes: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    written("glm4moe", tmp_path / "m.gguf", **changes)
+    assert words in refusal(tmp_path / "m.gguf", dequantise=True)
 
 
 def test_keys_that_switch_something_off_do_no_harm(tmp_path: Path) -> None:
@@ -221,7 +244,7 @@ def test_unknown_architectures_and_frequencies_are_refused(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    words = "its architecture is mamba, and only gemma2, gemma3, llama, qwen2, qwen3 are known here"
+    words = "its architecture is mamba, and only gemma2, gemma3, glm4moe, llama, qwen2, qwen3 are known here"
     with pytest.raises(UserError, match=words):
         dequantised(tmp_path / "other.gguf", torch.float32)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.gguf_families import FAMILIES, written
+from tests.models.gguf_families import FAMILIES, OURS, written
 from tests.models.gguf_files import NO_GGUF
 from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -354,7 +354,7 @@ def test_files_are_run_as_they_are_stored(name: str, tmp_path: Path) -> None:
     assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.08
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", OURS)
 def test_a_token_has_the_same_law_in_every_forward_pass(name: str, tmp_path: Path) -> None:
     """To the bit: alone, with others, in a ragged batch, in a tree, behind a shared prefix."""
     pytest.importorskip("gguf", reason=NO_GGUF)

@@ -9,6 +9,9 @@ from pathlib import Path
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.mtp import load_mtp
+from sprinter.models.gguf.config import FAMILIES
+from sprinter.models.gguf.dequantise import nextn_weights
+from sprinter.models.gguf.load import GgufModel
 from sprinter.models.interface import ServedModel
 from sprinter.models.kernels import is_quantised, quantise_linears
 from sprinter.models.pair import LoadedModel, LoadedPair
@@ -22,9 +25,17 @@ _log = logging.getLogger("sprinter")
 def native_heads(target: LoadedModel) -> list[TokenHeads]:
     """The heads that draft of a target's own checkpoint, if it holds some that run; a warning if they do not."""
     if isinstance(target.model, ServedModel):
+        if isinstance(target.model, GgufModel) and target.model.nextn:
+            other = "; use runner='torch' (--runner torch)" if target.model.architecture in FAMILIES else ""
+            _log.warning(
+                "%s runs without its heads of multi-token prediction: llama.cpp gives them no hidden states%s",
+                target.id, other,
+            )  # fmt: skip
         return []
+    path = Path(target.model.name_or_path or "")
     try:
-        found = load_mtp(target.model, target.vocab_size)
+        given = nextn_weights(path, target.model.config) if path.is_file() else None  # a GGUF file
+        found = load_mtp(target.model, target.vocab_size, given)
     except UserError as error:
         _log.warning("%s", error)
         return []

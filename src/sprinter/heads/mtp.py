@@ -191,23 +191,28 @@ class _MtpText(EntryText):
 
 
 @torch.inference_mode(False)
-def load_mtp(target: PreTrainedModel, vocab_size: int) -> MtpHeads | None:
+def load_mtp(
+    target: PreTrainedModel, vocab_size: int, given: Mapping[str, Tensor] | None = None
+) -> MtpHeads | None:
     """The head that a target's own files hold; None: they hold none, or the target has no files.
 
     Args:
         vocab_size: rows of its output layer.
+        given: weights of a module that was read from another kind of file, as DeepSeek-V3 names them.
 
     Raises:
         UserError: they hold one that cannot be run.
     """
     folder = Path(target.name_or_path) if target.name_or_path else None
+    config = copy.deepcopy(target.config.get_text_config(decoder=True))
+    if given and folder is not None:
+        return _made(target, config, _LAYOUTS[0], given, vocab_size, folder)
     if folder is None or not folder.is_dir():
         return None
     places: dict[str, Path] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, "pt") as opened:
             places |= dict.fromkeys(opened.keys(), file)
-    config = copy.deepcopy(target.config.get_text_config(decoder=True))
     for layout in _LAYOUTS:
         start = layout.prefix.format(layers=config.num_hidden_layers)
         found = re.compile(rf"(?:.*\.)?{start}(.*)")

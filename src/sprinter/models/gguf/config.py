@@ -28,6 +28,13 @@ _SIZES = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+_EXPERTS = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_SIGMOID = 2  # of ``expert_gating_func``
 _SPECIAL = {"bos": "bos_token_id", "padding": "pad_token_id"}
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -91,6 +98,25 @@ def _gemma3(keys: _Keys, config: dict[str, Any], tensors: Mapping[str, Any]) -> 
     config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": local}
 
 
+def _glm4_moe(keys: _Keys, config: dict[str, Any], tensors: Mapping[str, Any]) -> None:
+    """GLM-4.5. The blocks of a file include its modules of multi-token prediction (``nextn``)."""
+    config["num_mtp_layers"] = keys.get("nextn_predict_layers", 0)
+    config["num_hidden_layers"] -= config["num_mtp_layers"]
+    config |= {known: keys.need(key) for key, known in _EXPERTS.items()}
+    config["first_k_dense_replace"] = keys.get("leading_dense_block_count", 0)
+    config["routed_scaling_factor"] = keys.get("expert_weights_scale", 0.0) or 1.0
+    config["norm_topk_prob"] = bool(keys.get("expert_weights_norm", False))
+    if keys.get("expert_gating_func", _SIGMOID) not in (0, _SIGMOID):
+        raise ValueError("its experts are not weighted by a sigmoid")
+    if any(keys.get(key, 1) > 1 for key in ("expert_group_count", "expert_group_used_count")):
+        raise ValueError("its experts are in groups")
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
+    config["rope_parameters"]["partial_rotary_factor"] = (
+        keys.get("rope.dimension_count", config["head_dim"]) / config["head_dim"]
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """How llama.cpp's converter stores the models of one architecture.
@@ -101,6 +127,7 @@ class Family:
         paired: whether rows of Q and K are in pairs, see ``models.gguf.write``.
         norm_offset: added to the weights of norms in the file.
         rope_base: base of the rotary embedding if the file names none.
+        partial: whether it may rotate a part of each key; ``more`` says which.
         more: adds the settings of the architecture to a config.
     """
 
@@ -109,6 +136,7 @@ class Family:
     paired: bool = False
     norm_offset: float = 0.0
     rope_base: float = 10_000.0
+    partial: bool = False
     more: Callable[[_Keys, dict[str, Any], Mapping[str, Any]], None] = lambda *_: None
 
 
@@ -120,6 +148,7 @@ FAMILIES = {
         Family("qwen3", "qwen3"),
         Family("gemma2", "gemma2", norm_offset=1.0, more=_gemma2),
         Family("gemma3", "gemma3_text", norm_offset=1.0, more=_gemma3),
+        Family("glm4moe", "glm4_moe", partial=True, more=_glm4_moe),
     )
 }
 """Families by their architecture. To add one: a row here and a model in ``tests/models/gguf_families.py``."""
@@ -182,7 +211,7 @@ def _shared(keys: _Keys, head: GgufHead, family: Family, rope_factors: torch.Ten
     heads = config["num_attention_heads"]
     config["num_key_value_heads"] = keys.get("attention.head_count_kv", heads)
     config["head_dim"] = size = keys.get("attention.key_length", config["hidden_size"] // heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", *(() if family.partial else ("rope.dimension_count",))):
         if (other := keys.get(key, size)) != size:
             raise ValueError(f"its {key} is {other}, and keys have length {size}")
     if "token_embd.weight" not in head.tensors:

@@ -6,7 +6,7 @@ CPU, llama.cpp rounds activations to eight bits before it multiplies them with q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -29,9 +29,10 @@ from sprinter.models.gguf.tensors import HEAD, Places, Tensors
 from sprinter.models.kernels import kernels, knows, quantise
 from sprinter.models.reduced_vocab import cut_output
 
-__all__ = ["Dequantised", "dequantised", "why_not_as_stored"]
+__all__ = ["Dequantised", "dequantised", "nextn_weights", "why_not_as_stored"]
 
 _ROPE = "rope_freqs.weight"
+_NEXTN, _COPIES = ("enorm", "hnorm", "shared_head.norm"), ("embed_tokens", "shared_head.head")
 _END_TEXTS = frozenset(
     {
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>",
@@ -100,8 +101,8 @@ def dequantised(
         place = Places(gguf, config, family, head)
         ids = None if cut is None else cut(config.vocab_size, eos_ids)
         sources = _sources(place, tensors, ids, quantised) if quantised else {}
-        weights = dict(_weights(place, tensors, dtype, sources))
-        if unread := head.tensors.keys() - tensors.seen:
+        weights = dict(_weights(place, tensors, dtype, place.wanted, sources))
+        if unread := {name for name in head.tensors.keys() - tensors.seen if not place.in_nextn(name)}:
             raise ValueError(f"its tensor {min(unread)} has no place in a {family.model_type} model")
     except UserError:  # of the cut: a line of its own
         raise
@@ -148,6 +149,43 @@ def why_not_as_stored(path: Path) -> str | None:
     return None
 
 
+def nextn_weights(path: Path, config: PreTrainedConfig) -> dict[str, Tensor]:
+    """The float32 weights of a file's first module of multi-token prediction, under the names that checkpoints have
+    behind ``model.layers.N.``; empty: the file holds none. Copies of embeddings and output layer are left out.
+
+    Args:
+        path: a file that ``dequantised`` has read. config: of its model.
+
+    Raises:
+        UserError: the module is in a form that is not known.
+    """
+    gguf, head = gguf_package(), gguf_head(path)
+    place = Places(gguf, config, family_of(head, path.name), head)
+    last, number = (f"model.layers.{config.num_hidden_layers - i}." for i in (1, 0))
+    if not place.nextn or place.stored(f"{number}eh_proj.weight") not in head.tensors:
+        return {}
+    size = config.hidden_size
+    wanted = {f"{number}{name}.weight": torch.empty(size, device="meta") for name in _NEXTN}
+    wanted[f"{number}eh_proj.weight"] = torch.empty(size, 2 * size, device="meta")
+    for name, values in place.wanted.items():
+        if name.startswith(last):
+            wanted[name.replace(last, number)] = values
+    tensors = Tensors(gguf, head, path)
+    tensors.seen |= {place.stored(f"{number}{name}.weight") for name in _COPIES}
+    try:
+        weights = dict(_weights(place, tensors, torch.float32, wanted))
+        block = f"blk.{config.num_hidden_layers}."
+        if unread := {name for name in head.tensors.keys() - tensors.seen if name.startswith(block)}:
+            raise ValueError(f"its tensor {min(unread)} is not known")
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(
+            f"the heads of multi-token prediction in {path} cannot draft ({first_line(error)}); the target runs "
+            "without them"
+        ) from error
+    tensors.source.check()
+    return {name.removeprefix(number): values for name, values in weights.items()}
+
+
 def _sources(place: Places, tensors: Tensors, ids: Tensor | None, dtype: str) -> dict[str, Any]:
     """The matrices that are to be quantised, by the paths of their layers; of the output layer the rows ``ids``."""
     found = {}
@@ -160,18 +198,24 @@ def _sources(place: Places, tensors: Tensors, ids: Tensor | None, dtype: str) ->
 
 
 def _weights(
-    place: Places, tensors: Tensors, dtype: torch.dtype, sources: Container[str]
+    place: Places,
+    tensors: Tensors,
+    dtype: torch.dtype,
+    wanted_by_name: Mapping[str, Tensor],
+    sources: Container[str] = (),
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights under transformers' names, tied embeddings once. Those of ``sources`` take no memory."""
-    for name, wanted in place.skeleton.named_parameters():
+    """Weights under transformers' names. Those of ``sources`` take no memory."""
+    for name, wanted in wanted_by_name.items():
         if name.removesuffix(".weight") in sources:
             yield name, torch.zeros((), dtype=dtype).expand(wanted.shape)
             continue
-        stored, offset = place.stored(name), place.offset(name)
-        values = tensors.read(stored, torch.float32 if offset else dtype)
+        stored, offset = place.parts(name), place.offset(name)
+        exact = bool(offset) or any(part in name for part in place.in_float32)
+        read = [tensors.read(part, torch.float32 if exact else dtype) for part in stored]
+        values = read[0] if len(read) == 1 else torch.cat(read, 1)
         if values.shape != wanted.shape:
             raise ValueError(
-                f"its tensor {stored} has shape {list(values.shape)}, wanted {list(wanted.shape)}"
+                f"its tensor {stored[0]} has shape {list(values.shape)}, wanted {list(wanted.shape)}"
             )
         values = place.in_order(name, values)
         yield name, (values - offset).to(dtype) if offset else values

@@ -50,6 +50,7 @@ class GgufModel(ServedModel):
         device: the CPU, even if llama.cpp computes on a GPU.
         repacking: whether its weights are repacked for this CPU, and why.
         weights: storage type of its weights, e.g. "F16", "Q8_0".
+        nextn: number of its last blocks that are modules of multi-token prediction, which llama.cpp leaves out.
         cache_dtype: dtype of its runners' keys and values: float16, or float32 if the weights are float32.
         fingerprint: for files of ``sprinter convert gguf`` that of the original checkpoint (see
             ``weights_fingerprint``), so that its gates fit; for other files a hash of the file.
@@ -84,6 +85,7 @@ class GgufModel(ServedModel):
         self.context = int(llama.llama_model_n_ctx_train(self.handle))
         self.size = int(llama.llama_model_n_params(self.handle))
         self.architecture = head.metadata["general.architecture"]
+        self.nextn = int(head.metadata.get(f"{self.architecture}.nextn_predict_layers", 0))
         self.config = self._config(head.metadata)
         self.eos_ids = _eos_ids(llama, vocab, head.metadata.get(EOS_KEY))
         self.fingerprint = head.metadata.get(FINGERPRINT_KEY) or content_fingerprint(
@@ -137,7 +139,8 @@ class GgufModel(ServedModel):
         config.model_type = _TYPES.get(kind, kind)
         config.vocab_size, config.max_position_embeddings = self.vocab_size, self.context
         config.hidden_size = int(llama.llama_model_n_embd(self.handle))
-        config.num_hidden_layers = int(llama.llama_model_n_layer(self.handle))
+        blocks = int(metadata.get(f"{kind}.block_count", llama.llama_model_n_layer(self.handle)))
+        config.num_hidden_layers = blocks - self.nextn
         config.num_attention_heads = heads
         config.num_key_value_heads = int(llama.llama_model_n_head_kv(self.handle)) or heads
         for name, key in _SIZES.items():

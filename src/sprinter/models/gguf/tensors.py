@@ -128,10 +128,12 @@ class Tensors:
 
 
 class Places:
-    """Which tensor of a file holds a weight of the transformers model.
+    """Which tensors of a file hold a weight of the transformers model.
 
     Attributes:
         config: the model's. skeleton: the model without numbers.
+        nextn: number of the file's last blocks that are modules of multi-token prediction.
+        in_float32: parts of names of weights that the model keeps in float32.
     """
 
     def __init__(self, gguf: Any, config: PreTrainedConfig, family: Family, head: GgufHead) -> None:
@@ -140,7 +142,31 @@ class Places:
             self.skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         kinds = gguf.MODEL_ARCH_NAMES.items()
         architecture = next(kind for kind, name in kinds if name == family.architecture)
-        self._names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+        self.in_float32 = tuple(self.skeleton._keep_in_fp32_modules_strict or ())
+        self.nextn = int(getattr(config, "num_mtp_layers", 0))
+        self._names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers + self.nextn)
+
+    @property
+    def wanted(self) -> dict[str, Tensor]:
+        """The weights of the skeleton by name, tied embeddings once."""
+        kept = self.skeleton.state_dict().keys()
+        buffers = {name: values for name, values in self.skeleton.named_buffers() if name in kept}
+        return {**dict(self.skeleton.named_parameters()), **buffers}
+
+    def in_nextn(self, stored: str) -> bool:
+        """Whether a tensor belongs to a module of multi-token prediction."""
+        first, block = self.config.num_hidden_layers, stored.split(".")[1:2]
+        return stored.startswith("blk.") and first <= int(block[0]) < first + self.nextn
+
+    def parts(self, name: str) -> list[str]:
+        """The names of the tensors whose rows make up a weight, for each expert if it has several.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not name.endswith("experts.gate_up_proj"):
+            return [self.stored(name)]
+        return [self.stored(name.replace("gate_up_proj", part)) for part in ("gate_proj", "up_proj")]
 
     def stored(self, name: str) -> str:
         """The tensor's name. Tied, the output layer's weight is the input embedding's.
@@ -150,7 +176,10 @@ class Places:
         """
         if name == f"{HEAD}.weight" and self.config.tie_word_embeddings:
             return _INPUT
-        found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        found = self._names.get_name(known, try_suffixes=(".weight", ".bias"))
+        if found is not None and ".experts." in name:
+            found += ".weight"
         if found is None:
             raise ValueError(f"the package gguf has no name for its weight {name}")
         return str(found)
