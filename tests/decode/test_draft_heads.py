@@ -135,7 +135,11 @@ def test_texts_that_end_within_a_tree_and_greedy_chains() -> None:
         check_same_law(found, target_joint_law(HOLEY, 4, prompt=PROMPT, ends=ends), f"{method} with ends")
 
 
-@pytest.mark.parametrize("drafter", [Heads(), Heads(Dynamic(2, 2, 3)), Heads(Sparse(3, "0x1x00"))], ids=str)
+@pytest.mark.parametrize(
+    "drafter",
+    [Heads(), Heads(Dynamic(2, 2, 3)), Heads(Sparse(3, "0x1x00")), Heads(otherwise=Model(), sure=0.5)],
+    ids=str,
+)
 def test_heads_pass_the_public_check(drafter: Drafter) -> None:
     check_drafter(drafter)
 

@@ -278,6 +278,19 @@ def test_never_slower_counts_the_heads_own_steps() -> None:
     assert "step=1e-06" in method.name
 
 
+def test_steps_of_a_draft_model_behind_heads_are_charged_as_its_own() -> None:
+    pair, flat = (
+        sprinter.Pair(pair_with_draft().models, None, [half_trained("llama")]),
+        tuple((n, 1.0) for n in (1, 8)),
+    )
+    pair._runtime.pass_costs, pair._runtime.head_costs = (
+        PassCosts(flat, ((1, step), (8, step))) for step in (5.0, 1e-6)
+    )
+    for method, switches in (("heads", False), ("drafter=heads(otherwise=model),stop=fixed(gamma=4)", True)):
+        out = pair.generate(PROMPT, method=method, never_slower=True, max_new_tokens=40, seed=3)
+        assert bool(out.stats.switches) == switches
+
+
 @pytest.mark.parametrize("method", ["heads(gamma=4)", "medusa(nodes=6)"])
 def test_a_text_is_copied_while_heads_rest(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(

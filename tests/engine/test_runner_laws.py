@@ -179,7 +179,9 @@ def test_the_joint_law_of_a_draft_model_behind_heads(
 ) -> None:
     """Heads end after two tokens, or where they are unsure: the draft model reads them, and goes on."""
     pair = pairs(2)
-    method, options = with_heads(pair, parse_method(f"drafter={drafter},stop=fixed(gamma=3),accept={accept}"))
+    method, options = with_heads(
+        pair, parse_method(f"drafter={drafter},stop=svip(h=0.68),accept={accept},cap=3")
+    )
     rows: list[DraftRow] = []
     real = Executor.run
 
