@@ -22,12 +22,14 @@ from sprinter.decode.accept.rows import judge_exact, judge_match
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.sequence import Tree
 from sprinter.decode.switch import AdaptiveSwitch
+from sprinter.engine import runtime
 from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow
 from sprinter.engine.backends.cuda_graph import GraphBackend
 from sprinter.engine.engine import Engine
+from sprinter.errors import RowsError
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.laws import Sampling, process
-from sprinter.models import choose
+from sprinter.models import choose, memory
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner, PreparedPass
 from sprinter.models.pair import LoadedModel, LoadedPair
@@ -245,6 +247,39 @@ def test_a_target_pass_is_charged_once(
     made = [one.stats for one in graphed.generate_batch(PROMPTS, rows=3, **options)]
     assert all(one.switches == [] and one.drafted > 20 for one in made)
     assert told.count(True) == sum(one.target_calls for one in made)
+
+
+def test_memory_counts_the_laws_of_runs(graphed: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the longest runs, whose laws the graphs of all shapes write to the same memory."""
+    monkeypatch.setattr(runtime, "capture_kind", choose.capture_kind)
+    engine, shapes = Engine(graphed, rows=3, max_len=CONTEXT), 0
+    for gamma in (8, 5, 2):
+        for prompt in PROMPTS:
+            engine.add(prompt, method=f"speculative(gamma={gamma})", max_new_tokens=20, never_slower=False)
+        engine.finish()
+    beside = 0
+    for rows, name in ((engine._models.target, "target"), (engine._models.draft, "draft")):
+        assert isinstance(rows, GraphBackend) and isinstance(rows._captured._units, GraphUnits)
+        units, graphs = rows._captured._units, rows._captured._units._graphs.values()
+        laws = max(kept.numel() for kept in units._results.values())
+        read = max(x.numel() for graph in graphs for x in graph._rows) if name == "target" else 0
+        shapes += len(graphs)
+        used = 4 * (2 * laws + read) / 3  # with a copy
+        pool = graphed._runtime.targets if name == "target" else graphed._runtime.drafts
+        assert pool is not None
+        counted = graphed._runtime._laws_bytes(pool)
+        assert used <= counted <= 1.1 * used
+        beside += counted
+    assert shapes > 8
+    engine.close()
+    graphed.clear_prefix_cache()
+    size = rows.runner.max_len
+    row = beside + sum(memory.cache_bytes(model, size) for model in (tiny("llama"), draft()))
+    monkeypatch.setattr(memory, "free_bytes", lambda _: int(3 * row / memory._SHARE) + 10)
+    Engine(graphed, rows=3, max_len=CONTEXT).close()
+    graphed.clear_prefix_cache()
+    with pytest.raises(RowsError, match="a batch of 3 or less"):
+        Engine(graphed, rows=4, max_len=CONTEXT)
 
 
 @pytest.mark.gpu

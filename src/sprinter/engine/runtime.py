@@ -8,12 +8,15 @@ from dataclasses import asdict, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+import torch
+
 from sprinter.decode.costs import STEP, PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.recycle import Recycle
 from sprinter.decode.spec import is_auto, parse_method
 from sprinter.decode.stop import Never
 from sprinter.decode.switch import Tracker
+from sprinter.engine.backends.graph_units import LAWS
 from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
 from sprinter.engine.executor import Executor
 from sprinter.engine.grammar import Grammars
@@ -27,6 +30,7 @@ from sprinter.engine.suffixes import SuffixCache
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
+from sprinter.models.choose import capture_kind
 from sprinter.models.flops import ForwardCosts, forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
@@ -302,8 +306,9 @@ class PairRuntime:
 
         def check(new: Sequence[RunnerPool]) -> None:
             if new:
-                models = [pool.model.model for pool in new]
-                check_memory(models, rows, [pool.size(max_len, spare) for pool in new], memory_bytes)
+                models, laws = [pool.model.model for pool in new], [self._laws_bytes(pool) for pool in new]
+                sizes = [pool.size(max_len, spare) for pool in new]
+                check_memory(models, rows, sizes, memory_bytes, laws if memory_bytes is None else None)
 
         if memory_bytes is not None:
             return check(pools)
@@ -314,6 +319,13 @@ class PairRuntime:
                 if pool is not None:
                     pool.clear()
             check(pools)
+
+    def _laws_bytes(self, pool: RunnerPool) -> int:
+        """Bytes of the laws that captured rounds of a row hold in a model."""
+        model = pool.model
+        captured = model.compile is not False and capture_kind(model.model)[0] == "graphs"
+        laws = LAWS["target" if pool is self.targets else "draft"]
+        return laws * self.models.vocab_size * torch.float32.itemsize if captured else 0
 
     def give_back(self, models: Executor) -> None:
         """Return borrowed rows in any state; what later texts may reuse stays in them."""

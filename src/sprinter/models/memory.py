@@ -82,6 +82,7 @@ def check_memory(
     batch: int,
     lengths: Sequence[int],
     budget_bytes: int | None = None,
+    beside: Sequence[int] | None = None,
 ) -> None:
     """Refuse caches that do not fit into memory.
 
@@ -90,6 +91,7 @@ def check_memory(
         batch: number of rows.
         lengths: of a row in each model.
         budget_bytes: memory that the caches may take; None: nine tenths of the free memory of each model's device.
+        beside: bytes that a row needs in each model beside its cache; None: 0.
 
     Raises:
         UserError: names the largest batch that fits.
@@ -97,9 +99,9 @@ def check_memory(
     devices: dict[
         torch.device | None, list[tuple[int, int]]
     ] = {}  # by device, or all: length and bytes of each row
-    for model, length in zip(models, lengths, strict=True):
+    for model, length, more in zip(models, lengths, beside or [0] * len(models), strict=True):
         place = torch.device(model.device) if budget_bytes is None else None
-        devices.setdefault(place, []).append((length, cache_bytes(model, length)))
+        devices.setdefault(place, []).append((length, cache_bytes(model, length) + more))
     for device, caches in devices.items():
         free = budget_bytes if device is None else free_bytes(device)
         if free is not None:

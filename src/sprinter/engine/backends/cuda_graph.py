@@ -22,6 +22,7 @@ from sprinter.decode.signals import SIGNALS
 from sprinter.engine.backends.base import ChainRow, Drafted, DraftPlan, DraftRow, Scored, TargetRow
 from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, in_line
 from sprinter.engine.backends.graph_units import (
+    LONGEST,
     RUN,
     ChainUnit,
     DraftUnit,
@@ -44,8 +45,6 @@ __all__ = ["GraphBackend", "backend_of", "draws_alone", "join"]
 
 _MOST_UNITS = 64  # of draft runs, that one model keeps
 _NOTHING = DraftPlan(Sampling())
-LONGEST = 8
-"""Number of draft steps in a launch, at most: longer runs are several."""
 _SYNC = 1.0
 """What a question costs in draft steps: on an H100 a step of 1.2 B cost twice its pass. Rows share both."""
 
@@ -162,7 +161,7 @@ class GraphBackend(EagerBackend):
             tokens = [int(one) for one in numbers[i, :n, 0]]
             feed, own = feed_of(row, tokens[:-1]), torch.from_numpy(numbers[i, :n, RUN:])
             signals = {name: own[:, columns.index(name)] for name in row.plan.columns[1:]}
-            raws = run.raws[i, :n] if row.plan.raw else None
+            raws = run.raws[i, :n] if row.plan.raw and run.raws is not None else None
             fault = self.check(feed, numbers[i, :n, RUN].tolist())
             answers.append(
                 fault or Drafted(tokens, run.laws[i, :n], raws, signals, n, len(feed.tokens), None, 0.0, 0.0)
@@ -294,11 +293,12 @@ class GraphBackend(EagerBackend):
         )
         # A head's calibration may change; what it computes with otherwise stays as it was loaded.
         own = tuple((kind, head, repr(head.calibration.to_dict())) for kind, head in sorted(heads.items()))
-        kept, key = self._captured.kept, (self.vocab, truncates, own, asked, steps, rules)
+        raw = any(row.plan.raw for row in rows)
+        kept, key = self._captured.kept, (self.vocab, truncates, own, asked, steps, raw, rules)
         if key not in kept:
             while len(kept) >= _MOST_UNITS:  # requests choose rules' numbers
                 kept.pop(next(iter(kept)))
-            kept[key] = DraftUnit(self.vocab, truncates, heads, self.runner.device, asked, steps, rules)
+            kept[key] = DraftUnit(self.vocab, truncates, heads, self.runner.device, asked, steps, raw, rules)
         unit = kept[key]
         assert isinstance(unit, DraftUnit)
         return unit
@@ -353,7 +353,7 @@ class _Launched(NamedTuple):
     plan: DraftPlan
     numbers: Tensor
     laws: Tensor
-    raws: Tensor
+    raws: Tensor | None = None
 
 
 def _can_capture(row: DraftRow) -> bool:

@@ -17,11 +17,27 @@ from sprinter.engine.backends.eager import follow
 from sprinter.engine.backends.single_call import draw_keys
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, process_rows, raw_law
+from sprinter.models.capture.graphs import LADDER
 from sprinter.models.capture.trace import ForwardPass, Unit
 from sprinter.random import Purpose, race, race_words
 
-__all__ = ["RUN", "ChainUnit", "DraftUnit", "Settings", "TargetUnit", "chain_lines", "draft_lines"]
+__all__ = [
+    "LAWS",
+    "LONGEST",
+    "RUN",
+    "ChainUnit",
+    "DraftUnit",
+    "Settings",
+    "TargetUnit",
+    "chain_lines",
+    "draft_lines",
+]
 
+LONGEST = 8
+"""Number of draft steps in a launch, at most: longer runs are several."""
+LAWS = {"draft": 2 * LONGEST, "target": LONGEST + 2 * LADDER[-2]}
+"""Laws of a row that the graphs of a model write at most, a copy of them, and those of the draft that a target reads;
+without raw laws, which log-probabilities need."""
 RUN = 3
 """Numbers of a step of a draft run before those of its plan."""
 
@@ -48,8 +64,8 @@ class Settings(NamedTuple):
 
 class DraftUnit(Unit):
     """A draft run. Of each step numbers ``[rows, steps, RUN + columns]``, float64: the token, whether the row took
-    part, whether all tokens up to it are trusted, and those of ``StepResult``; then laws and raw laws ``[rows, steps,
-    V]``.
+    part, whether all tokens up to it are trusted, and those of ``StepResult``; then laws ``[rows, steps, V]``, and raw
+    laws if wanted.
 
     Its plan has the signals whose ``capture`` is "always", so that methods share units, and those in ``asked``.
 
@@ -60,6 +76,7 @@ class DraftUnit(Unit):
         device: the device that it runs on.
         asked: names of further signals, whose ``capture`` is "asked".
         steps: number of draft steps.
+        raw: whether raw laws are wanted.
         rules: end the runs of rows; None: only their counts do.
     """
 
@@ -73,6 +90,7 @@ class DraftUnit(Unit):
         device: torch.device,
         asked: Collection[str] = (),
         steps: int = 1,
+        raw: bool = True,
         rules: DeviceRules | None = None,
     ) -> None:
         super().__init__("draft")
@@ -80,7 +98,7 @@ class DraftUnit(Unit):
         names = [name for name, one in SIGNALS.items() if one.capture == "always" or name in asked]
         self._vocab, self._truncates, self._rules = vocab, truncates, rules
         self.heads, self.passes = nn.ModuleDict(dict(own)), steps
-        self.plan = DraftPlan(Sampling(), tuple(names), dict(own), raw=True)
+        self.plan = DraftPlan(Sampling(), tuple(names), dict(own), raw=raw)
         for name, half in zip(("high", "low"), race_words(vocab, device), strict=True):
             self.register_buffer(name, half, persistent=False)
 
@@ -91,7 +109,7 @@ class DraftUnit(Unit):
         last, position, count, place, drafted = rest[:, :5].unbind(1)
         state, keys = tuple(rest[:, 5 : -2 * steps].unbind(1)), rest[:, -2 * steps :].long()
         rows, ends, live = torch.arange(len(lines), device=lines.device), last.long(), count > 0
-        token, made, trusting = ends, list[tuple[Tensor, Tensor, Tensor]](), live & (self._rules is not None)
+        token, made, trusting = ends, list[tuple[Tensor, ...]](), live & (self._rules is not None)
         for step in range(steps):
             if step == 0:
                 logits, states = run(lambda hidden: hidden[rows, ends][:, None])
@@ -109,7 +127,8 @@ class DraftUnit(Unit):
                 trusted, ended, state = self._rules.ends(signals, drafted.long() + (step + 1), state)
                 trusting, goes_on = trusting & trusted, goes_on & ~ended
             of_run = torch.stack([one.double() for one in (token, took, trusting)], 1)
-            made.append((torch.cat([of_run, numbers], 1), result.law, result.raw))
+            laws = (result.law, result.raw) if self.plan.raw else (result.law,)
+            made.append((torch.cat([of_run, numbers], 1), *laws))
             live = goes_on
         return tuple(torch.stack(each, 1) for each in zip(*made, strict=True))
 

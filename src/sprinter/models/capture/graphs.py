@@ -95,6 +95,7 @@ class GraphUnits:
     _graphs: OrderedDict[tuple[str, tuple[Unit, int], int, int], _Graph] = field(default_factory=OrderedDict)
     _refused: set[tuple[str, Unit]] = field(default_factory=set)
     _pool: Any = None
+    _results: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     _unfused: bool = False
     _full: bool = False
 
@@ -149,7 +150,7 @@ class GraphUnits:
                 applies = False
                 try:
                     with self.fuse(run, like.buffers) as applies:
-                        return _Graph(run, unit, rows, length, keys, like, self._pool)
+                        return _Graph(run, unit, rows, length, keys, like, self._pool, self._results)
                 except Exception as error:  # of a kernel's compiler, for example
                     if not applies or _is_out_of_memory(error):
                         raise
@@ -159,7 +160,7 @@ class GraphUnits:
                         type(self.model).__name__,
                         first_line(error),
                     )
-            return _Graph(run, unit, rows, length, keys, like, self._pool)
+            return _Graph(run, unit, rows, length, keys, like, self._pool, self._results)
 
     def _refuse(self, kind: tuple[str, Unit], error: Exception) -> None:
         why = first_line(error)
@@ -187,11 +188,13 @@ class _Graph:
         rows, length, keys: the shape that it is captured for.
         like: inputs of the current call; the graph will always use these buffers.
         pool: memory that it shares with other graphs, which must not run at the same time.
+        results: memory for results, by place and dtype, which it shares with them too: what graphs made would add up.
     """
 
     def __init__(
-        self, run: RowPass, unit: Unit, rows: int, length: int, keys: int, like: Inputs, pool: Any
-    ) -> None:
+        self, run: RowPass, unit: Unit, rows: int, length: int, keys: int, like: Inputs, pool: Any,
+        results: dict[tuple[int, torch.dtype], Tensor],
+    ) -> None:  # fmt: skip
         self._device = device = like.tokens.device
         self._places = [like.tokens.new_zeros(rows, length) for _ in range(3)]
         self._spare = like.buffers[0].shape[2] - 1
@@ -212,12 +215,14 @@ class _Graph:
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for _ in range(2):
-                call(*inputs)
+            call(*inputs)
+            made = call(*inputs)
         torch.cuda.current_stream(device).wait_stream(stream)
+        self._made = [_part_of(results, place, one) for place, one in enumerate(made)]
+        del made
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._made = call(*inputs)
+            call(*inputs, self._made)
 
     def __call__(self, inputs: Inputs) -> list[Tensor]:
         """Copy inputs in, replay, copy results out, so that they survive the next replay."""
@@ -240,3 +245,11 @@ class _Graph:
         for own, given in zip(self._rows, (inputs.rows, *inputs.extras), strict=True):
             own[:rows].copy_(given)
             own[rows:].zero_()  # rows of padding write to a spare slot that is never visible
+
+
+def _part_of(results: dict[tuple[int, torch.dtype], Tensor], place: int, like: Tensor) -> Tensor:
+    """The beginning of what is kept for results of this place and dtype, which grows if it is too small."""
+    key = place, like.dtype
+    if key not in results or results[key].numel() < like.numel():
+        results[key] = like.new_empty(like.numel())
+    return results[key][: like.numel()].view(like.shape)

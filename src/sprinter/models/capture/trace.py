@@ -152,14 +152,14 @@ PASS = pass_unit(True)
 
 
 def as_function(run: RowPass, unit: Unit) -> Callable[..., tuple[Tensor, ...]]:
-    """A unit around a forward pass, as a function of the fields of ``Inputs``."""
+    """A unit around a forward pass, as a function of the fields of ``Inputs``, and of memory for its results."""
 
     def call(
         tokens: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, keys: Tensor,
-        extras: Sequence[Tensor], buffers: Sequence[Tensor],
+        extras: Sequence[Tensor], buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         forward = ForwardPass(run, unit.layers, tokens, positions, slots, rows, keys, buffers)
         made: tuple[Tensor, ...] = unit(forward, extras)
-        return made
+        return made if into is None else tuple(own.copy_(one) for own, one in zip(into, made, strict=True))
 
     return call
