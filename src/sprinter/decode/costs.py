@@ -45,6 +45,8 @@ class PassCosts:
         host: seconds outside of forward passes (rules, draws): of a round, of each step of the draft in addition, and
             of each step once more where a rule learns from verdicts.
         judged: the same of a round that drafts, in addition, however much it drafts. greedy: the same without draws.
+        start: seconds of a draft run in addition to its steps, once for all rows: the target's pass before it has left
+            little of the draft in the processor's caches.
         signal: what a rule should learn from: "entropy", or "mean" where learning costs more than it gains.
     """
 
@@ -56,6 +58,7 @@ class PassCosts:
     signal: str = ENTROPY
     judged: float = 0.0
     greedy: float = 0.0
+    start: float = 0.0
 
     def __post_init__(self) -> None:
         for name, points in (("target", self.target), ("draft", self.draft)):
@@ -68,7 +71,9 @@ class PassCosts:
                 )
         rows = [one[0] for one in self.shared if len(one) == 3]
         cheap = any(len(one) != 3 or not one[1] > 0 or not one[2] >= 0 for one in self.shared)
-        cheap |= len(self.host) != 3 or any(not one >= 0 for one in (*self.host, self.judged, self.greedy))
+        cheap |= len(self.host) != 3 or any(
+            not one >= 0 for one in (*self.host, self.judged, self.greedy, self.start)
+        )
         cheap |= bool(self.several) and [one[0] for one in self.several if one[1] > 0] != rows
         if cheap or any(a >= b for a, b in pairwise([1, *rows])):
             raise UserError(
@@ -83,7 +88,8 @@ class PassCosts:
             name: tuple(map(tuple, kept[name])) for name in ("target", "draft", "shared", "several")
         }
         judged = kept.get("judged", 0.0)
-        return cls(**points, host=tuple(kept["host"]), judged=judged, greedy=kept.get("greedy", judged))
+        more = {"greedy": kept.get("greedy", judged), "start": kept.get("start", 0.0)}
+        return cls(**points, host=tuple(kept["host"]), judged=judged, **more)
 
     def of_rules(self, learns: bool, rows: int | None = None, greedy: bool = False) -> PassCosts:
         """The costs of a method with, or without, a rule that learns; with ``rows``, of one that learns if that pays in
@@ -121,7 +127,8 @@ class PassCosts:
             return tuple(made)
 
         target = seconds(self.target, 1, first, self.judged)
-        return PassCosts(target, seconds(self.draft, 2, more), signal=self.signal)
+        start = self.start if self.draft else 0.0
+        return PassCosts(target, seconds(self.draft, 2, more), signal=self.signal, start=start)
 
     def target_s(self, tokens: float) -> float:
         """Seconds of a target pass over a (mean) number of tokens >= 1."""
@@ -139,8 +146,9 @@ class PassCosts:
 
     @property
     def verify(self) -> float:
-        """Further cost of a pass over more than one token, in the same unit: other kernels may run it."""
-        return self._line[0]
+        """Further cost of a pass over more than one token, in the same unit: other kernels may run it, and a draft run
+        was started for it."""
+        return self._line[0] + self.start / self.target_s(1)
 
     @property
     def _line(self) -> tuple[float, float]:
@@ -173,7 +181,7 @@ class PassCosts:
         number."""
 
         def round_s(drafted: int) -> float:
-            return drafted * self.draft_s(1) + self.target_s(1 + drafted)
+            return self.start + drafted * self.draft_s(1) + self.target_s(1 + drafted)
 
         token_s, length = best_length(chance, round_s, _LONGEST_RUN)
         return self.target_s(1) / token_s, length

@@ -277,6 +277,8 @@ class Tracker:
     def spent(self, passes: Sequence[PassShare], done: RoundCount) -> Spent:
         """What a row's round took in its passes, of which it shared ``passes`` with others."""
         seconds = sum(map(self._share_s, passes))
+        if run := next((share.rows for share in passes if not share.target), 0):
+            seconds += self._costs_of(run).start / run
         if done.steps and all(share.target for share in passes):  # heads draft in each row by itself
             seconds += done.steps * self._costs_of(1).draft_s(done.width)
         return Spent(seconds, max((share.rows for share in passes if share.target), default=1))
@@ -333,6 +335,7 @@ class Tracker:
                 self._times.clear()
             costs = self._costs_of(rows)
             spent = costs.target_s(max(1, done.target_tokens)) + done.steps * costs.draft_s(done.width)
+            spent += costs.start * (done.steps > 0)
             self._times[key] = spent / self._plain_s(rows)
         return self._times[key]
 

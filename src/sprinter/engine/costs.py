@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from statistics import linear_regression, median
 from threading import Lock
 from types import ModuleType
 from typing import Any
@@ -56,9 +57,10 @@ _SHARED = (
     16,
     64,
 )  # rows of passes over one token, and over EACH, of each; without the last if passes are long
-_REPEATS = 2  # of each, after a warm-up; the least counts: other work only adds
-_STEADY = 0.02  # repeats go on until no least falls by this share any more,
-_LONGEST_S = 1.0  # or for so many seconds: a first text waits for them
+_ROUNDS = 0, 1, 3, 7  # draft tokens of the rounds that are timed
+_REPEATS, _FEW_REPEATS = 5, 3  # after a warm-up; few of long passes, and of many rows
+_MOST_REPEATS = 25
+_LONGEST_S = 1.0  # repeats go on for so many seconds: a first text waits for them
 _LONG = 0.02  # seconds of a target pass that is long: then the longest passes are not timed, nor what the host does
 _LONG_TARGET, _LONG_DRAFT = 16, 8  # tokens of the longest passes that are timed then
 _LONG_HOST = (0.0003, 0.0001, 0.0003), 0.0002, 0.0001  # what the host does beside those: it does not matter
@@ -180,7 +182,7 @@ def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassC
                 seconds[tips] = min(seconds[tips], time.perf_counter() - began)
     one, eight = seconds.values()
     rows = tuple((count, target, count * one) for count, target, _ in costs.shared)  # one row after the other
-    return replace(costs, draft=((1, one), (8, max(one, eight))), shared=rows)
+    return replace(costs, draft=((1, one), (8, max(one, eight))), shared=rows, start=0.0)
 
 
 def _keep(name: str, costs: PassCosts) -> None:
@@ -209,7 +211,17 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "versions": (__version__, torch.__version__, [field.name for field in fields(PassCosts)]),
         "kernels": kernels.name_of(),
         "code": [hash_file(path) for folder in (runners, capture, backends) for path in _files(folder)],
-        "passes": (_TARGET, _DRAFT, _SHARED, EACH, _CONTEXT, _HOST_TOKENS, _HOST_ROWS, _STEPS.signals),
+        "passes": (
+            _ROUNDS,
+            _TARGET,
+            _DRAFT,
+            _SHARED,
+            EACH,
+            _CONTEXT,
+            _HOST_TOKENS,
+            _HOST_ROWS,
+            _STEPS.signals,
+        ),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -232,24 +244,24 @@ def _measure(pair: LoadedPair) -> PassCosts:
     longest, room = max(_TARGET), pair.context
     context = max(1, min(_CONTEXT, room - longest))
     models = borrow(pair, min(room, context + longest))
-    ahead = usual_ahead(models)
     ids = read_prompts(models, context, min(longest, room - context))
     long = min(run_interleaved(models, {1: target_input(ids, context, 1)}, 2)[1]) > _LONG
-    jobs: dict[
-        tuple[str, int], PassInput
-    ] = {}  # short ones first: what follows a long pass is slower than it is in a text
+    rounds = [n for n in _ROUNDS if context + n < room] if pair.draft else [0]
+    repeats = _FEW_REPEATS if long else _REPEATS
+    drafts, seconds = _rounds(models, ids, context, rounds, repeats)
+    step, start = _steps(drafts)
+    jobs: dict[tuple[str, int], PassInput] = {}
     for n in sorted({*_TARGET, *_DRAFT}):
-        if pair.draft and n in _DRAFT and context + n < room and not (long and n > _LONG_DRAFT):
-            jobs["draft", n] = draft_input(ids, context, n, _STEPS, count=ahead if n == 1 else 1)
-        if n in _TARGET and context + n <= room and not (long and n > _LONG_TARGET):
+        if drafts and n in _DRAFT[1:] and context + n < room and not (long and n > _LONG_DRAFT):
+            jobs["draft", n] = draft_input(ids, context, n, _STEPS)
+        if n in _TARGET and n not in seconds and context + n <= room and not (long and n > _LONG_TARGET):
             jobs["target", n] = target_input(ids, context, n)
-    seconds = _least(models, jobs)
-    if ("draft", 1) in seconds:
-        seconds["draft", 1] /= ahead
-    found: dict[str, list[tuple[int, float]]] = {"target": [], "draft": []}
-    for (which, n), least in reversed(seconds.items()):
-        longer = [one for _, one in found[which]]  # a pass over fewer tokens costs no more than one over many
-        found[which].insert(0, (n, min([least, *longer])))
+    found = {"target": [*seconds.items()], "draft": [(1, step)] if drafts else []}
+    for (which, n), times in run_interleaved(models, jobs, repeats).items():
+        found[which].append((n, median(times)))
+    for points in found.values():
+        for at in reversed(range(len(points) - 1)):  # fewer tokens cost no more than many
+            points[at] = points[at][0], min(points[at][1], points[at + 1][1])
     for points in found.values():
         if len(points) == 1:  # a context of a few tokens
             points.append((2, points[0][1]))
@@ -260,7 +272,9 @@ def _measure(pair: LoadedPair) -> PassCosts:
         host, judged, greedy = (
             _LONG_HOST if long else host_costs(borrow(pair, tokens, rows), tokens, _HOST_REPEATS)
         )
-    return PassCosts(tuple(found["target"]), tuple(found["draft"]), host=host, judged=judged, greedy=greedy)
+    return PassCosts(
+        tuple(found["target"]), tuple(found["draft"]), host=host, judged=judged, greedy=greedy, start=start
+    )
 
 
 def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:
@@ -279,29 +293,72 @@ def _measure_shared(pair: LoadedPair, costs: PassCosts) -> PassCosts:
         models = borrow(pair, tokens, rows)
         context = tokens - EACH
         ids = read_prompts(models, context, EACH, rows)
-        ahead = usual_ahead(models)
-        jobs: dict[str, Sequence[PassInput]] = {
-            name: [target_input(ids, context, n, row=row) for row in range(rows)]
-            for name, n in (("target", 1), ("several", EACH))
-        }
-        if pair.draft is not None:
-            jobs["draft"] = [draft_input(ids, context, 1, _STEPS, row, ahead) for row in range(rows)]
-        seconds = _least(models, jobs)
-        shared.append((rows, seconds["target"], seconds.get("draft", 0.0) / ahead))
-        several.append((rows, max(seconds["several"], seconds["target"])))
-        del models, jobs  # before more rows are made
+        rounds = [0, EACH - 1]
+        drafts, seconds = _rounds(models, ids, context, rounds, _FEW_REPEATS, rows, pair.draft is not None)
+        step = max([0.0, *((drafted - costs.start) / n for n, drafted in drafts.items())])
+        shared.append((rows, seconds[1], max(step, costs.draft_s(1))))
+        several.append((rows, max(seconds[EACH], seconds[1])))
+        del models  # before more rows are made
     return replace(costs, shared=tuple(shared), several=tuple(several))
 
 
-def _least(models: Executor, jobs: Mapping[Any, PassInput | Sequence[PassInput]]) -> dict[Any, float]:
-    """The least time of each job in interleaved repeats, which go on while it falls."""
-    began = time.perf_counter()
-    least, steady = dict.fromkeys(jobs, math.inf), False
-    while not steady and time.perf_counter() - began < _LONGEST_S:
-        times = run_interleaved(models, jobs, _REPEATS)
-        steady = all(min(times[what]) > (1 - _STEADY) * least[what] for what in jobs)
-        least = {what: min(least[what], *times[what]) for what in jobs}
-    return least
+def _rounds(
+    models: Executor, ids: list[int], context: int, drafted: Sequence[int], repeats: int, rows: int = 1,
+    drafts: bool = True,
+) -> tuple[dict[int, float], dict[int, float]]:  # fmt: skip
+    """Median seconds of draft runs by their steps, and by its tokens of the target's pass behind each.
+
+    They are made in turn, as in a text: what one model has in the processor's caches is lost while the other runs.
+
+    Args:
+        models, ids: rows that have read ``context`` tokens, and those to read. drafted: steps of each round, ascending.
+        repeats: at least, after a warm-up; more within ``_LONGEST_S``. drafts: whether there is a draft.
+
+    Raises:
+        SprinterError: a model fails.
+    """
+    ahead, clock = usual_ahead(models), _clock(models)
+    every = range(rows)
+    runs = {
+        n: [[draft_input(ids, context + at, 1, _STEPS, row, min(ahead, n - at)) for row in every]
+            for at in range(0, n if drafts else 0, ahead)]
+        for n in drafted
+    }  # fmt: skip
+    checks = {n: [target_input(ids, context, n + 1, row=row) for row in every] for n in drafted}
+    found = {n: list[tuple[float, float]]() for n in drafted}
+    began, repeat = time.perf_counter(), 0
+    with torch.inference_mode():
+        while repeat <= repeats or (time.perf_counter() - began < _LONGEST_S and repeat < _MOST_REPEATS):
+            for n in drafted:
+                if not n:  # a plain pass follows another, as llama.cpp makes a graph for each length
+                    _run(models, checks[n])
+                first = clock()
+                for run in runs[n]:
+                    _run(models, run)
+                between = clock()
+                _run(models, checks[n])
+                if repeat:
+                    found[n].append((between - first, clock() - between))
+            repeat += 1
+    drawn = {n: median(one for one, _ in times) for n, times in found.items() if runs[n]}
+    return drawn, {n + 1: median(one for _, one in times) for n, times in found.items()}
+
+
+def _run(models: Executor, inputs: Sequence[PassInput]) -> None:
+    for done in models.run(inputs):
+        if isinstance(done, Exception):
+            raise done
+
+
+def _steps(drafts: Mapping[int, float]) -> tuple[float, float]:
+    """Seconds of a draft step, and those of a run in addition, from runs of several lengths."""
+    if not drafts:
+        return 0.0, 0.0
+    mean = sum(drafts.values()) / sum(drafts)
+    if len(drafts) < 2:
+        return mean, 0.0
+    step, start = linear_regression([*drafts], [*drafts.values()])
+    return (step, start) if step > 0 and start > 0 else (mean, 0.0)
 
 
 def read_prompts(models: Executor, context: int, more: int, count: int = 1) -> list[int]:
@@ -356,9 +413,7 @@ def run_interleaved(
                 together = job if isinstance(job, Sequence) else [job]
                 for timed in (False, True) if all(map(_reads_one, together)) else (True,):
                     began = clock()
-                    for done in models.run(together):
-                        if isinstance(done, Exception):
-                            raise done
+                    _run(models, together)
                     if repeat and timed:
                         times[what].append(clock() - began)
             if progress is not None:
