@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sprinter.decode.costs import EACH, PassCosts
+from sprinter.decode.switch import PassShare, RoundCount, Tracker
 from sprinter.errors import UserError
 
 FLAT = PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.25), (9, 0.3)))
@@ -81,6 +82,35 @@ def test_costs_of_rows_that_share_passes() -> None:
     assert known.for_rows(3).target_s(1) == pytest.approx(6.0 + 3 * 0.1)
     assert known.for_rows(6).draft_s(1) == pytest.approx(1.7 + 6 * 0.01)
     assert replace(known, draft=()).for_rows(4).draft == ()
+
+
+def test_a_draft_run_costs_its_start_once() -> None:
+    one = PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.2), (9, 0.3)), shared=((4, 2.0, 0.5),))
+    both = replace(one, start=0.3)
+    assert (
+        both.verify == pytest.approx(one.verify + 0.3) and both.step == one.step and both.reads == one.reads
+    )
+    length = both.best_run(0.8)[1]
+    spent = 0.3 + 0.2 * length + both.target_s(1 + length)
+    tokens = sum(0.8**kept for kept in range(length + 1))
+    assert both.best_run(0.8) == (pytest.approx(tokens / spent), length)
+    assert both.best_run(0.8)[0] < one.best_run(0.8)[0] and length >= one.best_run(0.8)[1]
+    assert both.for_rows(4).start == 0.3, "a pass reads the draft's weights once for all rows"
+    assert replace(both, draft=()).for_rows(4).start == 0.0, "copies need no draft"
+    for rows in (1, 4):
+        tracker = Tracker(both, lambda rows=rows: rows)
+        drafted, plain = RoundCount(2, 1, 3, 1), RoundCount(0, 1, 1, 1)
+        costs = both.for_rows(rows)
+        assert tracker._time(drafted, rows) * costs.target_s(1) == pytest.approx(
+            costs.target_s(3) + 2 * costs.draft_s(1) + 0.3
+        )
+        assert tracker._time(plain, rows) == 1.0
+    passes = [PassShare(False, 4, 1.0, 0.25), PassShare(False, 2, 1.0, 0.5), PassShare(True, 4, 3.0, 0.25)]
+    without = Tracker(one, lambda: 4).spent(passes, drafted).seconds
+    assert Tracker(both, lambda: 4).spent(passes, drafted).seconds == pytest.approx(without + 0.3 / 4), "a row's share"
+    with pytest.raises(UserError, match="not negative"):
+        replace(one, start=-0.1)
+    assert PassCosts.from_json(json.loads(json.dumps(asdict(both)))) == both
 
 
 def test_costs_of_several_tokens_of_each_row() -> None:

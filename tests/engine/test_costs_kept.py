@@ -15,6 +15,7 @@ from tests.engine.test_never_slower import CHEAP, DEAR
 import sprinter
 from sprinter.decode.costs import PassCosts
 from sprinter.engine import costs as costs_module
+from sprinter.engine.backends.base import DraftRow, PassInput
 from sprinter.engine.costs import pass_costs, shared_costs
 from sprinter.models.cachedir import write_kept
 from sprinter.models.pair import LoadedPair
@@ -161,3 +162,48 @@ def test_one_thread_is_timed_by_its_own_time(
     for threads, clock in ((1, time.thread_time), (2, time.perf_counter)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         assert costs_module._clock(models) is clock
+
+
+def test_the_start_of_a_draft_run_is_apart_from_its_steps() -> None:
+    step, start = costs_module._steps({1: 1.7, 3: 2.5, 7: 4.1})
+    assert step == pytest.approx(0.4) and start == pytest.approx(1.3)
+    assert costs_module._steps({1: 0.4, 3: 1.2}) == pytest.approx((0.4, 0.0))
+    assert costs_module._steps({1: 0.5, 3: 0.3}) == pytest.approx((0.2, 0.0)), (
+        "noise: no line rises through it"
+    )
+    assert costs_module._steps({2: 0.6}) == pytest.approx((0.3, 0.0)) and costs_module._steps({}) == (
+        0.0,
+        0.0,
+    )
+
+
+def test_rounds_are_timed_as_a_text_makes_them(
+    builtin_pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run of the draft has a pass of the target before and after it; the median of the repeats counts."""
+    asked, times = list[tuple[str, int]](), iter(range(10_000))
+    models = costs_module.borrow(builtin_pair.models, 80)
+    ids = costs_module.read_prompts(models, 64, 8)
+    monkeypatch.setattr(costs_module, "_clock", lambda models: lambda: float(next(times)))
+    monkeypatch.setattr(costs_module, "_LONGEST_S", 0.0)
+    monkeypatch.setattr(costs_module, "usual_ahead", lambda models: 2)
+    run = costs_module._run
+
+    def spy(models: object, inputs: list[PassInput]) -> None:
+        (one,) = inputs
+        asked.append(("draft", one.count) if isinstance(one, DraftRow) else ("target", len(one.feed.tokens)))
+        run(models, inputs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(costs_module, "_run", spy)
+    drafts, checks = costs_module._rounds(models, ids, 64, [0, 1, 3], 2)
+    each = [
+        ("target", 1),
+        ("target", 1),
+        ("draft", 1),
+        ("target", 2),
+        ("draft", 2),
+        ("draft", 1),
+        ("target", 4),
+    ]
+    assert asked == 3 * each
+    assert drafts == {1: 1.0, 3: 1.0} and checks == {1: 1.0, 2: 1.0, 4: 1.0}, "a tick of the clock for each"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from statistics import linear_regression, mean
 from typing import Any
@@ -29,6 +30,7 @@ _ROUND = 8  # draft tokens of the longest pass that ``verify`` and ``token`` des
 _GOOD = 0.8  # of draft tokens that the target keeps, where a draft is good
 _LEARNS = 0.03  # of a target pass: what a rule that learns may cost for a draft token, and still gain by it
 _LONGEST_RUN = 12  # draft tokens of a round in ``best_run``
+_KEPT = 256  # results of methods that every text asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class PassCosts:
         more = {"greedy": kept.get("greedy", judged), "start": kept.get("start", 0.0)}
         return cls(**points, host=tuple(kept["host"]), judged=judged, **more)
 
+    @lru_cache(maxsize=_KEPT)  # noqa: B019
     def of_rules(self, learns: bool, rows: int | None = None, greedy: bool = False) -> PassCosts:
         """The costs of a method with, or without, a rule that learns; with ``rows``, of one that learns if that pays in
         passes of so many rows; ``greedy``: of texts without draws."""
@@ -101,6 +104,7 @@ class PassCosts:
         judged = self.greedy if greedy else self.judged
         return replace(self, host=(round, step + learned * learns, 0.0), signal=signal, judged=judged)
 
+    @lru_cache(maxsize=_KEPT)  # noqa: B019
     def for_rows(self, rows: int) -> PassCosts:
         """Costs of passes that so many rows share, as each of them sees it: so many tokens of every row at a time.
 

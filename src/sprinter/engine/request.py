@@ -274,7 +274,7 @@ class Request:
         _keep(trackers, key, tracker, _MOST_TRACKERS)
         if self._learns_on and (learned := tracker.learned.get(self._rules_key)) is not None:
             self._rules = learned[0]
-            self.options = self.options.replace(rules=self._rules)
+            self.options = self.options.model_copy(update={"rules": self._rules})
 
     @property
     def _rules_key(self) -> tuple[Any, ...]:
@@ -305,7 +305,8 @@ class Request:
         if self._costs is None:
             return self.options
         stats = self.record.stats
-        return self.options.replace(switches=tuple(stats.switches), copy_switches=tuple(stats.copy_switches))
+        switches = {"switches": tuple(stats.switches), "copy_switches": tuple(stats.copy_switches)}
+        return self.options.model_copy(update=switches)
 
     def _limits(self, models: Executor) -> Limits:
         stops = self.options.stop_token_ids

@@ -24,6 +24,7 @@ _TOKEN = 0.03
 _VERDICTS = 100  # after which a verdict has lost most of its weight in the mean overlap
 _FIRST = 8  # verdicts that the mean overlap of a new text weighs as much as
 _LONGEST = 40  # tokens of a run whose length is known when it begins
+_NUMBERS = torch.arange(_LONGEST + 1, dtype=torch.float64).unbind()  # never changed in place
 
 
 @STOP.rule("optimal")
@@ -106,10 +107,8 @@ class Optimal(ChanceRule):
 
     def begin_round(self, state: State) -> State:
         """Nothing is drafted yet."""
-        begun = torch.ones_like(state[0])
-        if not self.learns:
-            begun = torch.full_like(begun, self._length(float(state[2])))
-        return (begun, torch.zeros_like(state[1]), *state[2:])
+        begun = 1 if self.learns else self._length(float(state[2]))
+        return (_NUMBERS[begun], _NUMBERS[0], *state[2:])
 
     def _length(self, chance: float) -> int:
         """Of the run at which a token costs least, if each is kept with this chance: behind it, none costs less."""
