@@ -148,7 +148,7 @@ class Optimal(ChanceRule):
 
         A round of copies is not counted: it is cheap, and the price is that of the text between copies.
         """
-        if state[1] > 0:
+        if float(state[1]) > 0:
             return state
         if not self.learns:  # nothing reads its tokens and their cost
             if not (verdicts := min(accepted + 1, checked)):
