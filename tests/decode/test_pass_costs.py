@@ -107,7 +107,9 @@ def test_a_draft_run_costs_its_start_once() -> None:
         assert tracker._time(plain, rows) == 1.0
     passes = [PassShare(False, 4, 1.0, 0.25), PassShare(False, 2, 1.0, 0.5), PassShare(True, 4, 3.0, 0.25)]
     without = Tracker(one, lambda: 4).spent(passes, drafted).seconds
-    assert Tracker(both, lambda: 4).spent(passes, drafted).seconds == pytest.approx(without + 0.3 / 4), "a row's share"
+    assert Tracker(both, lambda: 4).spent(passes, drafted).seconds == pytest.approx(without + 0.3 / 4), (
+        "a row's share"
+    )
     with pytest.raises(UserError, match="not negative"):
         replace(one, start=-0.1)
     assert PassCosts.from_json(json.loads(json.dumps(asdict(both)))) == both
