@@ -23,7 +23,7 @@ from sprinter.models.vocabulary import (
     is_foreign,
 )
 
-__all__ = ["PairTokenizer", "common_tokenizer", "own_vocabulary"]
+__all__ = ["PairTokenizer", "common_tokenizer", "own_vocabulary", "read_by"]
 
 _LEAST = 0.5  # of the tokens of a text; with fewer in common most drafts end before they begin
 _log = logging.getLogger("sprinter")
@@ -63,10 +63,11 @@ def common_tokenizer(
     drafted = None if draft is None else own_vocabulary(draft, trust)
     foreign = None
     if draft is not None and drafted is not None and is_foreign(words, drafted):
-        foreign = _foreign(speaker, _find_tokenizer(None, draft, trust))
+        own = _find_tokenizer(None, draft, trust)
+        foreign = None if (shared := read_by(speaker, own)) is None else (own, shared)
     if given is not None:
-        own = {"target": own_vocabulary(target, trust), "draft": None if foreign else drafted}
-        tokens = common_tokens(words, own)
+        vocabularies = {"target": own_vocabulary(target, trust), "draft": None if foreign else drafted}
+        tokens = common_tokens(words, vocabularies)
     elif draft is not None and drafted is not None and foreign is None:
         check_same_vocabulary(words, drafted, target.name, draft.name)
     models = {"target": target} if draft is None or foreign else {"target": target, "draft": draft}
@@ -78,11 +79,9 @@ def common_tokenizer(
     return PairTokenizer(speaker, tokens, foreign)
 
 
-def _foreign(
-    speaker: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase
-) -> tuple[PreTrainedTokenizerBase, CommonTokens] | None:
-    """A draft's own tokenizer, and what it has in common with the target's; None: with less than half of a text's
-    tokens. Says how many."""
+def read_by(speaker: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase) -> CommonTokens | None:
+    """How a model with a tokenizer of its own reads the tokens of another; None: with less than half of a text's
+    tokens in common. Says how many."""
     words, others = words_of(speaker), words_of(own)
     if words is None or others is None:
         return None
@@ -94,7 +93,7 @@ def _foreign(
         "different vocabularies: %s tokens in common, %.0f %% of those of a text in English and Python",
         f"{len(tokens.ids):,}", 100 * share,
     )  # fmt: skip
-    return own, tokens
+    return tokens
 
 
 def _rows(origin: Provenance, trust: bool) -> int | None:

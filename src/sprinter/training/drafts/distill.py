@@ -7,19 +7,31 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair, load_models
 from sprinter.models.reduced_vocab import frequent_tokens
+from sprinter.models.source import find
+from sprinter.models.tokenizers import own_vocabulary, read_by
+from sprinter.models.vocabulary import is_foreign
+from sprinter.training.drafts.batches import in_order
 from sprinter.training.drafts.data import Texts, TextsProgress, write_texts
 from sprinter.training.drafts.eagle3 import mask_token
 from sprinter.training.drafts.folder import TRAINING, Judging, check_folder, finish, run_facts, training_key
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
 from sprinter.training.drafts.run import LossPoint, loss_temperature
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
-from sprinter.training.drafts.student import make_student, save_student, size_of
+from sprinter.training.drafts.student import (
+    influential,
+    make_student,
+    save_student,
+    size_of,
+    spaced,
+    transplanted,
+)
 from sprinter.training.drafts.train import settle_scale, train
 
 __all__ = ["distill", "fresh_student"]
@@ -96,7 +108,7 @@ def fresh_student(
         assert pair.tokenizer is not None
         words = max(pair.tokenizer.get_vocab().values()) + 1  # rows beyond these are padding
         kept = frequent_tokens(answers, settings.vocabulary, words, pair.models.target.eos_ids)
-    student = make_student(_started(pair, weights, settings), settings, kept)
+    student = _least_wrong(_started(pair, weights, settings), settings, kept, texts)
     if settings.parallel > 1:
         student.config.pard_token = mask_token(weights)
     room = int(student.config.max_position_embeddings)
@@ -106,8 +118,23 @@ def fresh_student(
             f"the draft's context of {room} tokens is less than the longest text, {longest}: give a smaller "
             f"prompt_tokens or new_tokens, or context={longest}"
         )
-    settle_scale(student, texts.part(False), _SCALED_ON, loss_temperature(TrainingSettings(), texts))
     return student
+
+
+def _least_wrong(
+    start: PreTrainedModel, settings: StudentSettings, kept: Tensor | None, texts: Texts
+) -> LlamaForCausalLM:
+    """The student of spaced layers of its start, or that of influential ones: the nearer on one batch of texts."""
+    part, temperature = texts.part(False), loss_temperature(TrainingSettings(), texts)
+    choices = [spaced(start, settings.layers)]
+    if settings.width is None:  # else it takes no layers
+        other = influential(start, settings.layers, next(in_order(part, _SCALED_ON)).ids)
+        choices += [other] if len(other) == settings.layers and other != choices[0] else []
+    found: list[tuple[float, LlamaForCausalLM]] = []
+    for taken in choices:
+        student = make_student(start, settings, kept, taken)
+        found.append((settle_scale(student, part, _SCALED_ON, temperature), student))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _started(pair: Pair, weights: PreTrainedModel, settings: StudentSettings) -> PreTrainedModel:
@@ -115,13 +142,27 @@ def _started(pair: Pair, weights: PreTrainedModel, settings: StudentSettings) ->
     if settings.start is None:
         return weights
     options: dict[str, Any] = {"device": str(weights.device), "dtype": "float32", "dequantise": True}
+    assert pair.tokenizer is not None
     try:
-        models = load_models(settings.start, tokenizer=pair.tokenizer, **options)  # fewer tokens are refused
+        words = own_vocabulary(find(settings.start, "start"), False)
+        foreign = words is not None and is_foreign(pair.tokenizer.get_vocab(), words)
+        # fewer tokens of the same vocabulary are refused
+        models = load_models(settings.start, tokenizer=None if foreign else pair.tokenizer, **options)
     except UserError as error:
         raise UserError(
-            f"a student cannot start from '{settings.start}': give a model of the target's family ({error})"
+            f"a student cannot start from '{settings.start}': give a smaller model of text ({error})"
         ) from error
-    return models.target.module("the start of a student")
+    start = models.target.module("the start of a student")
+    if not foreign:
+        return start
+    assert models.tokenizer is not None
+    tokens = read_by(pair.tokenizer, models.tokenizer)
+    if tokens is None:
+        raise UserError(
+            f"a student cannot start from '{settings.start}', whose tokenizer has less than half of a text's tokens in "
+            "common with the target's: give a model whose tokenizer is nearer"
+        )
+    return transplanted(start, tokens, int(weights.config.get_text_config(decoder=True).vocab_size))
 
 
 def _judged(

@@ -1,19 +1,24 @@
 """The student: a small Llama model with the target's tokenizer, which starts from the target's weights.
 
 Its embeddings are the target's, projected to a smaller width by a truncated singular value decomposition where one is
-asked for; at the target's own width it also starts from some of its layers, evenly spaced from the first. The last one
-is of no use without those before it.
+asked for; at the target's own width it also starts from some of its layers: evenly spaced from the first, or those that
+change the states most (block influence: Men et al. 2024, arXiv 2403.03853), see ``distill.fresh_student``.
+
+A start of another vocabulary is given the target's: a token that both know keeps its embedding, any other has the mean
+of those of the tokens that its bytes are read as (``models.common_tokens``).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -24,17 +29,21 @@ from transformers import (
 
 from sprinter.errors import UserError
 from sprinter.files import writing
+from sprinter.models.common_tokens import CommonTokens
 from sprinter.models.reduced_vocab import CutLlamaConfig, CutLlamaForCausalLM, check_map
 from sprinter.training.drafts.settings import StudentSettings
 from sprinter.training.shards import save_bytes
 
-__all__ = ["layer_config", "make_student", "save_student", "size_of"]
+__all__ = ["influential", "layer_config", "make_student", "save_student", "size_of", "spaced", "transplanted"]
 
 _LONGEST = 8192
 
 
 def make_student(
-    target: PreTrainedModel, settings: StudentSettings = StudentSettings(), kept: Tensor | None = None
+    target: PreTrainedModel,
+    settings: StudentSettings = StudentSettings(),
+    kept: Tensor | None = None,
+    taken: Sequence[int] | None = None,
 ) -> LlamaForCausalLM:
     """A student in float32 on the target's device.
 
@@ -42,6 +51,7 @@ def make_student(
         target: model in a floating-point dtype; its weights are copied.
         settings: the student's shape.
         kept: ``[vocabulary]`` token ids of a cut vocabulary, ascending; required if ``settings.vocabulary`` is set.
+        taken: the target's layers that it starts from, one for each of its own; None: evenly spaced from the first.
 
     Raises:
         UserError: a width that the target's embeddings do not reach, a map of another vocabulary.
@@ -59,7 +69,7 @@ def make_student(
         rows, turn = _projected(table, config.hidden_size)
         embedding.weight.copy_(rows)
         if turn is None:
-            _copy_layers(student, target)
+            _copy_layers(student, target, taken)
         if kept is not None:
             check_map(kept, config.vocab_size)
             student.lm_head.ids.copy_(kept)
@@ -195,14 +205,54 @@ def _is_llama_like(target: PreTrainedModel) -> bool:
     return own.model_type in ("llama", "mistral", "qwen2") and getattr(own, "hidden_act", "silu") == "silu"
 
 
-def _copy_layers(student: LlamaForCausalLM, target: PreTrainedModel) -> None:
-    """Start from evenly spaced layers of the target, and its last norm, where the shapes agree."""
+def spaced(target: PreTrainedModel, count: int) -> list[int]:
+    """Numbers of ``count`` layers of the target, evenly spaced from the first."""
+    most = int(target.config.get_text_config(decoder=True).num_hidden_layers)
+    return [i * most // count for i in range(count)]
+
+
+@torch.no_grad()
+def influential(target: PreTrainedModel, count: int, ids: Tensor) -> list[int]:
+    """Numbers of the ``count`` layers of the target that turn the states most, on a batch ``[rows, width]`` of texts.
+
+    The influence of a layer is 1 − the mean cosine between the states before and after it; that of the last is taken
+    through the last norm.
+    """
+    states = target.base_model(input_ids=ids.to(target.device), output_hidden_states=True).hidden_states
+    turns = [1 - torch.cosine_similarity(a.float(), b.float(), -1).mean() for a, b in pairwise(states)]
+    return sorted(torch.stack(turns).topk(min(count, len(turns))).indices.tolist())
+
+
+@torch.no_grad()
+def transplanted(model: PreTrainedModel, tokens: CommonTokens, vocab: int) -> PreTrainedModel:
+    """The model with embeddings of a target's vocabulary; changed in place.
+
+    Args:
+        model: its input embeddings are its output layer too, or it has one of its own.
+        tokens: of the target's tokenizer and its own. vocab: number of the target's token ids.
+    """
+    read = [tokens.read_as(token) for token in range(vocab)]
+    pieces = torch.tensor([piece for one in read for piece in one])
+    starts = torch.tensor([0, *accumulate(map(len, read))][:-1])
+
+    def moved(table: Tensor) -> nn.Parameter:
+        return nn.Parameter(nn.functional.embedding_bag(pieces, table.cpu(), starts, mode="mean").to(table))
+
+    words: Any = model.get_input_embeddings()
+    outputs: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    tied = outputs.weight is words.weight
+    words.weight = moved(words.weight)
+    outputs.weight = words.weight if tied else moved(outputs.weight)
+    model.config.get_text_config(decoder=True).vocab_size = vocab
+    return model
+
+
+def _copy_layers(student: LlamaForCausalLM, target: PreTrainedModel, taken: Sequence[int] | None) -> None:
+    """Start from layers of the target, and its last norm, where the shapes agree."""
     if not _is_llama_like(target):
         return
     there = dict(target.named_parameters())
-    most = int(target.config.get_text_config(decoder=True).num_hidden_layers)
-    count = student.config.num_hidden_layers
-    taken = [i * most // count for i in range(count)]
+    taken = spaced(target, student.config.num_hidden_layers) if taken is None else taken
     for name, own in student.named_parameters():
         source = name
         if ".layers." in name:
