@@ -91,8 +91,8 @@ class Setting:
 
 PLAIN = "autoregressive"
 _TAIL = "stop=untrusted(tail=15,under=calibrated(rate=0.4)),cap=30"
-_QWEN = {"target": TARGET, "draft": DRAFT, "runner": "torch", "dtype": "gguf",
-         "gate": "examples/gates/qwen2.5-coder-1.5b-0.5b"}  # fmt: skip
+_ON_QWEN = {"target": TARGET, "runner": "torch", "dtype": "gguf"}
+_QWEN = {**_ON_QWEN, "draft": DRAFT, "gate": "examples/gates/qwen2.5-coder-1.5b-0.5b"}
 _WHOLE = (
     PLAIN, f"trust=gate(tau=0.7),{_TAIL}", f"trust=certain,{_TAIL},budget=0.05", f"trust=online(tau=0.6),{_TAIL}",
     "stop=calibrated(rate=0.4),accept=margin(theta=0.9)", f"trust=certain,{_TAIL},budget=0.1", "draft-only",
@@ -107,6 +107,10 @@ _FOREIGN = (
     PLAIN, f"trust=certain(threshold=1.0),{_TAIL}", f"trust=certain,{_TAIL},budget=0.02", "svip", "draft-only",
     f"trust=certain,{_TAIL},budget=0.1", "certain(threshold=0.3, tail=3)", "fuzzy(threshold=0.1, gamma=8)",
 )  # fmt: skip
+_FEW = (
+    PLAIN, f"trust=certain,{_TAIL},budget=0.1", "draft-only", f"trust=certain,{_TAIL},budget=0.02",
+    "fuzzy(threshold=0.1, gamma=8)",
+)  # fmt: skip
 _SUITES = {"humaneval": (20, 256, True), "gsm8k": (20, 256, True), "mt-bench": (20, 96, True),
            "wiki-summary": (20, 64, False)}  # fmt: skip
 PAIRS = {
@@ -119,8 +123,9 @@ PAIRS = {
     ),
     "whole": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_WHOLE, costs="qwen"),
     "taught": Setting(_QWEN, {"gsm8k": (24, 400, True)}, arms=_TAUGHT, costs="qwen"),
-    "foreign": Setting(
-        {"target": TARGET, "draft": SMOLLM2, "runner": "torch", "dtype": "gguf"}, _SUITES, run=2, arms=_FOREIGN
+    "foreign": Setting({**_ON_QWEN, "draft": SMOLLM2}, _SUITES, run=2, arms=_FOREIGN),
+    "cheap": Setting(
+        {**_ON_QWEN, "draft": ".work/smollm2-for-qwen", "draft_dtype": "int4"}, _SUITES, run=2, arms=_FEW
     ),
     "builtin": Setting(
         {"target": None, "compile": True},
@@ -131,7 +136,7 @@ PAIRS = {
 if SMOKE:
     PAIRS = {name: Setting({"target": None}, {"wiki-summary": (4, 8, False)}) for name in PAIRS}
 
-TAUS = {"qwen": 0.9, "foreign": 0.9, "whole": 0.9, "taught": 0.9, "smollm2": 0.8, "builtin": 0.8}
+TAUS = {"smollm2": 0.8, "builtin": 0.8} | dict.fromkeys(("qwen", "foreign", "cheap", "whole", "taught"), 0.9)
 RUNS = sized(
     (
         PLAIN, f"trust=certain(threshold=1.0),{_TAIL}", f"trust=gate(tau={{tau}}),{_TAIL}", "paper sprinter(tau=0.5)",
@@ -323,15 +328,12 @@ def counts(options: Any) -> None:
     for arm in setting.arms or RUNS:
         arm = arm.format(**words)
         gate, method = of_gate(arm)
-        if arm in results["runs"] and not (arm == PLAIN and not results["replays"]):
+        done = arm in results["runs"] and not (arm == PLAIN and not results["replays"])
+        if done or gate not in pairs:
             continue
         if time.time() - began > options.seconds:
             break
-        if gate not in pairs:
-            continue
-        some = {
-            suite: prompts[suite] for suite in [*prompts][: None if arm in (PLAIN, "svip") else setting.run]
-        }
+        some = dict([*prompts.items()][: None if arm in (PLAIN, "svip") else setting.run])
         results["runs"][arm], texts = run(pairs[gate], method, some, setting)
         note()
         if arm == PLAIN:
