@@ -454,13 +454,13 @@ class RequestRun:
         stats, gather, layers = self._stats, self._models.gather, self._layers
         read, states = len(given.feed.tokens), done.states[: len(layers)] if layers else ()
         self.sequence.target.was_read(given.feed.start, read, layers, states)
-        raw = None if done.raw is None else gather(done.raw)
-        if self._logprobs is not None and raw is not None:
-            self._logprobs.scored(ask, raw)
-        judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
         if done.spent:
             stats.remote.update(done.spent)
         if isinstance(laws := done.laws, Tensor):
+            raw = None if done.raw is None else gather(done.raw)
+            if self._logprobs is not None and raw is not None:
+                self._logprobs.scored(ask, raw)
+            judged = {kind: gather(head(done.states[-1])) for kind, head in self._judging.items()}
             kept = raw if self._needs_raw else None
             answer = Scores(gather(laws), kept, judged, done.token, done.accepted, done.metered)
         else:

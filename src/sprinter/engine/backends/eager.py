@@ -381,9 +381,10 @@ def feed_of_text(view: ReadState, text: list[int], end: int) -> RowInput:
 # --- what follows a pass ---
 def _is_greedy(row: TargetRow) -> bool:
     """Whether a row reads a token, and wants the most probable one after it and nothing else."""
-    draw, bare = row.draw, row.adjust is None and not (row.raw or row.layers)
-    drawn = draw is not None and isinstance(draw[0], AddressedDraws)
-    return drawn and bare and row.sampling.temperature == 0 and len(row.feed.tokens) == 1
+    draw = row.draw
+    if draw is None or row.raw or row.layers or row.adjust is not None or len(row.feed.tokens) != 1:
+        return False
+    return row.sampling.temperature == 0 and isinstance(draw[0], AddressedDraws)
 
 
 def _law_of(logits: Tensor, row: int, sampling: Sampling) -> Tensor:
