@@ -62,7 +62,11 @@ def model_of(kind: str) -> PreTrainedModel:
 
 
 def run_pass(
-    model: PreTrainedModel, tokens: Tensor, starts: list[int], rows: list[int] | None = None
+    model: PreTrainedModel,
+    tokens: Tensor,
+    starts: list[int],
+    rows: list[int] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Logits, states and buffers of a pass over rows that begin at ``starts``, behind random keys and values."""
     config: Any = model.config.get_text_config()
@@ -71,7 +75,7 @@ def run_pass(
     chance = torch.Generator().manual_seed(1)
     held = len(tokens) if rows is None else 3
     buffers = [
-        torch.randn(held, heads, SLOTS + 1, d, generator=chance).to(model.device, model.dtype)
+        torch.randn(held, heads, SLOTS + 1, d, generator=chance).to(model.device, dtype or model.dtype)
         for _ in range(2 * config.num_hidden_layers)
     ]
     positions = (torch.tensor(starts)[:, None] + torch.arange(tokens.shape[1])).to(model.device)

@@ -48,8 +48,10 @@ from sprinter_kernels.fused_plan import (
 from sprinter_kernels.layers import RoundedLinear, plain_matrix
 from sprinter_kernels.unchanged import changed_layer, hooks_everywhere, hooks_of
 
-__all__ = ["fused_layers", "why_not_fused"]
+__all__ = ["WIDENS", "fused_layers", "why_not_fused"]
 
+WIDENS = True
+"""Attention reads keys and values of fewer bits than queries."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _NORM_NAMES = ("norm", "ln_f", "final_layer_norm")  # of what is behind the layers
 _NEXT = "_sprinter_next"  # of states: the norm that reads them, and its result

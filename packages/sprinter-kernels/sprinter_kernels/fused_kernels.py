@@ -174,6 +174,8 @@ def place(
             value = value * c + tl.where(d < half, -partner, partner) * s
     if is_key:
         row, slot = tl.load(rows + token // n).to(tl.int64), tl.load(slots + token).to(tl.int64)
+        if keys.dtype.element_ty == tl.float8e4nv:
+            value = tl.minimum(tl.maximum(value, -448.0), 448.0)
         if is_value:
             at = values + row * value_row + own * value_head + slot * value_slot
             tl.store(at + d, value.to(values.dtype.element_ty), mask=inside)
@@ -192,6 +194,8 @@ def attend(
     EXACT: tl.constexpr,
 ):  # fmt: skip
     """Attention over one chunk of the keys: unfinished results ``out [splits, M, heads, D]`` in float32.
+
+    Keys and values may be of fewer bits than queries, and are widened when they are read.
 
     ``sums [splits, M, heads, 2]``: the highest score of the chunk and the sum of its weights. ``mask``: of whole
     numbers, 0 for a key that a query must not see.
@@ -220,6 +224,7 @@ def attend(
         mask + batch * mask_row + token[:, None] * mask_token + j[None, :],
         mask=real[:, None] & there[None, :], other=0,
     )  # fmt: skip
+    k, v = k.to(q.dtype), v.to(q.dtype)
     if EXACT:
         scores = tl.dot(q, k, input_precision="ieee") * scale
     else:

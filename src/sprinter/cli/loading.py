@@ -80,10 +80,11 @@ class Loading:
     ] = None
     draft_dtype: Annotated[MaybeText, _run("dtype of the draft, if it differs.", default="as --dtype")] = None
     cache_dtype: Annotated[
-        Literal["float32", "bfloat16"] | None,
+        Literal["float32", "bfloat16", "float16", "float8_e4m3"] | None,
         _run(
-            "Keys and values, where our kernels run both models on a CPU: bfloat16 takes half of the memory.",
-            default="float32",
+            "Keys and values, where our kernels run both models on a CPU (bfloat16 takes half of the memory), or on a "
+            "CUDA GPU (no wider than the weights).",
+            default="float32 on a CPU, else as the weights",
         ),
     ] = None
     runner: Annotated[

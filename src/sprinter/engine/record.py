@@ -126,7 +126,8 @@ def model_facts(model: LoadedModel) -> dict[str, Any]:
 
 def _cache(model: LoadedModel) -> dict[str, str]:
     """The dtype of keys and values, where it is not what such a model has by default."""
-    return {"cache_dtype": "bfloat16"} if cache_dtype_of(model.model) == "bfloat16" else {}
+    dtype = cache_dtype_of(model.model)
+    return {} if dtype in (None, "float32") else {"cache_dtype": dtype}
 
 
 def _by_kernels(model: PreTrainedModel | ServedModel) -> bool:

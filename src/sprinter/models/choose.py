@@ -35,6 +35,7 @@ __all__ = [
     "compile_model",
     "exactness",
     "holds_leaves",
+    "keep_cache_in",
     "longest_text",
     "make_runner",
     "pads_rows",
@@ -192,6 +193,21 @@ def compile_model(model: PreTrainedModel | ServedModel) -> None:
         raise UserError(f"{_name(model)} cannot be compiled: {why}; use compile=False")
 
 
+def keep_cache_in(model: PreTrainedModel | ServedModel, dtype: str | None, name: str) -> None:
+    """Have runners of a model that was just loaded keep keys and values in this dtype; None: as is usual.
+
+    Raises:
+        UserError: they cannot.
+    """
+    if isinstance(model, ServedModel) or model.device.type == "cpu":
+        kernels.keep_cache_in(model, dtype, name)
+    elif dtype is not None:
+        if model.device.type != "cuda" or runner_kind(model)[0] != "row":
+            why = f"is on {model.device}" if model.device.type != "cuda" else runner_kind(model)[1]
+            raise UserError(f"cache_dtype={dtype} does not go with {name} ({why}): leave cache_dtype out")
+        kernels.keep_rows_in(model, dtype, name)
+
+
 def renew(model: PreTrainedModel | ServedModel) -> None:
     """Take a model as it is now, after a change: forget what was found out about it and captured of it, and have our
     kernels run the layers that they know.
@@ -248,16 +264,16 @@ def make_runner(
 def _rows(
     model: PreTrainedModel, batch: int, max_len: int, windows: Windows, compile: bool | None
 ) -> RowRunner:
-    kind = capture_kind(model)[0]
+    kind, dtype = capture_kind(model)[0], kernels.rows_dtype_of(model)
     if kind == "graphs" and compile is not False:
         units = GraphUnits(model, windows, bool(compile), fused)
-        return CapturedRunner(model, batch, max_len, windows, units)
+        return CapturedRunner(model, batch, max_len, windows, units, dtype)
     if kind == "kernels":
         made = RowRunner(model, batch, max_len, windows, flat=True)
         made.straight = kernels.passes_of(model)
         return made
     copies = copied_weights(model.train(False))
-    made = RowRunner(model if copies is None else copies.model, batch, max_len, windows)
+    made = RowRunner(model if copies is None else copies.model, batch, max_len, windows, dtype=dtype)
     made.copies = copies
     return made
 

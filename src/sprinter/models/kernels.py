@@ -26,9 +26,9 @@ from sprinter.models.runners.rope import find_switch
 from sprinter.models.runners.row import RowCache
 
 __all__ = [
-    "BITS", "GGUF", "cache_dtype_of", "cache_token_bytes", "compile_layers", "is_quantised", "keep_cache_in",
-    "kernels", "knows", "name_of", "packed_weights", "parameter_count", "passes_of", "quantise", "quantise_linears",
-    "renew", "round_linears", "runs", "why_none", "why_not_fused",
+    "BITS", "CACHES", "GGUF", "cache_dtype_of", "cache_token_bytes", "compile_layers", "is_quantised", "keep_cache_in",
+    "keep_rows_in", "kernels", "knows", "name_of", "packed_weights", "parameter_count", "passes_of", "quantise",
+    "quantise_linears", "renew", "round_linears", "rows_dtype_of", "runs", "why_none", "why_not_fused",
 ]  # fmt: skip
 
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
@@ -36,11 +36,16 @@ BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 GGUF = "gguf"
 """The dtype of the weights of a GGUF file as they are stored."""
 
+CACHES = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float8_e4m3": torch.float8_e4m3fn,
+}  # fmt: skip
+"""Names of dtypes of keys and values; the last two are for GPUs."""
+
 _log = logging.getLogger("sprinter")
 _packed: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 """Models that the kernels run -> what runs them."""
 _cached: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-"""Models whose keys and values the kernels keep in bfloat16."""
+"""Models whose keys and values are kept in a dtype of ``CACHES`` that was asked for."""
 _asked: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """Models whose passes were given to the kernels, with weights as they are; since a reload, some may run without."""
 
@@ -232,6 +237,10 @@ def keep_cache_in(model: object, dtype: str | None, name: str) -> None:
             "compile=True or dtype=int8 (a GGUF file: runner=torch, dtype=gguf), or leave cache_dtype out"
         )
     wanted = dtype or "float32"
+    if wanted not in ("float32", "bfloat16"):
+        raise UserError(
+            f"cache_dtype={dtype} is for GPUs, and {name} is on a CPU: give bfloat16, or leave it out"
+        )
     if (before := _cached.get(model, wanted)) != wanted:
         raise UserError(
             f"{name} was loaded with cache_dtype={before}, and {wanted} is asked for now: give the same, or another "
@@ -245,15 +254,39 @@ def keep_cache_in(model: object, dtype: str | None, name: str) -> None:
     set_cache_dtype(model, wanted)
 
 
+def keep_rows_in(model: PreTrainedModel, dtype: str, name: str) -> None:
+    """The same on a GPU, in rows that transformers or graphs fill: no wider than the weights.
+
+    Raises:
+        UserError: it is wider; another pair has the model with another dtype.
+    """
+    if CACHES[dtype].itemsize > model.dtype.itemsize:
+        own = str(model.dtype).removeprefix("torch.")
+        raise UserError(
+            f"cache_dtype={dtype} is wider than {name}, in {own}, whose keys and values gain nothing: leave it out"
+        )
+    if (before := _cached.get(model, dtype)) != dtype:
+        raise UserError(
+            f"{name} was loaded with cache_dtype={before}, and {dtype} is asked for now: give the same"
+        )
+    if CACHES[dtype] != model.dtype:
+        set_cache_dtype(model, dtype)
+
+
+def rows_dtype_of(model: nn.Module) -> torch.dtype | None:
+    """Of the keys and values of a model that the kernels do not run; None: its own."""
+    return None if runs(model) else CACHES.get(_cached.get(model, ""))
+
+
 def set_cache_dtype(model: nn.Module, dtype: str) -> None:
-    """Keep keys and values of a model that the kernels run in "float32" or "bfloat16", in runners made from then on."""
+    """Keep keys and values of a model in this dtype, in runners made from then on."""
     _cached[model] = dtype
 
 
 def cache_dtype_of(model: object) -> str | None:
-    """Of the keys and values of a model that the kernels run, "float32" or "bfloat16"; None: they do not run it."""
+    """Of the keys and values of a model, where the kernels run it or another dtype was asked for; None: its own."""
     own = getattr(model, "inner", model)  # of a draft of another vocabulary
-    return _cached.get(own, "float32") if isinstance(own, nn.Module) and runs(own) else None
+    return _cached.get(own, "float32" if runs(own) else None) if isinstance(own, nn.Module) else None
 
 
 def cache_token_bytes(model: nn.Module) -> int | None:

@@ -105,7 +105,7 @@ def adapted(loaded: LoadedModel, folder: str | Path) -> LoadedModel:
         renew(made)
     elif runs(model) and (why := compile_layers(made)) is not None:
         raise UserError(f"{loaded.id} with the adapter {folder} cannot be compiled: {why}; use compile=False")
-    if runs(made) and (cache := cache_dtype_of(model)) is not None:
+    if runs(made) == runs(model) and (cache := cache_dtype_of(model)) is not None:
         set_cache_dtype(made, cache)
     count_as(made, hashlib.sha256(f"{weights_fingerprint(model)}{digest}".encode()).hexdigest())
     return replace(loaded, model=made, adapter=str(folder))

@@ -8,12 +8,13 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from sprinter.errors import RowsError, UserError
 from sprinter.models.interface import ServedModel
-from sprinter.models.kernels import cache_token_bytes, packed_weights
+from sprinter.models.kernels import cache_token_bytes, packed_weights, rows_dtype_of
 from sprinter.models.runners.forward import call_model, head_of
 
 __all__ = ["cache_bytes", "check_memory", "free_bytes", "token_bytes", "weight_storages"]
@@ -22,7 +23,7 @@ _SHARE = 0.9
 """Share of the free memory that caches may take; the forward passes need the rest."""
 
 
-_token_bytes: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
+_token_states: WeakKeyDictionary[PreTrainedModel, list[Tensor]] = WeakKeyDictionary()
 
 
 def token_bytes(model: PreTrainedModel | ServedModel) -> int:
@@ -31,20 +32,21 @@ def token_bytes(model: PreTrainedModel | ServedModel) -> int:
         return model.token_bytes
     if (known := cache_token_bytes(model)) is not None:
         return known
-    if model not in _token_bytes:
-        _token_bytes[model] = _measured(model)
-    return _token_bytes[model]
+    if model not in _token_states:
+        _token_states[model] = _measured(model)
+    dtype = rows_dtype_of(model)
+    return sum(part.numel() * (dtype or part.dtype).itemsize for part in _token_states[model])
 
 
-def _measured(model: PreTrainedModel) -> int:
+def _measured(model: PreTrainedModel) -> list[Tensor]:
+    """Keys and values of one token."""
     cache = DynamicCache()
     with torch.inference_mode():
         call_model(
             model, head_of(model), torch.zeros(1, 1, dtype=torch.long, device=model.device), None, cache=cache
         )
     layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
-    states = [part for layer in layers for part in (layer.keys, layer.values) if part is not None]
-    return sum(part.numel() * part.element_size() for part in states)
+    return [part for layer in layers for part in (layer.keys, layer.values) if part is not None]
 
 
 def weight_storages(model: PreTrainedModel | ServedModel) -> dict[int, int]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.devices import device_of, dtype_name, dtype_of
-from sprinter.models.kernels import BITS, GGUF
+from sprinter.models.kernels import BITS, CACHES, GGUF
 from sprinter.models.source import Provenance
 
 __all__ = ["LoadOptions", "check_options", "load_options"]
@@ -24,7 +24,7 @@ class LoadOptions:
     """What loading a model needs of the arguments of ``load_models``.
 
     ``stored``: a checkpoint's own dtype is kept where the kernels read weights in place, which gives the same laws.
-    ``cache``: the dtype of keys and values, "float32" or "bfloat16"; None: it was not given.
+    ``cache``: the dtype of keys and values, of ``kernels.CACHES``; None: it was not given.
     """
 
     device: torch.device
@@ -88,8 +88,8 @@ def load_options(
 
 
 def _cache_dtype(dtype: str | torch.dtype) -> str:
-    if (name := dtype_name(dtype)) not in ("float32", "bfloat16"):
-        raise UserError(f"cache_dtype={name} is unknown: give float32 or bfloat16")
+    if (name := dtype_name(dtype).removesuffix("fn")) not in CACHES:
+        raise UserError(f"cache_dtype={name} is unknown: give {', '.join(CACHES)}")
     return name
 
 

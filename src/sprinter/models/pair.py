@@ -13,9 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import ContextLengthError, UserError
-from sprinter.models import kernels
 from sprinter.models.checks import check_config
-from sprinter.models.choose import compile_model, longest_text, runner_kind
+from sprinter.models.choose import compile_model, keep_cache_in, longest_text, runner_kind
 from sprinter.models.common_tokens import CommonTokens
 from sprinter.models.eos import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
@@ -224,8 +223,8 @@ def load_models(
             vocabulary is large; the others have a draft probability of 0, so exact methods stay exact. Their number,
             their ids, or the file of ``sprinter draft vocabulary``; None: all tokens. See ``kept_tokens``.
         cache_dtype: of keys and values where our kernels run the passes of both models: "float32", or "bfloat16", which
-            takes half of the memory, and less time in long texts; texts may differ. None: "float32" there, else the
-            dtype of the weights.
+            takes half of the memory, and less time in long texts; texts may differ. On a CUDA GPU also "float16" and
+            "float8_e4m3", no wider than the weights. None: "float32" for the kernels, else the dtype of the weights.
         draft_dtype, draft_dequantise: of the draft where it is to differ from the target; None: as the target's.
 
     Raises:
@@ -288,7 +287,7 @@ def _load(
     if origin.gguf is not None and not options.dequantise:
         at = GgufModel(origin.gguf, options.device_name)
     if isinstance(at, ServedModel):
-        kernels.keep_cache_in(at, options.cache, origin.name)
+        keep_cache_in(at, options.cache, origin.name)
         check_rows(words, at.vocab_size, which)
         if isinstance(at, RemoteModel):
             at.check_vocabulary(words)
@@ -325,7 +324,7 @@ def _load(
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
     if options.compile:
         compile_model(model)
-    kernels.keep_cache_in(model, options.cache, origin.name)
+    keep_cache_in(model, options.cache, origin.name)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,
         eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored,

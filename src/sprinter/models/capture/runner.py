@@ -30,7 +30,7 @@ class CapturedRunner(RowRunner):
     """See ``Runner``. ``run`` runs units other than the forward pass alone.
 
     Args:
-        model, batch, max_len, windows: see ``RowRunner``.
+        model, batch, max_len, windows, dtype: see ``RowRunner``.
         units: captures units.
 
     Attributes:
@@ -40,9 +40,15 @@ class CapturedRunner(RowRunner):
     name = "captured"
 
     def __init__(
-        self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: GraphUnits
+        self,
+        model: PreTrainedModel,
+        batch: int,
+        max_len: int,
+        windows: Windows,
+        units: GraphUnits,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(model, batch, max_len, windows)
+        super().__init__(model, batch, max_len, windows, dtype=dtype)
         self.kept: dict[Hashable, Unit] = {}
         self._units = units
         self._buffers: list[Tensor] = []

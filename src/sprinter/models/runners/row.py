@@ -64,16 +64,23 @@ class RowRunner(ModelRunner):
         windows: the masks that the model's layers need, see ``Windows``.
         flat: whether its layers can read the tokens of all rows in one line (``models.kernels``), so that a
             forward pass over rows of different lengths costs nothing for padding.
+        dtype: of keys and values; None: that of the model.
     """
 
     name = "row"
     branches = True
 
     def __init__(
-        self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, flat: bool = False
+        self,
+        model: PreTrainedModel,
+        batch: int,
+        max_len: int,
+        windows: Windows,
+        flat: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, batch, max_len)
-        self._cache = RowCache(batch, max_len)
+        self._cache = RowCache(batch, max_len, dtype)
         self._windows = windows
         self._sdpa = model.config._attn_implementation in BOOLEAN
         self._mask_dtype = mask_dtype(model)
@@ -283,6 +290,7 @@ class Span:
         rows: ``[rows, 1]`` row numbers that belong to ``index``.
         some: whether they are not simply all rows in order.
         flat: whether the tokens of all rows stand in one line: ``index`` and ``rows`` are ``[1, tokens]``.
+        dtype: of keys and values; None: that of the first ones that are written.
     """
 
     batch: int
@@ -293,6 +301,7 @@ class Span:
     rows: Tensor | None = None
     some: bool = False
     flat: bool = False
+    dtype: torch.dtype | None = None
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -312,7 +321,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         # Zeros, not empty memory: a masked key still meets a weight of 0, and 0 · NaN is NaN.
         batch, slots = self._span.batch, self._span.max_len + 1
         self.keys, self.values = (
-            x.new_zeros(batch, x.shape[1], slots, x.shape[3]) for x in (key_states, value_states)
+            x.new_zeros(batch, x.shape[1], slots, x.shape[3], dtype=self._span.dtype or x.dtype)
+            for x in (key_states, value_states)
         )
         self.is_initialized = True
 
@@ -322,8 +332,10 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Write the pass's keys and values; returns what it sees, of the rows that take part."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys, values, span = self.keys, self.values, self._span
+        keys, values, span, wide = self.keys, self.values, self._span, key_states.dtype
         assert keys is not None and values is not None
+        if keys.dtype != wide:
+            key_states, value_states = (_rounded(one, keys.dtype) for one in (key_states, value_states))
         if span.index is None or span.rows is None:
             n = key_states.shape[2]
             keys.narrow(2, span.start, n).copy_(key_states)
@@ -337,9 +349,9 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             values[rows, :, index] = value_states.transpose(1, 2)
         keys, values = keys.narrow(2, 0, span.keys), values.narrow(2, 0, span.keys)
         if not span.some or span.rows is None:
-            return keys, values
+            return keys.to(wide), values.to(wide)
         own = span.rows.flatten().to(keys.device)
-        return keys.index_select(0, own), values.index_select(0, own)
+        return keys.index_select(0, own).to(wide), values.index_select(0, own).to(wide)
 
     def get_seq_length(self) -> int:
         return self._span.start
@@ -351,13 +363,19 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._span.max_len
 
 
+def _rounded(states: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values in another dtype, whose largest number stands for larger ones."""
+    most = torch.finfo(dtype).max
+    return (states.clamp(-most, most) if most < torch.finfo(states.dtype).max else states).to(dtype)
+
+
 class RowCache(Cache):
     """transformers' view of the rows: answers a model's queries from the span of the pass.
 
     The base class would loop over all layers for each query, several times per forward pass.
 
     Args:
-        batch, max_len: of the runner.
+        batch, max_len: of the runner. dtype: of keys and values; None: that of the model.
     """
 
     is_sliding: ClassVar[list[bool]] = []
@@ -365,8 +383,8 @@ class RowCache(Cache):
     is_dummy: ClassVar[list[bool]] = []
     is_compileable: ClassVar[bool] = False
 
-    def __init__(self, batch: int, max_len: int) -> None:
-        self.span = Span(batch, max_len)
+    def __init__(self, batch: int, max_len: int, dtype: torch.dtype | None = None) -> None:
+        self.span = Span(batch, max_len, dtype=dtype)
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.span))  # type: ignore[arg-type]
 
     def reserve(self, layers: Sequence[int], heads: int, d: int, dtype: torch.dtype) -> list[Tensor]:
