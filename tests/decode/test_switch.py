@@ -214,10 +214,10 @@ def test_among_many_rows_the_best_of_drafts_must_gain_a_tenth(three: float, trie
     assert any(row.drafts(1) for row in group) is tried
 
 
-def test_one_row_tries_first_where_usual_drafts_would_lose_time() -> None:
-    costs = PassCosts(((1, 1.0), (2, 1.0), (8, 2.0)), ((1, 0.2), (9, 0.5)))
+def test_one_row_tries_first_where_usual_drafts_would_gain_little() -> None:
+    costs = PassCosts(((1, 1.0), (2, 1.0), (8, 2.0)), ((1, 0.15), (9, 0.4)))
     four = costs.for_rows(4)
-    assert four.speed_up(0.7) < 1 < four.speed_up(0.9) and costs.speed_up(0.7) > 1
+    assert four.speed_up(0.7) < 1.1 < four.speed_up(0.9) and costs.speed_up(0.7) > 1
     for rows, first in ((1, 1), (4, 1), (1, 1)):
         tracker = Tracker(costs, lambda rows=rows: rows, chains=True)  # type: ignore[misc]
         group = [AdaptiveSwitch(tracker) for _ in range(rows)]

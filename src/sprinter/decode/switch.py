@@ -37,9 +37,8 @@ _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _USUAL = 0.7  # the same of a usual draft
-# What drafts must gain among many rows, whose slowest ends the batch, of plain decoding's time: the best of drafts, so
-# that they are tried at all, and those that are tried.
-_LAG, _LATE = 0.1, 0.04
+# What copies, and drafts, must gain among many rows, whose slowest ends the batch, of plain decoding's time.
+_LAG, _LATE = 0.1, 0.14
 _KEPT = 0.5  # of a round without draft steps: what counts of its tokens, but the first, among rows
 _WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
 
@@ -315,8 +314,8 @@ class Tracker:
             return False
         if rows not in self._least:
             costs = self._costs_of(rows)
-            best = costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
-            self._least[rows] = 1 + _LAG * (1 - 1 / rows) - best
+            drafts = _late(rows) - costs.speed_up(_BEST)
+            self._least[rows] = drafts if self.chains else 1 + _LAG * (1 - 1 / rows) - self._best(costs, rows)
         return self._least[rows] > 0
 
     def _best(self, costs: PassCosts, rows: int) -> float:
