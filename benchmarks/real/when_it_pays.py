@@ -109,7 +109,6 @@ _FOREIGN = (
 )  # fmt: skip
 _FEW = (
     PLAIN, f"trust=certain,{_TAIL},budget=0.1", "draft-only", f"trust=certain,{_TAIL},budget=0.02",
-    "fuzzy(threshold=0.1, gamma=8)",
 )  # fmt: skip
 _SUITES = {"humaneval": (20, 256, True), "gsm8k": (20, 256, True), "mt-bench": (20, 96, True),
            "wiki-summary": (20, 64, False)}  # fmt: skip

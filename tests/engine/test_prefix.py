@@ -329,13 +329,16 @@ def test_a_batch_reads_a_common_prefix_once() -> None:
 
 def test_rows_of_an_engine_are_continued() -> None:
     here, fresh = pair_of(DEFAULT), pair_of(OFF)
+    method = {"method": "speculative(gamma=3)"}  # the default's texts depend on the number of rows
     texts = [[*SYSTEM, end, end] for end in (12, 13, 14)]
     with sprinter.Engine(here, rows=3, max_len=90) as engine:
         for turn in range(3):
-            numbers = [engine.add(text, max_new_tokens=5, seed=turn) for text in reversed(texts)][::-1]
+            numbers = [engine.add(text, max_new_tokens=5, seed=turn, **method) for text in reversed(texts)][
+                ::-1
+            ]
             done = engine.finish()
             for text, number in zip(texts, numbers, strict=True):
-                wanted = fresh.generate(text, max_new_tokens=5, seed=turn)
+                wanted = fresh.generate(text, max_new_tokens=5, seed=turn, **method)
                 assert [t.id for t in done[number].tokens] == [t.id for t in wanted.tokens]
                 if turn:
                     before = len(text) - 8

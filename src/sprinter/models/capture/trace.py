@@ -14,6 +14,7 @@ from functools import cache
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sprinter.models.kernels import rows_dtype_of
 from sprinter.models.runners.forward import StateFilter, call_model, head_of
 from sprinter.models.runners.row import RowCache, RowLayer, Span, Windows, mask_dtype, masks_of, window_mask
 
@@ -60,7 +61,8 @@ class RowPass:
             tokens: ``[batch, n]``. positions, slots, rows, keys: see ``RowPlaces``.
             buffers: K and V of each layer in turn, ``[batch, heads, slots, d]``; written in place.
         """
-        cache = RowCache(buffers[0].shape[0], buffers[0].shape[2] - 1)
+        batch, _, slots_held, _ = buffers[0].shape
+        cache = RowCache(batch, slots_held - 1, rows_dtype_of(self.model))
         cache.span.keys, cache.span.some = keys.shape[-1], self._gather
         cache.span.index, cache.span.rows = slots, rows[:, None]
         cache.layers = [
