@@ -171,7 +171,7 @@ def when_it_pays() -> Figure:
     ax.clabel(lines, fmt=lambda share: f"{100 * share:.0f} %", fontsize=7)
     looks = {
         "qwen": (BLUE, "o", "Qwen2.5-Coder 0.5B/1.5B, also padded"), "builtin": (ORANGE, "D", "built-in pair"),
-        "foreign": (GREEN, "v", "SmolLM2-135M/Qwen2.5-Coder 1.5B"), "cheap": (GREEN, "x", "the same, cut and distilled"),
+        "foreign": (GREEN, "v", "SmolLM2-135M/Qwen2.5-Coder 1.5B"), "cheap": (GREEN, "x", "the same, distilled"),
     }  # fmt: skip
     for pair, (color, marker, label) in looks.items():
         spots = [(one["ratio"], one["agreement"]) for one in found["entries"]

@@ -126,13 +126,21 @@ def test_what_cannot_keep_them_is_refused() -> None:
     model = fresh("llama").bfloat16()
     with pytest.raises(UserError, match=r"^cache_dtype=float32 is wider than it, in bfloat16, whose"):
         kernels.keep_rows_in(model, "float32", "it")
-    kernels.keep_rows_in(model, "bfloat16", "it")
-    assert kernels.cache_dtype_of(model) is None, "its own"
-    kernels.keep_rows_in(model, "float8_e4m3", "it")
-    with pytest.raises(
-        UserError, match=r"^it was loaded with cache_dtype=float8_e4m3, and float16 is asked for now"
+    for own, before, later, now in (
+        ("bfloat16", "the model's own", "float8_e4m3", "float8_e4m3"),
+        (None, "the model's own", "float8_e4m3", "float8_e4m3"),
+        ("float8_e4m3", "float8_e4m3", "float16", "float16"),
+        ("float8_e4m3", "float8_e4m3", None, "the model's own"),
     ):
-        kernels.keep_rows_in(model, "float16", "it")
+        model = fresh("llama").bfloat16()
+        kernels.keep_rows_in(model, own, "it")
+        assert kernels.cache_dtype_of(model) == (own if own == before else None)
+        kernels.keep_rows_in(model, own, "it")
+        with pytest.raises(
+            UserError, match=rf"^it was loaded with {before} keys and values, and {now} ones are"
+        ):
+            kernels.keep_rows_in(model, later, "it")
+        assert kernels.rows_dtype_of(model) == CACHES.get(before)
     with pytest.raises(UserError, match=r"^cache_dtype=float16 does not go with it \(is on meta\): leave"):
         choose.keep_cache_in(fresh("llama").to("meta"), "float16", "it")
     model = fresh("llama")

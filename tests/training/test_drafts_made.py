@@ -152,6 +152,7 @@ def test_a_student_starts_from_a_model_of_another_vocabulary(
     student = fresh_student(
         pair, weights, written, StudentSettings(layers=2, start=str(tmp_path / "other"))
     ).eval()
+    assert student.config.bos_token_id == weights.config.bos_token_id
     ours, theirs = words_of(pair.tokenizer), words_of(foreign)
     assert ours is not None and theirs is not None
     tokens, table = CommonTokens(ours, theirs), other.get_input_embeddings().weight

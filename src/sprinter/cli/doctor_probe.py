@@ -172,8 +172,7 @@ def _compare_runners(
     timed: Mapping[str, PassCosts] = {name: one for name, one in found.items() if not isinstance(one, str)}
     for name, (of_target, of_draft, _) in MIXED.items():
         if of_target in timed and of_draft in timed:
-            drafts = timed[of_draft]
-            found[name] = replace(timed[of_target], draft=drafts.draft, start=drafts.start)
+            found[name] = replace(timed[of_target], draft=timed[of_draft].draft)
     timed = {name: one for name, one in found.items() if not isinstance(one, str)}
     usual = OURS if OURS in timed else USUAL
     seconds = {name: token_s(one) * (1 if name == usual else MARGIN) for name, one in timed.items()}

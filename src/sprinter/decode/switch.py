@@ -37,7 +37,8 @@ _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _USUAL = 0.7  # the same of a usual draft
-# What copies, and drafts, must gain among many rows, whose slowest ends the batch, of plain decoding's time.
+# What must be gained among many rows, whose slowest ends the batch, of plain decoding's time: by the best of copies, so
+# that they are tried, and by drafts.
 _LAG, _LATE = 0.1, 0.14
 _KEPT = 0.5  # of a round without draft steps: what counts of its tokens, but the first, among rows
 _WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
@@ -314,8 +315,10 @@ class Tracker:
             return False
         if rows not in self._least:
             costs = self._costs_of(rows)
-            drafts = _late(rows) - costs.speed_up(_BEST)
-            self._least[rows] = drafts if self.chains else 1 + _LAG * (1 - 1 / rows) - self._best(costs, rows)
+            needed, best = _late(rows), costs.speed_up(_BEST)
+            if not self.chains:
+                needed, best = 1 + _LAG * (1 - 1 / rows), self._best(costs, rows)
+            self._least[rows] = needed - best
         return self._least[rows] > 0
 
     def _best(self, costs: PassCosts, rows: int) -> float:

@@ -111,9 +111,7 @@ class Chains:
         accepted, token, trusted = scored.accepted, scored.token, scored.trusted
         judged = feed.start + len(feed.tokens) - self._drafted + trusted  # where the first judged token is
         short = left > 0 and accepted is not None and trusted + accepted >= self._drafted - left
-        if (
-            judged != self.sequence.final or short
-        ):  # what follows the last token was not drawn: the loop does that
+        if judged != self.sequence.final or short:  # what follows was not drawn: the loop does that
             accepted = token = None
         laws, raw = scored.laws, None if scored.raw is None else scored.raw[:n]
         assert isinstance(laws, Tensor)

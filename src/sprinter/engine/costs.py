@@ -212,7 +212,6 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "kernels": kernels.name_of(),
         "code": [hash_file(path) for folder in (runners, capture, backends) for path in _files(folder)],
         "passes": (
-            _ROUNDS,
             _TARGET,
             _DRAFT,
             _SHARED,
@@ -221,6 +220,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
             _HOST_TOKENS,
             _HOST_ROWS,
             _STEPS.signals,
+            _ROUNDS,
         ),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

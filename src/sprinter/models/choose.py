@@ -201,11 +201,11 @@ def keep_cache_in(model: PreTrainedModel | ServedModel, dtype: str | None, name:
     """
     if isinstance(model, ServedModel) or model.device.type == "cpu":
         kernels.keep_cache_in(model, dtype, name)
-    elif dtype is not None:
-        if model.device.type != "cuda" or runner_kind(model)[0] != "row":
-            why = f"is on {model.device}" if model.device.type != "cuda" else runner_kind(model)[1]
-            raise UserError(f"cache_dtype={dtype} does not go with {name} ({why}): leave cache_dtype out")
-        kernels.keep_rows_in(model, dtype, name)
+        return
+    if dtype is not None and (model.device.type != "cuda" or runner_kind(model)[0] != "row"):
+        why = f"is on {model.device}" if model.device.type != "cuda" else runner_kind(model)[1]
+        raise UserError(f"cache_dtype={dtype} does not go with {name} ({why}): leave cache_dtype out")
+    kernels.keep_rows_in(model, dtype, name)
 
 
 def renew(model: PreTrainedModel | ServedModel) -> None:

@@ -41,6 +41,9 @@ CACHES = {
 }  # fmt: skip
 """Names of dtypes of keys and values; the last two are for GPUs."""
 
+OWN = "the model's own"
+"""In place of such a name: that of the weights."""
+
 _log = logging.getLogger("sprinter")
 _packed: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 """Models that the kernels run -> what runs them."""
@@ -254,23 +257,24 @@ def keep_cache_in(model: object, dtype: str | None, name: str) -> None:
     set_cache_dtype(model, wanted)
 
 
-def keep_rows_in(model: PreTrainedModel, dtype: str, name: str) -> None:
-    """The same on a GPU, in rows that transformers or graphs fill: no wider than the weights.
+def keep_rows_in(model: PreTrainedModel, dtype: str | None, name: str) -> None:
+    """The same on a GPU, in rows that transformers or graphs fill: no wider than the weights. None: as these.
 
     Raises:
         UserError: it is wider; another pair has the model with another dtype.
     """
-    if CACHES[dtype].itemsize > model.dtype.itemsize:
+    if dtype is not None and CACHES[dtype].itemsize > model.dtype.itemsize:
         own = str(model.dtype).removeprefix("torch.")
         raise UserError(
             f"cache_dtype={dtype} is wider than {name}, in {own}, whose keys and values gain nothing: leave it out"
         )
-    if (before := _cached.get(model, dtype)) != dtype:
+    wanted = OWN if dtype is None or CACHES[dtype] == model.dtype else dtype
+    if (before := _cached.get(model, wanted)) != wanted:
         raise UserError(
-            f"{name} was loaded with cache_dtype={before}, and {dtype} is asked for now: give the same"
+            f"{name} was loaded with {before} keys and values, and {wanted} ones are asked for now: give the same "
+            "cache_dtype"
         )
-    if CACHES[dtype] != model.dtype:
-        set_cache_dtype(model, dtype)
+    set_cache_dtype(model, wanted)
 
 
 def rows_dtype_of(model: nn.Module) -> torch.dtype | None:
@@ -286,7 +290,8 @@ def set_cache_dtype(model: nn.Module, dtype: str) -> None:
 def cache_dtype_of(model: object) -> str | None:
     """Of the keys and values of a model, where the kernels run it or another dtype was asked for; None: its own."""
     own = getattr(model, "inner", model)  # of a draft of another vocabulary
-    return _cached.get(own, "float32" if runs(own) else None) if isinstance(own, nn.Module) else None
+    found = _cached.get(own, "float32" if runs(own) else None) if isinstance(own, nn.Module) else None
+    return None if found == OWN else found
 
 
 def cache_token_bytes(model: nn.Module) -> int | None:

@@ -97,8 +97,7 @@ class Replay:
         asked = (
             self.target_calls * costs.target_s(self.read / self.target_calls) if self.target_calls else 0.0
         )
-        started = min(self.target_calls, self.draft_steps) * costs.start
-        return (started + self.draft_steps * costs.draft_s(1) + asked) / self.tokens
+        return (self.draft_steps * costs.draft_s(1) + asked) / self.tokens
 
     def speed_up(self, costs: PassCosts) -> float:
         """Speed relative to plain decoding with the target."""

@@ -334,10 +334,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.lazy_initialization(key_states, value_states)
         keys, values, span, wide = self.keys, self.values, self._span, key_states.dtype
         assert keys is not None and values is not None
-        if span.dtype is None:
-            wide = (
-                keys.dtype
-            )  # a model that was moved fails where its states are written: see ``refuse_moved``
+        if span.dtype is None:  # writing the states of a model that was moved fails, see ``refuse_moved``
+            wide = keys.dtype
         elif keys.dtype != wide:
             key_states, value_states = (_rounded(one, keys.dtype) for one in (key_states, value_states))
         if span.index is None or span.rows is None:

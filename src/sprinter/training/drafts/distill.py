@@ -30,6 +30,7 @@ from sprinter.training.drafts.student import (
     save_student,
     size_of,
     spaced,
+    takes_layers,
     transplanted,
 )
 from sprinter.training.drafts.train import settle_scale, train
@@ -127,7 +128,7 @@ def _least_wrong(
     """The student of spaced layers of its start, or that of influential ones: the nearer on one batch of texts."""
     part, temperature = texts.part(False), loss_temperature(TrainingSettings(), texts)
     choices = [spaced(start, settings.layers)]
-    if settings.width is None:  # else it takes no layers
+    if takes_layers(start, settings):
         other = influential(start, settings.layers, next(in_order(part, _SCALED_ON)).ids)
         choices += [other] if len(other) == settings.layers and other != choices[0] else []
     found: list[tuple[float, LlamaForCausalLM]] = []
@@ -162,7 +163,7 @@ def _started(pair: Pair, weights: PreTrainedModel, settings: StudentSettings) ->
             f"a student cannot start from '{settings.start}', whose tokenizer has less than half of a text's tokens in "
             "common with the target's: give a model whose tokenizer is nearer"
         )
-    return transplanted(start, tokens, int(weights.config.get_text_config(decoder=True).vocab_size))
+    return transplanted(start, tokens, weights.config)
 
 
 def _judged(

@@ -23,6 +23,7 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -34,7 +35,10 @@ from sprinter.models.reduced_vocab import CutLlamaConfig, CutLlamaForCausalLM, c
 from sprinter.training.drafts.settings import StudentSettings
 from sprinter.training.shards import save_bytes
 
-__all__ = ["influential", "layer_config", "make_student", "save_student", "size_of", "spaced", "transplanted"]
+__all__ = [
+    "influential", "layer_config", "make_student", "save_student", "size_of", "spaced",
+    "takes_layers", "transplanted",
+]  # fmt: skip
 
 _LONGEST = 8192
 
@@ -171,7 +175,7 @@ def _student_config(target: PreTrainedModel, settings: StudentSettings, table: T
         "intermediate_size": settings.feed_forward or -(-8 * width // 96) * 32,
     }
     rope = dict(getattr(own, "rope_parameters", None) or {})
-    if (width, settings.heads, settings.feed_forward) == (hidden, None, None) and _is_llama_like(target):
+    if takes_layers(target, settings):
         shape = {
             "num_attention_heads": own.num_attention_heads,
             "num_key_value_heads": own.num_key_value_heads,
@@ -205,6 +209,14 @@ def _is_llama_like(target: PreTrainedModel) -> bool:
     return own.model_type in ("llama", "mistral", "qwen2") and getattr(own, "hidden_act", "silu") == "silu"
 
 
+def takes_layers(target: PreTrainedModel, settings: StudentSettings) -> bool:
+    """Whether a student of the target's width starts from some of its layers: they have the same shapes."""
+    words: Any = target.get_input_embeddings()
+    hidden = words.weight.shape[1]
+    same = (settings.width or hidden, settings.heads, settings.feed_forward) == (hidden, None, None)
+    return same and _is_llama_like(target)
+
+
 def spaced(target: PreTrainedModel, count: int) -> list[int]:
     """Numbers of ``count`` layers of the target, evenly spaced from the first."""
     most = int(target.config.get_text_config(decoder=True).num_hidden_layers)
@@ -224,13 +236,15 @@ def influential(target: PreTrainedModel, count: int, ids: Tensor) -> list[int]:
 
 
 @torch.no_grad()
-def transplanted(model: PreTrainedModel, tokens: CommonTokens, vocab: int) -> PreTrainedModel:
+def transplanted(model: PreTrainedModel, tokens: CommonTokens, target: PreTrainedConfig) -> PreTrainedModel:
     """The model with embeddings of a target's vocabulary; changed in place.
 
     Args:
         model: its input embeddings are its output layer too, or it has one of its own.
-        tokens: of the target's tokenizer and its own. vocab: number of the target's token ids.
+        tokens: of the target's tokenizer and its own. target: config of the target.
     """
+    ours, own = (one.get_text_config(decoder=True) for one in (model.config, target))
+    vocab = int(own.vocab_size)
     read = [tokens.read_as(token) for token in range(vocab)]
     pieces = torch.tensor([piece for one in read for piece in one])
     starts = torch.tensor([0, *accumulate(map(len, read))][:-1])
@@ -243,7 +257,7 @@ def transplanted(model: PreTrainedModel, tokens: CommonTokens, vocab: int) -> Pr
     tied = outputs.weight is words.weight
     words.weight = moved(words.weight)
     outputs.weight = words.weight if tied else moved(outputs.weight)
-    model.config.get_text_config(decoder=True).vocab_size = vocab
+    ours.vocab_size, ours.bos_token_id, ours.eos_token_id = vocab, own.bos_token_id, own.eos_token_id
     return model
 
 
