@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from random import Random
 
 import pytest
@@ -210,8 +211,14 @@ def test_among_many_rows_the_best_of_drafts_must_gain_a_tenth(three: float, trie
     costs = PassCosts(((1, 1.0), (3, three / 4)), shared=((4, 4.0, 0.0),), several=((4, three),))
     best = costs.for_rows(4).speed_up(0.9)
     assert 1 < best < 1.075 or (tried and best > 1.075)
-    group = [AdaptiveSwitch(Tracker(costs, lambda: 4, chains=True)) for _ in range(4)]
-    assert any(row.drafts(1) for row in group) is tried
+    for awaited, drafts in (
+        (48.0, tried),
+        (1e4, True),
+        (inf, True),
+    ):  # tokens of its text; others take over its row
+        tracker = Tracker(costs, lambda: 4, chains=True, awaited=lambda awaited=awaited: awaited)  # type: ignore[misc]
+        group = [AdaptiveSwitch(tracker) for _ in range(4)]
+        assert any(row.drafts(1) for row in group) is drafts
 
 
 def test_one_row_tries_first_where_usual_drafts_would_gain_little() -> None:
@@ -219,7 +226,7 @@ def test_one_row_tries_first_where_usual_drafts_would_gain_little() -> None:
     four = costs.for_rows(4)
     assert four.speed_up(0.7) < 1.1 < four.speed_up(0.9) and costs.speed_up(0.7) > 1
     for rows, first in ((1, 1), (4, 1), (1, 1)):
-        tracker = Tracker(costs, lambda rows=rows: rows, chains=True)  # type: ignore[misc]
+        tracker = Tracker(costs, lambda rows=rows: rows, chains=True, awaited=lambda: 48.0)  # type: ignore[misc]
         group = [AdaptiveSwitch(tracker) for _ in range(rows)]
         assert sum([row.drafts(1) for row in group]) == first
     tracker = Tracker(costs, lambda: 4)

@@ -10,6 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from math import inf
 from typing import ClassVar, NamedTuple, Self
@@ -193,19 +194,12 @@ class Worth:
     """
 
     def __init__(self, drafter: Copies) -> None:
-        reads = check_reads(_READS if drafter.reads == MEASURED else drafter.reads)
-        self._more: list[float] = np.diff(reads).tolist()  # of the first copied token, the second, ...
-        self._lowest = min(reads[k] / (k + 1) for k in range(len(reads)))  # a token's cost where all are kept
         self._kept = [chance * _WEIGHT for chance in _CHANCES]
         self._tried = [_WEIGHT] * len(_CHANCES)
-        self._price = _PRICE if drafter.last.proposes else 1.0
-        self._else = 0.0  # what a round of the draft model is expected to gain
-        if drafter.last.proposes:
-            step = STEP if isinstance(drafter.step, str) else drafter.step
-            chances = _DRAFTED ** np.arange(1, _ROUND + 1)
-            self._else = max(0.0, *np.cumsum(chances * _PRICE - step - self._more[:_ROUND]))
-        # Whether even a copy that is kept whole gains too little, as where many rows share each pass.
-        self.never = bool(np.max(np.cumsum(self._price - np.array(self._more))) <= self._else)
+        reads, proposes = _READS if drafter.reads == MEASURED else drafter.reads, drafter.last.proposes
+        self._price = _PRICE if proposes else 1.0
+        step = STEP if isinstance(drafter.step, str) else drafter.step
+        self._more, self._lowest, self._else, self.never = _terms(reads, step, self._price, proposes)
         self.copied: tuple[int, list[int], int] = (0, [], 0)
 
     def learn(self, text: Sequence[int]) -> None:
@@ -242,6 +236,20 @@ class Worth:
                 break
             gain, count = gain + chance * self._price - more, count + 1
         return (count, gain) if gain > self._else else (0, 0.0)
+
+
+@lru_cache
+def _terms(reads: str, step: float, price: float, proposes: bool) -> tuple[list[float], float, float, bool]:
+    """What a ``Worth`` begins with: costs of the first copied token, the second, ...; a token's cost where all are
+    kept; what a round of the draft model is expected to gain; and whether even a copy that is kept whole gains too
+    little, as where many rows share each pass."""
+    costs = check_reads(reads)
+    more, otherwise = np.diff(costs), 0.0
+    if proposes:
+        chances = _DRAFTED ** np.arange(1, _ROUND + 1)
+        otherwise = max(0.0, *np.cumsum(chances * price - step - more[:_ROUND]))
+    lowest = min(cost / (k + 1) for k, cost in enumerate(costs))
+    return more.tolist(), lowest, otherwise, bool(np.max(np.cumsum(price - more)) <= otherwise)
 
 
 def check_reads(reads: object) -> list[float]:

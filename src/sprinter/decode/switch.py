@@ -18,12 +18,15 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf, sqrt
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.state import RuleState
 
-__all__ = ["AdaptiveSwitch", "DraftSwitch", "PassShare", "Replayed", "RoundCount", "Tracker"]
+__all__ = ["AdaptiveSwitch", "DraftSwitch", "PassShare", "Past", "Replayed", "RoundCount", "Tracker"]
 
 
 # Tokens' time that a method may lose in one row before it is switched off, and the power of the number of rows that
@@ -37,9 +40,9 @@ _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _USUAL = 0.7  # the same of a usual draft
-# What must be gained among many rows, whose slowest ends the batch, of plain decoding's time: by the best of copies, so
-# that they are tried, and by drafts.
-_LAG, _LATE = 0.1, 0.14
+_LAG = 0.1  # of plain decoding's time: what the best of copies must gain among many rows to be tried
+# Standard deviation of the number of a text's rounds, over its mean, of one token; of n tokens it is divided by √n.
+_SPREAD = 0.6
 _KEPT = 0.5  # of a round without draft steps: what counts of its tokens, but the first, among rows
 _WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
 
@@ -81,6 +84,17 @@ class Spent(NamedTuple):
 
     seconds: float
     rows: int
+
+
+class Past(NamedTuple):
+    """What a ``Tracker`` knew at the end: its state, what rules had learned, and that of its copies."""
+
+    state: tuple[Any, ...]
+    learned: dict[Any, tuple[RuleState, int]]
+    copying: Past | None
+
+
+_PAST = "_on", "_begun", "_price", "_rested", "_rest", "_next_rest", "_took"
 
 
 class DraftSwitch(ABC):
@@ -157,6 +171,7 @@ class Tracker:
             never tried. 0: not known.
         chains: a draft model drafts exact chains: it is never tried among so many rows that the best of drafts would
             lose time.
+        awaited: tokens of a row's text where somebody waits for the last of these rows; else infinite.
         learned: what rules had learned at the end of texts, by a key of the caller's, and of how many it is the mean.
     """
 
@@ -167,6 +182,7 @@ class Tracker:
     pads: bool = True
     longest: int = 0
     chains: bool = False
+    awaited: Callable[[], float] = lambda: inf
     learned: dict[Any, tuple[RuleState, int]] = field(default_factory=dict)
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
@@ -178,7 +194,7 @@ class Tracker:
     # The row that tries it while it is off; dead where its text has ended.
     _trying: weakref.ref[DraftSwitch] | None = None
     _members: weakref.WeakSet[DraftSwitch] = field(default_factory=weakref.WeakSet)  # rows that ask here
-    # Those of them that have done a round.
+    # Those of them that have done a round, but for rests that nothing was asked of.
     _decoding: weakref.WeakSet[DraftSwitch] = field(default_factory=weakref.WeakSet)
     _counted: int = 0  # rounds of rows since it was last asked whether the loss is too great
     # Time of rounds that drafted, and what it would have been had all rows drafted as much at the same time.
@@ -187,22 +203,23 @@ class Tracker:
     _by_rows: dict[int, PassCosts] = field(default_factory=dict)
     _times: dict[tuple[int, RoundCount], float] = field(default_factory=dict)
     _shares: dict[tuple[bool, int, float], tuple[float, float]] = field(default_factory=dict)
-    _least: dict[int, float] = field(default_factory=dict)  # by rows, what is lost at the least
+    _most: dict[int, float] = field(
+        default_factory=dict
+    )  # by rows, speed of the best round over plain decoding
     _begun: bool = False
 
-    def follow(self, earlier: Tracker) -> None:
+    def follow(self, earlier: Past) -> None:
         """Begin where rows of the same method ended, in an engine before this one."""
-        for name in ("_on", "_begun", "_price", "_rested", "_rest", "_next_rest", "_took"):
-            setattr(self, name, getattr(earlier, name))
+        for name, value in zip(_PAST, earlier.state, strict=True):
+            setattr(self, name, value)
         self.learned = {key: (state, 0) for key, (state, _) in earlier.learned.items()}
         if self.copying is not None and earlier.copying is not None:
             self.copying.follow(earlier.copying)
 
-    def past(self) -> Tracker:
+    def past(self) -> Past:
         """What a later one follows: without its rows, which hold an engine."""
-        kept = Tracker(self.costs, copying=None if self.copying is None else Tracker(self.costs))
-        kept.follow(self)
-        return kept
+        copying = None if self.copying is None else self.copying.past()
+        return Past(tuple(getattr(self, name) for name in _PAST), dict(self.learned), copying)
 
     def learn(self, key: Any, state: RuleState, rows: int) -> tuple[RuleState, int]:
         """What ``learned`` says after one more text: the mean of the last ones, of as many as there are rows. The text
@@ -211,14 +228,21 @@ class Tracker:
         count = min(count + 1, rows)
         return before.toward(state, 1 / count), count
 
+    def join(self, row: DraftSwitch) -> None:
+        """Told before the first question of a row."""
+        self._members.add(row)
+        if self.copying is not None:
+            self.copying.join(row)
+
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
-        self._members.add(row)
+        if not self._on and self._rest > 0 and self._trying is None:
+            return False
         if self._never(rows := max(1, self.rows())):
             return False
         if not self._begun:  # where usual drafts would lose time, one row tries it first
             self._begun = True
-            self._on = not self.chains or self._costs_of(rows).speed_up(_USUAL) >= _late(rows)
+            self._on = not self.chains or self._costs_of(rows).speed_up(_USUAL) >= self._late(rows)
         if self._on:
             return True
         if self._rest <= 0 and (self._trying is None or self._trying() is None):
@@ -233,11 +257,16 @@ class Tracker:
         Args:
             spent: in its passes; None: all rows do the same in each pass.
         """
-        if self._never(rows := max(1, self.rows())):
+        rows, plain = max(1, self.rows()), not drafted and done.target_tokens <= 1
+        if (
+            plain and not self._on and self._trying is None
+        ):  # most rounds of many rows: they cost the host little
+            self._rest -= done.added / rows
+            self._rested = self._rested[0] + 1.0, self._rested[1] + done.added
             return
-        among = len(self._members)
+        if self._never(rows):
+            return
         self._decoding.add(row)
-        plain = not drafted and done.target_tokens <= 1
         # A row that copies alone ends before the others, which then still run their passes.
         added = 1 + _KEPT * (done.added - 1) if self.longest and rows > 1 else done.added
         time = as_all = alike = 1.0 if plain else self._time(done, rows)
@@ -247,15 +276,17 @@ class Tracker:
             beside = min(rows, max(len(self._decoding), spent.rows))
             time = spent.seconds * beside / self._plain_s(beside)
             alike = self._time(done, beside)
-        slower = _late(rows) if drafted and self.chains else 1.0
+        slower = self._late(rows) if drafted and self.chains else 1.0
         if self._on:
             if drafted:
                 self._balance = max(self._balance + (slower * time - self._price * added) / rows, -_CREDIT)
+                if self._balance < -_LOSS:  # they pay here: what trials that failed have said is of the past
+                    self._next_rest = _REST
                 self._price = min(1.0, self._price + done.added / rows / _FADES)
                 self._took = self._took[0] * _WASTE_FADES + time, self._took[1] * _WASTE_FADES + alike
             self._counted += 1
             # Rows do their rounds together: if some of them rested before the others, they would wait for those.
-            if self._counted >= min(rows, among):
+            if self._counted >= min(rows, len(self._members)):
                 self._counted = 0
                 if self._balance > _LOSS / rows**_MANY:
                     self._leave()
@@ -272,7 +303,7 @@ class Tracker:
             if self._balance >= _FAILS:
                 self._leave()
             elif self._balance <= _PASSES:
-                self._on, self._trying, self._next_rest = True, None, _REST
+                self._on, self._trying = True, None
 
     def spent(self, passes: Sequence[PassShare], done: RoundCount) -> Spent:
         """What a row's round took in its passes, of which it shared ``passes`` with others."""
@@ -313,13 +344,14 @@ class Tracker:
         """Whether even the best round would lose time, so that it is not tried."""
         if not self.chains and not self.longest:
             return False
-        if rows not in self._least:
+        if rows not in self._most:
             costs = self._costs_of(rows)
-            needed, best = _late(rows), costs.speed_up(_BEST)
-            if not self.chains:
-                needed, best = 1 + _LAG * (1 - 1 / rows), self._best(costs, rows)
-            self._least[rows] = needed - best
-        return self._least[rows] > 0
+            self._most[rows] = costs.speed_up(_BEST) if self.chains else self._best(costs, rows)
+        return self._most[rows] < (self._late(rows) if self.chains else 1 + _LAG * (1 - 1 / rows))
+
+    def _late(self, rows: int) -> float:
+        """How much longer a drafted round counts: rows that draft end at different times, and a batch with the last."""
+        return _last_of(rows, self.awaited())
 
     def _best(self, costs: PassCosts, rows: int) -> float:
         """The speed of a round, over plain decoding, in which one row alone copies as much as can be and keeps all;
@@ -355,9 +387,11 @@ class Tracker:
         return costs
 
 
-def _late(rows: int) -> float:
-    """How much longer a drafted round counts among so many rows."""
-    return 1 + _LATE * (1 - 1 / rows)
+@lru_cache(maxsize=_KEPT_TIMES)
+def _last_of(rows: int, tokens: float) -> float:
+    """Rounds of the slowest of so many texts, over the mean: the largest of as many normal numbers (Blom 1958)."""
+    largest = NormalDist().inv_cdf((rows - 0.375) / (rows + 0.25))
+    return 1 + _SPREAD * largest / sqrt(tokens)
 
 
 class AdaptiveSwitch(DraftSwitch):
@@ -371,8 +405,12 @@ class AdaptiveSwitch(DraftSwitch):
         super().__init__()
         self._tracker = tracker
         self._passes: list[PassShare] = []  # of this round, if they are told
+        self._joined = False
 
     def _decide(self, round: int) -> bool:
+        if not self._joined:
+            self._joined = True
+            self._tracker.join(self)
         return self._tracker.drafts(self)
 
     def _decide_copies(self, round: int) -> bool:

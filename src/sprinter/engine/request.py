@@ -107,8 +107,7 @@ class Request:
         self._chat_kwargs = options.chat_template_kwargs
         self.needs_target = method.needs_target or options.meter == "complete"
         self.needs_draft = method.drafter.uses_model
-        new = self._room(longest) if options.max_new_tokens is None else options.max_new_tokens
-        self._new = new
+        self.new = new = self._room(longest) if options.max_new_tokens is None else options.max_new_tokens
         stops = self._stops(options)
         self.options = options.replace(
             method=method, max_new_tokens=new, rules=self._rules, stop_token_ids=stops,
@@ -246,18 +245,20 @@ class Request:
             return None
         return AdaptiveSwitch(self._tracker(self._costs) if self.tracker is None else self.tracker)
 
-    def _tracker(self, costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Tracker:
-        """Rounds that rest copy from the text, if the method does not do that anyway."""
+    def _tracker(self, costs: PassCosts, **among: Any) -> Tracker:
+        """Rounds that rest copy from the text, if the method does not do that anyway. ``among``: of ``Tracker``."""
         drafter, method = self.method.drafter, self.method
         pads = pads_rows(self._runtime.models.target.model)
-        copies = Tracker(costs, rows, apart=True, pads=pads, longest=COPIES.length + 1)
+        copies = Tracker(costs, apart=True, pads=pads, longest=COPIES.length + 1, **among)
         if not drafter.uses_model and not drafter.by_heads:
             return copies
         chains = method.lossless() and drafter.uses_model and not method.grows and drafter.drafts == 1
         chains = chains and drafter.tokens_a_pass == 1  # whose least cost is that of a step a token
-        return Tracker(costs, rows, copies, chains=chains)
+        return Tracker(costs, copying=copies, chains=chains, **among)
 
-    def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
+    def share(
+        self, trackers: dict[Any, Tracker], rows: Callable[[], int], awaited: Callable[[], float]
+    ) -> None:
         """Decide together with the other rows of an engine that decode by the same method; where drafts change no text,
         the first of them begins where those of an engine before it ended. A text alone that drafts could change begins
         anew: a seed gives the same one."""
@@ -267,7 +268,7 @@ class Request:
         key = self._shares, self.options.sampling, self.salt if self._reads_earlier else ""
         self._earlier = *key, self._most
         if (tracker := trackers.get(key)) is None:
-            tracker = self._tracker(self._costs, rows)
+            tracker = self._tracker(self._costs, rows=rows, awaited=awaited)
             if self._fixed and (before := self._runtime.trackers.get(self._earlier)) is not None:
                 tracker.follow(before)
         self.tracker = tracker
@@ -316,8 +317,8 @@ class Request:
         ends = Ending(self.sequence.prompt, spelling) if spelling is not None and spelling.stop else None
         last = dict.fromkeys(stops, "stop") | dict.fromkeys(eos_ids, "eos")
         if (grammar := self._adjustments.grammar) is None:
-            return Limits(self._new, ends, lossy, last)
-        return Limits(self._new, ends, lossy, last, grammar, models.like.new_empty(0, models.vocab))
+            return Limits(self.new, ends, lossy, last)
+        return Limits(self.new, ends, lossy, last, grammar, models.like.new_empty(0, models.vocab))
 
     def _stops(self, options: GenerationOptions) -> tuple[int, ...]:
         """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""

@@ -15,7 +15,7 @@ from sprinter.decode.method import Method
 from sprinter.decode.recycle import Recycle
 from sprinter.decode.spec import is_auto, parse_method
 from sprinter.decode.stop import Never
-from sprinter.decode.switch import Tracker
+from sprinter.decode.switch import Past
 from sprinter.engine.backends.graph_units import LAWS
 from sprinter.engine.costs import head_costs, kept_costs, pass_costs, shared_costs
 from sprinter.engine.executor import Executor
@@ -78,7 +78,7 @@ class PairRuntime:
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
         self.grammars = Grammars(models.tokenizer, models.vocab_size)
         self.suffixes = SuffixCache() if suffixes is None else suffixes
-        self.trackers: dict[Any, Tracker] = {}  # the last ones of rows that share passes, by method and rows
+        self.trackers: dict[Any, Past] = {}  # the last ones of rows that share passes, by method and rows
         self._reloaded = False
         idle = IdleRunners(cache.max_bytes)
         self.targets = RunnerPool(models.target, cache, idle)

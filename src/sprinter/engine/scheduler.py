@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from math import inf
+from statistics import fmean
 from typing import Any
 
 from sprinter.decode.checks import at_least
@@ -148,6 +149,8 @@ class Scheduler:
         self._cut_short = self._alone = 0  # what has ended the step before; steps of new requests alone
         self._preferred, self._new = set[int](), set[int]()
         self._trackers: dict[Any, Tracker] = {}
+        self._wanted = False  # whether somebody waits for the last request
+        self._awaited = inf  # tokens of a row's text, in the mean, if so, and none waits for a row
         target, draft = runtime.models.target, runtime.models.draft
         self._pads = pads_rows(target.model), draft is not None and pads_rows(draft.model)
         self._order = list(range(rows))  # rows in the order in which they were last freed
@@ -177,7 +180,7 @@ class Scheduler:
         if self._closed:
             raise UserError("the engine is closed: make another")
         self.check(request)
-        request.share(self._trackers, lambda: len(self._live))
+        request.share(self._trackers, lambda: len(self._live), lambda: self._awaited)
         id, self._next_id = self._next_id, self._next_id + 1
         self._waiting[id] = request
         return id
@@ -220,6 +223,8 @@ class Scheduler:
         self._steps += 1
         try:
             self._admit()
+            last = self._wanted and not self._waiting and self._live.values()
+            self._awaited = fmean(one.request.new for one in last) if last else inf
             self._run_passes(self._due())
         finally:
             now = time.perf_counter()
@@ -316,10 +321,12 @@ class Scheduler:
 
     def results(self, what: str) -> dict[int, Generation]:
         """Step until no request is left; see ``Engine.finish``. ``what``: name of a request in error messages."""
+        self._wanted = True
         while self.unfinished or self.events:
             self.advance()
             self._ended |= {event.id: event for event in self.events if event.generation is not None}
             self.events.clear()
+        self._wanted = False
         last, self._ended = dict(sorted(self._ended.items())), {}
         results = {id: event.generation for id, event in last.items() if event.generation is not None}
         errors = {id: event.error for id, event in last.items() if event.error is not None}

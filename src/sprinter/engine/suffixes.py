@@ -13,7 +13,7 @@ import numpy as np
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.successors import Successors
-from sprinter.decode.suffix_index import SuffixIndex
+from sprinter.decode.suffix_index import END, SuffixIndex
 from sprinter.errors import UserError
 from sprinter.files import write_atomic, writing
 
@@ -22,6 +22,7 @@ __all__ = ["DEFAULT_TOKENS", "SuffixCache"]
 DEFAULT_TOKENS = 1 << 17
 """Tokens that are kept of an owner's texts."""
 _OWNERS = 64  # whose texts are kept
+_MOST_ENDED = 1 << 12  # tokens of texts that wait until they are read
 _PROMPT = 64  # tokens at the end of a prompt that are kept before its text
 
 
@@ -74,8 +75,7 @@ class SuffixCache:
 
     def clear(self) -> None:
         """Forget all texts, but for those in the file until it is written again."""
-        self._store.texts.clear()
-        self._store.successors.clear()
+        self._store.clear()
 
     def save(self) -> None:
         """Write the file, if there is one and texts were added since.
@@ -93,16 +93,29 @@ class _Store:
         self.window, self._file, self._vocabulary = window, file, vocabulary
         self.texts: dict[str, SuffixIndex] = {}  # the owner whose texts were used last stands last
         self.successors: dict[str, Successors] = {}
+        # Texts of each owner that its next text reads: to take in many at once costs less.
+        self._ended: dict[str, list[int]] = {}
         self._lock, self._changed = Lock(), False
 
     def of(self, owner: str) -> SuffixIndex:
         with self._lock:
-            index = self.texts.pop(owner, None) or SuffixIndex(self.window)
-            self.texts[owner] = index
-            if len(self.texts) > _OWNERS:
-                del self.texts[gone := next(iter(self.texts))]
-                self.successors.pop(gone, None)
-            return index
+            return self._of(owner)
+
+    def _of(self, owner: str) -> SuffixIndex:
+        index = self.texts.pop(owner, None) or SuffixIndex(self.window)
+        self.texts[owner] = index
+        if len(self.texts) > _OWNERS:
+            del self.texts[gone := next(iter(self.texts))]
+            self.successors.pop(gone, None)
+            self._ended.pop(gone, None)
+        if ended := self._ended.pop(owner, None):
+            index.extend(ended)
+        return index
+
+    def clear(self) -> None:
+        with self._lock:
+            for kept in (self.texts, self.successors, self._ended):
+                kept.clear()
 
     def successors_of(self, owner: str) -> Successors:
         self.of(owner)
@@ -110,16 +123,21 @@ class _Store:
             return self.successors.setdefault(owner, Successors())
 
     def add(self, owner: str, tokens: Sequence[int]) -> None:
-        index = self.of(owner)
         with self._lock:
-            index.extend(tokens)
-            index.end_text()
+            if owner not in self.texts:
+                self._of(owner)
+            ended = self._ended.setdefault(owner, [])
+            ended += (*tokens, END)
+            if len(ended) >= _MOST_ENDED:
+                self._of(owner)
             self._changed = True
 
     def save(self) -> None:
         with self._lock:
             if self._file is None or not self._changed:
                 return
+            for owner in [*self._ended]:
+                self._of(owner)
             kept = {owner: index.tokens() for owner, index in self.texts.items()}
             content = io.BytesIO()
             np.savez(
