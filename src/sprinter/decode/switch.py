@@ -94,7 +94,7 @@ class Past(NamedTuple):
     copying: Past | None
 
 
-_PAST = "_on", "_begun", "_price", "_rested", "_rest", "_next_rest", "_took"
+_PAST = "_on", "_begun", "_balance", "_price", "_rested", "_rest", "_next_rest", "_took"
 
 
 class DraftSwitch(ABC):

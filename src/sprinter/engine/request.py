@@ -219,7 +219,7 @@ class Request:
             prefill_chunk=prefill_chunk, adjustments=self._adjustments, logprobs=logprobs,
             drafting=self._drafting,
             earlier=self._runtime.suffixes.of(self.salt) if self._reads_earlier else None,
-            switch=switch if isinstance(switch, AdaptiveSwitch) and self.tracker is not None else None,
+            switch=switch if isinstance(switch, AdaptiveSwitch) and not self._alone else None,  # passes are not shared
         )  # fmt: skip
         return self._run
 
