@@ -186,7 +186,6 @@ def test_rounds_are_timed_as_a_text_makes_them(
     ids = costs_module.read_prompts(models, 64, 8)
     monkeypatch.setattr(costs_module, "_clock", lambda models: lambda: float(next(times)))
     monkeypatch.setattr(costs_module, "_LONGEST_S", 0.0)
-    monkeypatch.setattr(costs_module, "usual_ahead", lambda models: 2)
     run = costs_module._run
 
     def spy(models: object, inputs: list[PassInput]) -> None:
@@ -196,14 +195,6 @@ def test_rounds_are_timed_as_a_text_makes_them(
 
     monkeypatch.setattr(costs_module, "_run", spy)
     drafts, checks = costs_module._rounds(models, ids, 64, [0, 1, 3], 2)
-    each = [
-        ("target", 1),
-        ("target", 1),
-        ("draft", 1),
-        ("target", 2),
-        ("draft", 2),
-        ("draft", 1),
-        ("target", 4),
-    ]
-    assert asked == 3 * each
+    each = [("target", 1), ("draft", 1), ("target", 2), ("draft", 3), ("target", 4)]
+    assert asked == 3 * [*2 * each[:1], *2 * each[1:3], *2 * each[3:]], "each behind one of its kind"
     assert drafts == {1: 1.0, 3: 1.0} and checks == {1: 1.0, 2: 1.0, 4: 1.0}, "a tick of the clock for each"

@@ -308,7 +308,8 @@ def _rounds(
 ) -> tuple[dict[int, float], dict[int, float]]:  # fmt: skip
     """Median seconds of draft runs by their steps, and by its tokens of the target's pass behind each.
 
-    They are made in turn, as in a text: what one model has in the processor's caches is lost while the other runs.
+    They are made in turn, as in a text: what one model has in the processor's caches is lost while the other runs. Each
+    follows one of its kind, as plain passes in between would leave less of the draft in them.
 
     Args:
         models, ids: rows that have read ``context`` tokens, and those to read. drafted: steps of each round, ascending.
@@ -317,28 +318,25 @@ def _rounds(
     Raises:
         SprinterError: a model fails.
     """
-    ahead, clock = usual_ahead(models), _clock(models)
-    every = range(rows)
+    clock, every = _clock(models), range(rows)
     runs = {
-        n: [[draft_input(ids, context + at, 1, _STEPS, row, min(ahead, n - at)) for row in every]
-            for at in range(0, n if drafts else 0, ahead)]
+        n: [draft_input(ids, context, 1, _STEPS, row, n) for row in every] if n and drafts else []
         for n in drafted
-    }  # fmt: skip
+    }
     checks = {n: [target_input(ids, context, n + 1, row=row) for row in every] for n in drafted}
     found = {n: list[tuple[float, float]]() for n in drafted}
     began, repeat = time.perf_counter(), 0
     with torch.inference_mode():
         while repeat <= repeats or (time.perf_counter() - began < _LONGEST_S and repeat < _MOST_REPEATS):
             for n in drafted:
-                if not n:  # a plain pass follows another, as llama.cpp makes a graph for each length
+                for timed in (False, True):  # llama.cpp makes a graph for each length, too
+                    first = clock()
+                    if runs[n]:
+                        _run(models, runs[n])
+                    between = clock()
                     _run(models, checks[n])
-                first = clock()
-                for run in runs[n]:
-                    _run(models, run)
-                between = clock()
-                _run(models, checks[n])
-                if repeat:
-                    found[n].append((between - first, clock() - between))
+                    if repeat and timed:
+                        found[n].append((between - first, clock() - between))
             repeat += 1
     drawn = {n: median(one for one, _ in times) for n, times in found.items() if runs[n]}
     return drawn, {n + 1: median(one for _, one in times) for n, times in found.items()}
