@@ -28,7 +28,7 @@ STEP = 0.25
 _Points = tuple[tuple[float, float], ...]
 _ROUND = 8  # draft tokens of the longest pass that ``verify`` and ``token`` describe
 _GOOD = 0.8  # of draft tokens that the target keeps, where a draft is good
-_LEARNS = 0.03  # of a target pass: what a rule that learns may cost for a draft token, and still gain by it
+_LEARNS = 0.015  # of a target pass: what a rule that learns may cost for a draft token, and still gain by it
 _LONGEST_RUN = 12  # draft tokens of a round in ``best_run``
 _KEPT = 256  # results of methods that every text asks for
 
