@@ -25,6 +25,7 @@ from sprinter.decode.switch import AdaptiveSwitch
 from sprinter.engine import runtime
 from sprinter.engine.backends.base import Drafted, DraftPlan, DraftRow
 from sprinter.engine.backends.cuda_graph import GraphBackend
+from sprinter.engine.backends.graph_units import LONGEST
 from sprinter.engine.engine import Engine
 from sprinter.errors import RowsError
 from sprinter.heads.head import Head, HeadConfig
@@ -249,11 +250,27 @@ def test_a_target_pass_is_charged_once(
     assert told.count(True) == sum(one.target_calls for one in made)
 
 
+@pytest.mark.parametrize("gamma", [3, 10])  # ``10``: longer than a run that goes on to its verdict
+def test_each_row_is_judged_by_its_own_rule(graphed: sprinter.Pair, gamma: int) -> None:
+    """A text in a batch is that of a row alone; with ``match`` it is plain decoding's of its seed."""
+    methods = [f"speculative(gamma={gamma})", f"accept=match,stop=fixed(gamma={gamma})"]
+    options: dict[str, Any] = {"max_new_tokens": 20, "never_slower": False}
+    plain, refused = pair_of(False), 0
+    for order in (methods, methods[::-1]):
+        for seed in range(4):
+            made = graphed.generate_batch(PROMPTS[:2], method=order, seed=seed, rows=2, **options)
+            for prompt, method, one in zip(PROMPTS[:2], order, made, strict=True):
+                alone = plain.generate(prompt, method=method, seed=seed, **options)
+                assert [token.id for token in one.tokens] == [token.id for token in alone.tokens]
+                refused += one.stats.checked > one.stats.accepted
+    assert refused > 8, "the rules differ where a token is refused"
+
+
 def test_memory_counts_the_laws_of_runs(graphed: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the longest runs, whose laws the graphs of all shapes write to the same memory."""
     monkeypatch.setattr(runtime, "capture_kind", choose.capture_kind)
     engine, shapes = Engine(graphed, rows=3, max_len=CONTEXT), 0
-    for gamma in (8, 5, 2):
+    for gamma in (2, 5, 8, 3):  # graphs over memory that was too small later are dropped
         for prompt in PROMPTS:
             engine.add(prompt, method=f"speculative(gamma={gamma})", max_new_tokens=20, never_slower=False)
         engine.finish()
@@ -261,10 +278,12 @@ def test_memory_counts_the_laws_of_runs(graphed: sprinter.Pair, monkeypatch: pyt
     for rows, name in ((engine._models.target, "target"), (engine._models.draft, "draft")):
         assert isinstance(rows, GraphBackend) and isinstance(rows._captured._units, GraphUnits)
         units, graphs = rows._captured._units, rows._captured._units._graphs.values()
-        laws = max(kept.numel() for kept in units._results.values())
-        read = max(x.numel() for graph in graphs for x in graph._rows) if name == "target" else 0
+        held = {x.untyped_storage().data_ptr(): x for graph in graphs for x in (*graph._made, *graph._rows)}
+        parts = [x.untyped_storage().nbytes() // 4 for x in held.values()]
+        (laws, *read) = sorted([size for size in parts if size >= 3 * VOCAB * LONGEST], reverse=True)
+        assert len(read) == (name == "target") and len(held) == len(units._shared), "all graphs share them"
         shapes += len(graphs)
-        used = 4 * (2 * laws + read) / 3  # with a copy
+        used = 4 * (2 * laws + sum(read)) / 3  # with a copy
         pool = graphed._runtime.targets if name == "target" else graphed._runtime.drafts
         assert pool is not None
         counted = graphed._runtime._laws_bytes(pool)

@@ -255,14 +255,20 @@ class GraphBackend(EagerBackend):
         return torch.from_numpy(np.array(lines, np.float64)).to(self.runner.device)
 
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
-        """See ``EagerBackend``; rows whose logits are adjusted have a pass of their own."""
-        if all(row.chain is not None or draws_alone(row) for row in rows):
-            with torch.inference_mode():
-                if (made := self._judge(rows)) is not None:
-                    return made
+        """See ``EagerBackend``; rows whose logits are adjusted, or that another rule judges, have a pass of their
+        own."""
+        fits = all(row.chain is not None or draws_alone(row) for row in rows)
+        rule = next(
+            (row.chain.rule for row in rows if row.chain is not None), None
+        )  # rows without one join the first
         found: dict[int, Scored | SprinterError] = {}
-        for group in alike(rows, lambda row: row.adjust is None):
-            found |= zip(group, super().score([rows[i] for i in group]), strict=True)
+        for group in alike(
+            rows, lambda row: (fits and (row.chain.rule if row.chain else rule), row.adjust is None)
+        ):
+            own = [rows[i] for i in group]
+            with torch.inference_mode():
+                made = self._judge(own) if fits else None
+            found |= zip(group, super().score(own) if made is None else made, strict=True)
         return [found[i] for i in range(len(rows))]
 
     def _target(

@@ -4,8 +4,9 @@ A graph reads and writes fixed memory: inputs are copied in and results copied o
 runner's own. Inputs are padded to the next length of a ladder, and rows, if not all take part, to the next power of
 two; padding has position 0 and writes to a spare slot. The visible keys are also rounded up to a power of two, so that
 attention costs at most twice what the context needs. A runner keeps the graphs that were used last. They share memory
-for intermediate results, so that only one runs at a time. Trees have their own graphs, whose visible keys are an input.
-A graph reads weights where they were when it was captured: their values may change, their place not.
+for what they read and write, so that only one runs at a time; where it grows, graphs over less are dropped. Trees have
+their own graphs, whose visible keys are an input. A graph reads weights where they were when it was captured: their
+values may change, their place not.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from math import prod
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -56,6 +58,7 @@ class Inputs(NamedTuple):
 
 Captured = Callable[[Inputs], list[Tensor]]
 
+_Place = tuple[str, int, torch.dtype]
 _LEAST_KEYS = 128
 _capturing = Lock()
 """Held during a capture, so that there is one at a time; forward passes of other threads are not blocked."""
@@ -95,7 +98,7 @@ class GraphUnits:
     _graphs: OrderedDict[tuple[str, tuple[Unit, int], int, int], _Graph] = field(default_factory=OrderedDict)
     _refused: set[tuple[str, Unit]] = field(default_factory=set)
     _pool: Any = None
-    _results: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+    _shared: dict[_Place, Tensor] = field(default_factory=dict)
     _unfused: bool = False
     _full: bool = False
 
@@ -137,6 +140,9 @@ class GraphUnits:
             else:
                 self._refuse((kind, unit), error)
             return None
+        kept = set(map(_address, self._shared.values()))
+        for other in [other for other, graph in self._graphs.items() if not kept >= graph.shares]:
+            del self._graphs[other]
         self._graphs[key] = made
         return made
 
@@ -150,7 +156,7 @@ class GraphUnits:
                 applies = False
                 try:
                     with self.fuse(run, like.buffers) as applies:
-                        return _Graph(run, unit, rows, length, keys, like, self._pool, self._results)
+                        return _Graph(run, unit, rows, length, keys, like, self._pool, self._shared)
                 except Exception as error:  # of a kernel's compiler, for example
                     if not applies or _is_out_of_memory(error):
                         raise
@@ -160,7 +166,7 @@ class GraphUnits:
                         type(self.model).__name__,
                         first_line(error),
                     )
-            return _Graph(run, unit, rows, length, keys, like, self._pool, self._results)
+            return _Graph(run, unit, rows, length, keys, like, self._pool, self._shared)
 
     def _refuse(self, kind: tuple[str, Unit], error: Exception) -> None:
         why = first_line(error)
@@ -188,18 +194,32 @@ class _Graph:
         rows, length, keys: the shape that it is captured for.
         like: inputs of the current call; the graph will always use these buffers.
         pool: memory that it shares with other graphs, which must not run at the same time.
-        results: memory for results, by place and dtype, which it shares with them too: what graphs made would add up.
+        shared: memory for what it reads besides, and for results, which it shares with them too: else laws add up.
+
+    Attributes:
+        shares: the addresses of the parts of ``shared`` that it uses.
     """
 
     def __init__(
         self, run: RowPass, unit: Unit, rows: int, length: int, keys: int, like: Inputs, pool: Any,
-        results: dict[tuple[int, torch.dtype], Tensor],
+        shared: dict[_Place, Tensor],
     ) -> None:  # fmt: skip
         self._device = device = like.tokens.device
         self._places = [like.tokens.new_zeros(rows, length) for _ in range(3)]
         self._spare = like.buffers[0].shape[2] - 1
         # Rows and extras have one entry per row, independent of the length.
-        self._rows = [x.new_zeros(rows, *x.shape[1:]) for x in (like.rows, *like.extras)]
+        self.shares, held = set[int](), like.buffers[0].shape[0]
+
+        def part(what: str, place: int, like: Tensor, shape: Sequence[int]) -> Tensor:
+            """The beginning of a part, for as many rows as there are; it grows if it is too small."""
+            key, size = (what, place, like.dtype), prod(shape)
+            if key not in shared or shared[key].numel() < size:
+                shared[key] = like.new_zeros(max(held, shape[0]) * prod(shape[1:]))
+            self.shares.add(_address(shared[key]))
+            return shared[key][:size].view(*shape)
+
+        given = (like.rows, *like.extras)
+        self._rows = [part("given", i, x, (rows, *x.shape[1:])) for i, x in enumerate(given)]
         self._per_token = unit.per_token
         # A graph does not keep the memory that it reads alive, so references to all of it are held here.
         self._seen, self._buffers = torch.arange(keys, device=device), like.buffers
@@ -218,7 +238,7 @@ class _Graph:
             call(*inputs)
             made = call(*inputs)
         torch.cuda.current_stream(device).wait_stream(stream)
-        self._made = [_part_of(results, place, one) for place, one in enumerate(made)]
+        self._made = [part("made", i, x, x.shape) for i, x in enumerate(made)]
         del made
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -247,9 +267,5 @@ class _Graph:
             own[rows:].zero_()  # rows of padding write to a spare slot that is never visible
 
 
-def _part_of(results: dict[tuple[int, torch.dtype], Tensor], place: int, like: Tensor) -> Tensor:
-    """The beginning of what is kept for results of this place and dtype, which grows if it is too small."""
-    key = place, like.dtype
-    if key not in results or results[key].numel() < like.numel():
-        results[key] = like.new_empty(like.numel())
-    return results[key][: like.numel()].view(like.shape)
+def _address(part: Tensor) -> int:
+    return part.untyped_storage().data_ptr()
