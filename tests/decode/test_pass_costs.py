@@ -60,9 +60,9 @@ def test_costs_of_passes_over_several_tokens_are_a_line(points: Any, verify: flo
 
 
 def test_learning_is_left_out_where_it_costs_more_than_it_gains() -> None:
-    slow = PassCosts(((1, 0.1), (2, 0.1)), ((1, 0.02), (2, 0.02)), host=(0.001, 0.001, 0.002))
+    slow = PassCosts(((1, 0.1), (2, 0.1)), ((1, 0.02), (2, 0.02)), host=(0.001, 0.001, 0.001))
     fast = replace(slow, target=((1, 0.01), (2, 0.01)))
-    assert slow.of_rules(True, 1).signal == "entropy" and slow.of_rules(True, 1).host[1] == 0.003
+    assert slow.of_rules(True, 1).signal == "entropy" and slow.of_rules(True, 1).host[1] == 0.002
     assert fast.of_rules(True, 1).signal == "mean" and fast.of_rules(True, 1).host[1] == 0.001
     assert slow.of_rules(True, 8).signal == "mean"  # the host learns for one row after the other
     assert fast.of_rules(True).signal == "entropy" and fast.of_rules(True, 1).for_rows(2).signal == "mean"
@@ -110,8 +110,13 @@ def test_a_draft_run_costs_its_start_once() -> None:
     assert Tracker(both, lambda: 4).spent(passes, drafted).seconds == pytest.approx(without + 0.3 / 4), (
         "a row's share"
     )
+    longer = Tracker(one, lambda: 4).spent(passes, RoundCount(5, 1, 6, 1)).seconds
+    assert longer == pytest.approx(without + 3 * one.draft_s(1)), (
+        "three steps of heads, before two of the model"
+    )
     with pytest.raises(UserError, match="not negative"):
         replace(one, start=-0.1)
+    assert PassCosts([*one.target], [*one.draft], [*one.shared]).for_rows(4) == one.for_rows(4)  # type: ignore[arg-type]
     assert PassCosts.from_json(json.loads(json.dumps(asdict(both)))) == both
 
 

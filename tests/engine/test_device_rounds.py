@@ -286,7 +286,7 @@ def test_memory_counts_the_laws_of_runs(graphed: sprinter.Pair, monkeypatch: pyt
         used = 4 * (2 * laws + sum(read)) / 3  # with a copy
         pool = graphed._runtime.targets if name == "target" else graphed._runtime.drafts
         assert pool is not None
-        counted = graphed._runtime._laws_bytes(pool)
+        counted = graphed._runtime._beside(pool, rows.runner.max_len)
         assert used <= counted <= 1.1 * used
         beside += counted
     assert shapes > 8

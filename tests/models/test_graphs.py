@@ -91,16 +91,27 @@ def test_the_graph_that_lay_longest_makes_room(monkeypatch: pytest.MonkeyPatch) 
     fake_cuda(monkeypatch)
     monkeypatch.setattr(graphs, "MOST", 3)
     told = Told(runner_of("llama", 1, 40), "llama")
-    for n in (1, 2, 4, 1, 8):
+    for n in (8, 2, 4, 8, 1):
         told.extend([n])
     held = told.runner._units._graphs  # type: ignore[attr-defined]
-    assert [key[2] for key in held] == [4, 1, 8]
+    assert [key[2] for key in held] == [4, 8, 1]
     captures = len(FakeGraph.settings)
-    told.extend([1])
+    told.extend([8])
     told.extend([4])
     assert len(FakeGraph.settings) == captures
     told.extend([2])
     assert len(FakeGraph.settings) == captures + 1 and len(held) == 3
+
+
+def test_graphs_over_less_memory_than_a_later_one_needs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would keep theirs beside it."""
+    fake_cuda(monkeypatch)
+    told = Told(runner_of("llama", 1, 40), "llama")
+    held, kept = told.runner._units._graphs, []  # type: ignore[attr-defined]
+    for n in (1, 4, 2, 1, 4):
+        told.extend([n])
+        kept.append([key[2] for key in held])
+    assert kept == [[1], [4], [4, 2], [4, 2, 1], [2, 1, 4]]
 
 
 def test_numbers_of_rows_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from sprinter.engine.engine import Engine
 from sprinter.engine.record import models_record
 from sprinter.errors import UserError
 from sprinter.models import choose, kernels, memory
-from sprinter.models.choose import make_runner
+from sprinter.models.choose import exactness, make_runner
 from sprinter.models.kernels import CACHES
 from sprinter.models.runners.row import RowRunner
 
@@ -48,6 +48,7 @@ def test_laws_are_near_those_of_float32_and_the_same_in_all_passes(kind: str, dt
     narrow, wide, again = (
         laws(one, tokens, sizes) for one, sizes in zip(made, ([24], [24], [9, 1, 5, 9]), strict=True)
     )
+    assert [exactness(one) for one in (model, plain)] == ["up to rounding", "to the bit"]
     far = (narrow - wide).abs().sum(-1).mean() / 2
     assert ROUNDING < far < NARROW[dtype], far
     torch.testing.assert_close(narrow, again, atol=1e-3, rtol=0)  # numbers that are rounded apart
@@ -121,6 +122,12 @@ def test_our_kernels_read_and_write_them(dtype: str) -> None:
     for made, wanted in zip(given[2][:2], expected[2][:2], strict=True):  # what the first layer has written
         one, other = (torch.cat([x[2, :, :2], x[0, :, 31:33]]).float() for x in (made, wanted))
         assert ((one - other).abs() <= step * other.abs() + 1e-3).double().mean() > 0.9
+    if dtype != "bfloat16":  # whose largest number is float32's
+        with torch.no_grad():
+            model.model.layers[0].self_attn.v_proj.weight.mul_(1e7)
+        with fused_layers(model):
+            values = fused.run_pass(model, tokens, [0, 31], [2, 0], CACHES[dtype])[2][1]
+        assert values.float().abs().max() == torch.finfo(CACHES[dtype]).max, "a number that is too large"
 
 
 def test_what_cannot_keep_them_is_refused() -> None:

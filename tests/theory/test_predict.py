@@ -206,7 +206,7 @@ def test_costs_are_measured(pair: Pair) -> None:
 def test_the_cost_of_a_gate_is_what_a_step_with_it_takes_longer(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = {0: 1.0, -1: 1.5, 1: 2.0, 2: 2.5}  # draft step, the same with a gate, target passes
+    seconds = {0: 2.0, -1: 3.0, 1: 2.0, 2: 2.5}  # a run of two steps, the same with a gate, target passes
     monkeypatch.setattr(
         "sprinter.theory.passes.run_interleaved", lambda models, jobs, *_: {n: [seconds[n]] for n in jobs}
     )

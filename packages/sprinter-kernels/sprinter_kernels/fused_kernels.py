@@ -176,6 +176,8 @@ def place(
         row, slot = tl.load(rows + token // n).to(tl.int64), tl.load(slots + token).to(tl.int64)
         if keys.dtype.element_ty == tl.float8e4nv:
             value = tl.minimum(tl.maximum(value, -448.0), 448.0)
+        elif keys.dtype.element_ty == tl.float16:
+            value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
         if is_value:
             at = values + row * value_row + own * value_head + slot * value_slot
             tl.store(at + d, value.to(values.dtype.element_ty), mask=inside)

@@ -63,6 +63,8 @@ class PassCosts:
     start: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("target", "draft", "shared", "several"):  # lists have no hash
+            object.__setattr__(self, name, tuple(map(tuple, getattr(self, name))))
         for name, points in (("target", self.target), ("draft", self.draft)):
             counts = [tokens for tokens, _ in points]
             if counts[:1] != [1][: len(counts)] or len(counts) == 1 or (name == "target" and not counts):

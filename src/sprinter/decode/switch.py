@@ -310,8 +310,9 @@ class Tracker:
         seconds = sum(map(self._share_s, passes))
         if run := next((share.rows for share in passes if not share.target), 0):
             seconds += self._costs_of(run).start / run
-        if done.steps and all(share.target for share in passes):  # heads draft in each row by itself
-            seconds += done.steps * self._costs_of(1).draft_s(done.width)
+        # Heads draft in each row by itself, also where the draft model goes on after them.
+        if (alone := done.steps - sum(not share.target for share in passes)) > 0:
+            seconds += alone * self._costs_of(1).draft_s(done.width)
         return Spent(seconds, max((share.rows for share in passes if share.target), default=1))
 
     def _share_s(self, share: PassShare) -> float:

@@ -32,7 +32,9 @@ from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.models.choose import capture_kind
 from sprinter.models.flops import ForwardCosts, forward_flops
-from sprinter.models.memory import check_memory
+from sprinter.models.interface import ServedModel
+from sprinter.models.kernels import rows_dtype_of
+from sprinter.models.memory import cache_bytes, check_memory
 from sprinter.models.pair import LoadedPair
 
 __all__ = ["PairRuntime", "check_budget", "drafts_by_default"]
@@ -192,7 +194,7 @@ class PairRuntime:
     def costs_of(self, method: Method, rows: int = 1, greedy: bool = False) -> PassCosts:
         """The costs that a method has on this machine, in engines of so many rows; ``greedy``: without draws.
 
-        Where the draft model goes on after heads, all steps are charged as its own.
+        Where the draft model goes on after heads, their steps are charged at the price of its own.
         """
         if method.drafter.by_heads and not method.drafter.uses_model:
             costs = self.shared_head_costs if rows > 1 else self.head_costs
@@ -306,9 +308,10 @@ class PairRuntime:
 
         def check(new: Sequence[RunnerPool]) -> None:
             if new:
-                models, laws = [pool.model.model for pool in new], [self._laws_bytes(pool) for pool in new]
+                models = [pool.model.model for pool in new]
                 sizes = [pool.size(max_len, spare) for pool in new]
-                check_memory(models, rows, sizes, memory_bytes, laws if memory_bytes is None else None)
+                beside = [self._beside(pool, size) for pool, size in zip(new, sizes, strict=True)]
+                check_memory(models, rows, sizes, memory_bytes, beside if memory_bytes is None else None)
 
         if memory_bytes is not None:
             return check(pools)
@@ -320,12 +323,18 @@ class PairRuntime:
                     pool.clear()
             check(pools)
 
-    def _laws_bytes(self, pool: RunnerPool) -> int:
-        """Bytes of the laws that captured rounds of a row hold in a model."""
-        model = pool.model
-        captured = model.compile is not False and capture_kind(model.model)[0] == "graphs"
-        laws = LAWS["target" if pool is self.targets else "draft"]
-        return laws * self.models.vocab_size * torch.float32.itemsize if captured else 0
+    def _beside(self, pool: RunnerPool, length: int) -> int:
+        """Bytes that a row of so many tokens needs in a model beside its cache: laws of captured rounds, and a layer's
+        keys and values of fewer bits in those of the model."""
+        model = getattr(pool.model.model, "inner", pool.model.model)  # of a draft of another vocabulary
+        if isinstance(model, ServedModel):
+            return 0
+        captured = pool.model.compile is not False and capture_kind(model)[0] == "graphs"
+        laws = LAWS["target" if pool is self.targets else "draft"] * captured
+        config = model.config.get_text_config()
+        narrow, layers = rows_dtype_of(model), int(config.num_hidden_layers)
+        wide = 0 if narrow is None else cache_bytes(model, length) * model.dtype.itemsize // narrow.itemsize
+        return laws * int(config.vocab_size) * torch.float32.itemsize + wide // max(1, layers)
 
     def give_back(self, models: Executor) -> None:
         """Return borrowed rows in any state; what later texts may reuse stays in them."""

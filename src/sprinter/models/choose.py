@@ -107,11 +107,12 @@ def exactness(model: PreTrainedModel | ServedModel) -> str:
     rows rounds otherwise, so that a greedy text may differ from plain decoding's in a near tie.
 
     "to the bit": our kernels give a token the same law in every pass. Passes of transformers in float32 and float64 are
-    called so too, and may differ by their last bits.
+    called so too, and may differ by their last bits, which keys and values of fewer bits can round apart.
     """
     if isinstance(model, ServedModel):
         return model.exactness
     plain = model.dtype in (torch.float32, torch.float64) and not kernels.is_quantised(model)
+    plain = plain and kernels.rows_dtype_of(model) is None
     exact = kernels.runs(model) or plain
     return "to the bit" if exact else "up to rounding"
 

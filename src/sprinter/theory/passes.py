@@ -16,6 +16,7 @@ __all__ = ["LONGEST", "measure_passes", "time_passes"]
 
 LONGEST = 9
 """Tokens of the longest target pass that is timed: a draft of 8 and the token before it."""
+_RUN = 4  # steps of the draft runs that are timed: what starting a run costs is part of its steps
 
 
 def measure_passes(
@@ -39,14 +40,15 @@ def time_passes(
     sampling: Sampling = Sampling(),
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[int, float], float, float]:
-    """Medians of interleaved repeats: one pass of each length and one draft step a repeat, after a warm-up.
+    """Medians of interleaved repeats: one pass of each length and a draft run a repeat, after a warm-up. The target's
+    pass before a run has left little of the draft in the processor's caches, as in a text.
 
     Args:
         context: tokens before the pass; fewer if the models' context is shorter.
 
     Returns:
-        Seconds of a target pass over n tokens, by n from 1 to ``longest``; of a draft step: forward pass, law, draw,
-        entropy, and the gate if the pair has one; and of the gate, within those.
+        Seconds of a target pass over n tokens, by n from 1 to ``longest``; of a step of a run of four: forward pass,
+        law, draw, entropy, and the gate if the pair has one; and of the gate, within those.
 
     Raises:
         UserError: the pair has no draft. SprinterError: a model fails.
@@ -56,10 +58,14 @@ def time_passes(
     context = max(1, min(context, pair.models.context - longest))
     models = borrow(pair.models, context + longest)
     ids = read_prompts(models, context, longest)
-    jobs: dict[int, PassInput] = {n: target_input(ids, context, n, sampling) for n in range(1, longest + 1)}
-    jobs[0] = draft_input(ids, context, 1, DraftPlan(sampling, ("entropy",), {}))
-    if pair.gate is not None:
-        jobs[-1] = draft_input(ids, context, 1, DraftPlan(sampling, ("entropy",), {"gate": pair.gate}))
+    run, heads = min(_RUN, longest), [{}] if pair.gate is None else [{}, {"gate": pair.gate}]
+    jobs: dict[int, PassInput] = {}
+    for n in range(1, longest + 1):
+        jobs[n] = target_input(ids, context, n, sampling)
+        if n <= len(heads):
+            jobs[1 - n] = draft_input(
+                ids, context, 1, DraftPlan(sampling, ("entropy",), heads[n - 1]), count=run
+            )
     medians = {n: median(each) for n, each in run_interleaved(models, jobs, repeats, progress).items()}
-    draft_s, bare = medians.get(-1, medians[0]), medians[0]
+    draft_s, bare = medians.get(-1, medians[0]) / run, medians[0] / run
     return {n: seconds for n, seconds in medians.items() if n > 0}, draft_s, max(0.0, draft_s - bare)
