@@ -60,7 +60,7 @@ WEIGHTS: Mapping[str, tuple[str, ...]] = sized(
 METHODS: Mapping[str, tuple[str, ...]] = {
     "smollm2": ("lookup", "auto"),
     "qwen": ("speculative(gamma=3)", "auto", "certain(budget=0.05)"),
-    "built-in": ("speculative(gamma=1)", "speculative(gamma=2)", "speculative(gamma=4)", "auto"),
+    "built-in": (*(f"speculative(gamma={n})" for n in (1, 2, 4, 6)), "auto"),
 }
 """Beside plain decoding, of the first kind of weights. Those that are not ``auto`` draft in each round."""
 VLLM = ("bfloat16", "float32")

@@ -194,7 +194,7 @@ class Tracker:
     # The row that tries it while it is off; dead where its text has ended.
     _trying: weakref.ref[DraftSwitch] | None = None
     _members: weakref.WeakSet[DraftSwitch] = field(default_factory=weakref.WeakSet)  # rows that ask here
-    # Those of them that have done a round, but for rests that nothing was asked of.
+    # Those of them that have done a round that did not begin idle.
     _decoding: weakref.WeakSet[DraftSwitch] = field(default_factory=weakref.WeakSet)
     _counted: int = 0  # rounds of rows since it was last asked whether the loss is too great
     # Time of rounds that drafted, and what it would have been had all rows drafted as much at the same time.
@@ -234,10 +234,22 @@ class Tracker:
         if self.copying is not None:
             self.copying.join(row)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no row drafts or copies in its next round, whichever asks: most rounds of many rows."""
+        rows, copying = max(1, self.rows()), self.copying
+        if copying is not None and not copying._never(rows):
+            return False
+        return (not self._on and self._rest > 0 and self._trying is None) or self._never(rows)
+
+    def rest(self, tokens: int) -> None:
+        """Count a row's round of so many tokens that began idle."""
+        self._rest -= tokens / max(1, self.rows())
+        time, rested = self._rested
+        self._rested = time + tokens, rested + tokens
+
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
-        if not self._on and self._rest > 0 and self._trying is None:
-            return False
         if self._never(rows := max(1, self.rows())):
             return False
         if not self._begun:  # where usual drafts would lose time, one row tries it first
@@ -257,15 +269,9 @@ class Tracker:
         Args:
             spent: in its passes; None: all rows do the same in each pass.
         """
-        rows, plain = max(1, self.rows()), not drafted and done.target_tokens <= 1
-        if (
-            plain and not self._on and self._trying is None
-        ):  # most rounds of many rows: they cost the host little
-            self._rest -= done.added / rows
-            self._rested = self._rested[0] + 1.0, self._rested[1] + done.added
+        if self._never(rows := max(1, self.rows())):
             return
-        if self._never(rows):
-            return
+        plain = not drafted and done.target_tokens <= 1
         self._decoding.add(row)
         # A row that copies alone ends before the others, which then still run their passes.
         added = 1 + _KEPT * (done.added - 1) if self.longest and rows > 1 else done.added
@@ -406,16 +412,18 @@ class AdaptiveSwitch(DraftSwitch):
         super().__init__()
         self._tracker = tracker
         self._passes: list[PassShare] = []  # of this round, if they are told
-        self._joined = False
+        self._joined = self._idle = False
 
     def _decide(self, round: int) -> bool:
         if not self._joined:
             self._joined = True
             self._tracker.join(self)
-        return self._tracker.drafts(self)
+        self._idle = self._tracker.idle
+        return not self._idle and self._tracker.drafts(self)
 
     def _decide_copies(self, round: int) -> bool:
-        return self._tracker.copying is not None and self._tracker.copying.drafts(self)
+        copying = self._tracker.copying
+        return not self._idle and copying is not None and copying.drafts(self)
 
     @property
     def charged(self) -> bool:
@@ -428,6 +436,9 @@ class AdaptiveSwitch(DraftSwitch):
 
     def count(self, done: RoundCount) -> None:
         """Count the round's time against its tokens."""
+        if self._idle:
+            self._tracker.rest(done.added)
+            return
         passes, self._passes = self._passes, []
         spent = self._tracker.spent(passes, done) if passes and self.charged else None
         if not self._on and self._tracker.copying is not None:

@@ -36,8 +36,9 @@ __all__ = [
 LONGEST = 8
 """Number of draft steps in a launch, at most: longer runs are several."""
 LAWS = {"draft": 2 * LONGEST, "target": LONGEST + 2 * LADDER[-2]}
-"""Laws of a row that the graphs of a model write for drafts of up to ``LONGEST`` tokens, a copy of them, and those of the
-draft that a target reads. Longer drafts take up to three times as many; raw laws, for log-probabilities, are left out."""
+"""Laws of a row that the graphs of a model write for drafts of up to ``LONGEST`` tokens, a copy of them, and those of
+the draft that a target reads. Longer drafts take up to three times as many; raw laws, for log-probabilities, are left
+out."""
 RUN = 3
 """Numbers of a step of a draft run before those of its plan."""
 
