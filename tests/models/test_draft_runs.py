@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.test_kernel_passes import EVERY, KINDS, of_kind
+from tests.models.test_kernel_passes import EVERY, KINDS, made, of_kind, quantise
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,6 +21,7 @@ from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling, process, truncation
 from sprinter.models import kernels
 from sprinter.models.choose import make_runner
+from sprinter.models.reduced_vocab import cut_output
 from sprinter.models.runners.rope import find_switch
 from sprinter.random import AddressedDraws, Purpose, word_blocks
 
@@ -84,6 +85,26 @@ def check_run(model: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_has_the_laws_and_draws_of_its_steps(kind: str, each_set: None) -> None:
     check_run(of_kind("llama", kind))
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_a_run_of_a_draft_that_knows_some_tokens(kind: str, each_set: None) -> None:
+    """Its laws have the size of the pair's, and nothing elsewhere."""
+    model, ids = made("llama"), torch.arange(1, 250, 3)
+    cut_output(model, ids)
+    if kind == "int8":
+        quantise(model, kind)
+    else:
+        assert kernels.compile_layers(model) is None
+    check_run(model)
+    runner: Any = make_runner(model, batch=1, max_len=40, compile=True)
+    first = runner.extend(TEXT[:1])
+    draws = [[AddressedDraws(3).address(1, 16 + step, Purpose.DRAFT) for step in range(5)]]
+    vocab = runner.vocab_size
+    given = first.logits[:, -1], first.hidden[:, -1], (0,), (5,), (1.5,), [truncation(Sampling())], draws
+    _, _, laws, tokens = runner.draft(*given, word_blocks(vocab))
+    assert set(tokens.flatten().tolist()) <= set(ids.tolist())
+    assert laws.shape[-1] == vocab and torch.equal(laws[0, 0].nonzero()[:, 0], ids[ids < vocab])
 
 
 @pytest.mark.parametrize("name", EVERY)

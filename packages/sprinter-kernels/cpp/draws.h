@@ -185,7 +185,8 @@ struct Writers {
     const float* min_p;
     const uint64_t* keys;            // [rows, steps], of the draws
     const uint32_t *high, *low;      // words of the tokens, with room for whole blocks
-    int64_t size;                    // of the vocabulary
+    int64_t size;                    // of the laws
+    const int64_t* ids;              // of their tokens, of a model that knows some alone; null: 0, 1, ...
 };
 
 // Results [steps, rows, ...]; the first step's logits are given. Places beyond a row's count are not written.
@@ -225,9 +226,10 @@ void write(const Model& model, Pass pass, const Writers& who, const Written& mad
             float* room = numbers(whole + whole / BLOCK);
             const Truncation cut = {who.top_k[i], who.goal[i], who.min_p[i]};
             soften_some(made.logits + (at + i) * vocab, who.size, who.temperature[i], cut, room, law);
-            made.tokens[at + i] = first_arrival(
+            const int64_t drawn = first_arrival(
                 law, who.size, whole, who.keys[i * who.steps + step], who.high, who.low, room, room + whole
             );
+            made.tokens[at + i] = who.ids ? who.ids[drawn] : drawn;
         }
     }
 }

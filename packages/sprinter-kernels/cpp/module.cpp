@@ -100,7 +100,7 @@ void forward(
 void draft(
     const Model& model, int64_t rows, int64_t steps, Address row, Address start, Address count, Address temperature,
     Address top_k, Address goal, Address min_p, Address keys, Address high, Address low, int64_t size,
-    const std::vector<Address>& caches, bool half, int64_t slots, const std::vector<std::pair<Address, Address>>& angles,
+    Address ids, const std::vector<Address>& caches, bool half, int64_t slots, const std::vector<std::pair<Address, Address>>& angles,
     Address logits, Address states, Address laws, Address tokens, int threads
 ) {
     Pass pass = {};
@@ -109,7 +109,7 @@ void draft(
     for (const auto& [cosine, sine] : angles) pass.kinds.push_back({at<float>(cosine), at<float>(sine), nullptr, {0, 0}});
     const Writers who = {rows, steps, at<int64_t>(row), at<int64_t>(start), at<int64_t>(count), at<float>(temperature),
                          at<int64_t>(top_k), at<double>(goal), at<float>(min_p), at<uint64_t>(keys),
-                         at<uint32_t>(high), at<uint32_t>(low), size};
+                         at<uint32_t>(high), at<uint32_t>(low), size, at<int64_t>(ids)};
     nb::gil_scoped_release without;
     write(model, pass, who, {at<float>(logits), at<float>(states), at<float>(laws), at<int64_t>(tokens)}, threads);
 }

@@ -73,8 +73,9 @@ class Writers(NamedTuple):
         temperatures: of laws. truncations: of each, top_k (0: none), the number of parts of 2^-50 that its tokens
             reach together (0: all), and min_p (0: none): see ``sprinter.laws.process``.
         keys: addresses of the draws, ``[rows][most tokens]``, in 64 bits.
-        words: high and low half of a word for each token id, uint32, for whole blocks of 64 tokens: see
+        words: high and low half of a word for each token of the laws, uint32, for whole blocks of 64 tokens: see
             ``sprinter.random``.
+        ids: int64, of the tokens of the laws, where the output layer knows some alone; None: 0, 1, ...
     """
 
     rows: Sequence[int]
@@ -84,6 +85,7 @@ class Writers(NamedTuple):
     truncations: Sequence[tuple[int, float, float]]
     keys: Sequence[Sequence[int]]
     words: tuple[NDArray[np.uint32], NDArray[np.uint32]]
+    ids: NDArray[np.int64] | None = None
 
 
 Masks = Tensor | None | Mapping[str, Tensor | None]
@@ -367,8 +369,9 @@ class Packed:
         kinds = zip(zip(*writers.truncations, strict=True), (np.int64, np.float64, np.float32), strict=True)
         cuts = [np.array(values, kind) for values, kind in kinds]
         given = [one.ctypes.data for one in (*where, heats, *cuts, keys, *writers.words)]
+        ids = 0 if writers.ids is None else writers.ids.ctypes.data
         native().draft(
-            self._facts, rows, steps, *given, vocab, buffers, half, slots, angles,
+            self._facts, rows, steps, *given, vocab, ids, buffers, half, slots, angles,
             *map(_at, (said, seen, laws, tokens)), torch.get_num_threads(),
         )  # fmt: skip
         return said, seen, laws, tokens

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -316,7 +317,9 @@ class _Passes:
     def __init__(self, packed: Any, head: nn.Module, half: bool) -> None:
         self._packed, self._slots, self._writers = packed, kernels().Slots, kernels().Writers
         self._cut = head if isinstance(head, CutHead) else None
-        self.drafts, self.size = self._cut is None, packed.size
+        # Older kernels cannot draft with an output layer for some tokens.
+        self.drafts, self.size = self._cut is None or "ids" in self._writers._fields, packed.size
+        self._known: tuple[int, dict[str, Any]] = -1, {}
         self._dtype = torch.bfloat16 if half else torch.float32
         self._half = {"half": True} if half else {}  # older kernels do not know the argument
 
@@ -355,11 +358,25 @@ class _Passes:
         """See ``RowRunner.draft``."""
         packed = self._packed
         held = cache.reserve(packed.numbers, packed.kv, packed.d, self._dtype)
-        where = [one.data_ptr() for one in held], held[0].shape[2]
-        made: tuple[Tensor, Tensor, Tensor, Tensor] = packed.draft(
-            first, states, self._writers(**who), *where, first.shape[-1], **self._half
+        where, vocab = ([one.data_ptr() for one in held], held[0].shape[2]), first.shape[-1]
+        if self._cut is None:
+            made: tuple[Tensor, Tensor, Tensor, Tensor] = packed.draft(
+                first, states, self._writers(**who), *where, vocab, **self._half
+            )
+            return made
+        if self._known[0] != vocab:
+            ids = self._cut.ids.numpy()
+            ids = np.ascontiguousarray(ids[ids < vocab])
+            places = np.pad(ids, (0, -len(ids) % 64))
+            self._known = vocab, {"ids": ids, "words": tuple(one[places] for one in who["words"])}
+        ids = self._known[1]["ids"]
+        known, writers = torch.from_numpy(ids), self._writers(**who | self._known[1])
+        said, seen, few, tokens = packed.draft(
+            first[:, known], states, writers, *where, len(ids), **self._half
         )
-        return made
+        laws = few.new_zeros(*few.shape[:2], vocab)
+        laws[..., known] = few
+        return self._cut.spread(said[..., : len(self._cut.ids)]), seen, laws, tokens
 
 
 def _turned(mask: Any) -> Any:
