@@ -173,7 +173,7 @@ def test_projected_embeddings_keep_the_products_as_well_as_any(target: LlamaForC
 
 
 def test_wrong_students_are_refused(target: LlamaForCausalLM) -> None:
-    with pytest.raises(UserError, match="width=128 exceeds the target's 64"):
+    with pytest.raises(UserError, match="width=128 exceeds 64"):
         make_student(target, StudentSettings(width=128))
     with pytest.raises(UserError, match="vocabulary=99 exceeds the target's 64"):
         frequent_tokens([], 99, VOCAB)

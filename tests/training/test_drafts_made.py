@@ -10,26 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.gguf_files import NO_GGUF, saved_llama, tiny_llama
-from tests.models.test_translated import byte_level
-from tests.models.tiny import save
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from tests.models.gguf_files import NO_GGUF, saved_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sprinter
 from sprinter.cli import main
 from sprinter.errors import UserError
-from sprinter.models.common_tokens import CommonTokens, words_of
 from sprinter.models.convert import convert_gguf
 from sprinter.training.drafts.data import INFO, write_texts
-from sprinter.training.drafts.distill import distill, fresh_student
+from sprinter.training.drafts.distill import distill
 from sprinter.training.drafts.folder import FACTS, Judging
 from sprinter.training.drafts.judge import OwnDrafts, overlaps
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.sizes import check_plan
-from sprinter.training.drafts.student import influential, make_student, spaced
-from sprinter.training.drafts.train import settle_scale
+from sprinter.training.drafts.student import make_student
 
 TEXTS = TextSettings(new_tokens=10, prompt_tokens=16, shard=10, held_out=0.2, top=24)
 STUDENT = StudentSettings(layers=1)
@@ -126,72 +120,6 @@ def test_own_drafts_are_judged_by_the_target(pair: sprinter.Pair, data: Path, tm
     same = OwnDrafts(pair.models, written.part(False), gamma=4, temperature=1.0, seed=3, count=20, top=24)
     whole = same(make_student(model, StudentSettings(layers=2)).eval(), 0)
     assert all(len(one.ids) - one.prompt == 4 for one in whole), "the target itself is never refused"
-
-
-def test_a_student_starts_from_a_smaller_model(pair: sprinter.Pair, data: Path, tmp_path: Path) -> None:
-    written, weights = write_texts(pair, [data], tmp_path, TEXTS), pair.models.target.module("a test")
-    smaller = saved_llama(tmp_path / "smaller", 5, num_hidden_layers=3)
-    start = StudentSettings(layers=3, start=str(tmp_path / "smaller"))
-    ids = torch.arange(20)[None]
-    logits = fresh_student(pair, weights, written, start).eval()(ids).logits
-    own = smaller.eval()(ids).logits  # that student's are scaled by one number, to suit the texts
-    torch.testing.assert_close(logits * (own.norm() / logits.norm()), own, atol=1e-3, rtol=1e-3)
-    saved_llama(tmp_path / "other", 5, vocab_size=200)
-    with pytest.raises(UserError, match=r"cannot start from '.*other': give .* only 200 embedding rows"):
-        fresh_student(pair, weights, written, StudentSettings(start=str(tmp_path / "other")))
-
-
-def test_a_student_starts_from_a_model_of_another_vocabulary(
-    pair: sprinter.Pair, data: Path, tmp_path: Path
-) -> None:
-    written, weights = write_texts(pair, [data], tmp_path, TEXTS), pair.models.target.module("a test")
-    assert pair.tokenizer is not None
-    foreign = byte_level("in", "ing", "Ġth", end="<stop>")
-    other = tiny_llama(7, vocab_size=len(foreign))
-    save(tmp_path / "other", other, foreign)
-    student = fresh_student(
-        pair, weights, written, StudentSettings(layers=2, start=str(tmp_path / "other"))
-    ).eval()
-    assert student.config.bos_token_id == weights.config.bos_token_id
-    ours, theirs = words_of(pair.tokenizer), words_of(foreign)
-    assert ours is not None and theirs is not None
-    tokens, table = CommonTokens(ours, theirs), other.get_input_embeddings().weight
-    for token in range(len(ours)):
-        mean = table[list(tokens.read_as(token))].mean(0)
-        torch.testing.assert_close(student.get_input_embeddings().weight[token], mean)
-    text = foreign.encode("the cat", add_special_tokens=False)
-    back = {own: one for one, own in tokens.ids.items()}
-    assert set(text) <= back.keys(), "the text is of common tokens, so both models read the same states"
-    common, own = map(list, zip(*tokens.ids.items(), strict=True))
-    said = student(torch.tensor([[back[one] for one in text]])).logits[0][:, common]
-    there = other.eval()(torch.tensor([text])).logits[0][:, own]
-    torch.testing.assert_close(said * (there.norm() / said.norm()), there, atol=1e-3, rtol=1e-3)
-    words = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    save(tmp_path / "far", other, PreTrainedTokenizerFast(tokenizer_object=words))
-    with pytest.raises(UserError, match="less than half of a text's tokens in common"):
-        fresh_student(pair, weights, written, StudentSettings(layers=2, start=str(tmp_path / "far")))
-
-
-def test_the_layers_of_a_student_are_the_nearer_choice(
-    pair: sprinter.Pair, data: Path, tmp_path: Path
-) -> None:
-    written = write_texts(pair, [data], tmp_path, TEXTS)
-    start = tiny_llama(3, vocab_size=pair.models.vocab_size, num_hidden_layers=4)
-    with torch.no_grad():
-        for name in ("self_attn.o_proj", "mlp.down_proj"):  # layer 2 changes no state
-            start.model.layers[2].get_submodule(name).weight.zero_()
-    ids = torch.arange(40).reshape(2, 20)
-    assert influential(start, 3, ids) == [0, 1, 3] and spaced(start, 3) == [0, 1, 2]
-    assert influential(start, 9, ids) == [0, 1, 2, 3]
-    save(tmp_path / "start", start, pair.tokenizer)
-    settings = StudentSettings(layers=3, start=str(tmp_path / "start"))
-    weights = pair.models.target.module("a test")
-    found = [make_student(start, settings, None, taken) for taken in ([0, 1, 2], [0, 1, 3])]
-    measured = [settle_scale(one, written.part(False), 2048, 1.0) for one in found]
-    nearer = found[measured.index(min(measured))]
-    student = fresh_student(pair, weights, written, settings)
-    for one, two in zip(student.parameters(), nearer.parameters(), strict=True):
-        torch.testing.assert_close(one, two)
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -397,7 +325,7 @@ def test_sizes(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--loss", "tvd"], "did you mean"),
-    (["--width", "4096"], "--width 4096 exceeds the target's 64"),
+    (["--width", "4096"], "--width 4096 exceeds 64"),
     (["--vocabulary", "100000"], "--vocabulary 100000 exceeds"),
     (["--on-policy", "2"], "--on-policy 2.0 is out of range"),
 ])  # fmt: skip

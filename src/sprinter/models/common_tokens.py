@@ -93,18 +93,18 @@ class CommonTokens:
         self._target = target
         self._bytes = {text: number for (special, text), number in theirs.items() if not special and text}
         self._longest = max(map(len, self._bytes), default=0)
-        self._read: dict[int, tuple[int, ...]] = {number: (own,) for number, own in self.ids.items()}
+        self._spelled: dict[int, tuple[int | None, ...]] = {one: (own,) for one, own in self.ids.items()}
 
     def join_ends(self, target: Sequence[int], draft: Sequence[int]) -> None:
         """Have a draft's EOS token count as the target's, if its own ends are nothing that the target knows."""
         if target and draft and not set(self.ids.values()) & set(draft) and target[0] not in self.ids:
             self.ids[target[0]] = draft[0]
-            self._read[target[0]] = (draft[0],)
+            self._spelled[target[0]] = (draft[0],)
 
     def join_firsts(self, target: Sequence[int], draft: Sequence[int]) -> None:
         """Have the draft read its own BOS token at the beginning of a text, see ``added_first``."""
         if draft and target:
-            self._read[target[0]] = tuple(draft)
+            self._spelled[target[0]] = tuple(draft)
         elif draft:
             self.first = tuple(draft)
 
@@ -114,15 +114,20 @@ class CommonTokens:
 
     def read_as(self, token: int) -> tuple[int, ...]:
         """The draft's tokens for one of the target's: at least one. Token 0 stands for what it cannot spell."""
-        if (known := self._read.get(token)) is None:
-            text, found = self._target.get(token, (False, b""))[1], list[int]()
+        return tuple(one or 0 for one in self.spelled(token)) or (0,)
+
+    def spelled(self, token: int) -> tuple[int | None, ...]:
+        """The draft's tokens for one of the target's. None stands for a byte that it cannot spell; an id that stands
+        for nothing has no tokens."""
+        if (known := self._spelled.get(token)) is None:
+            text, found = self._target.get(token, (False, b""))[1], list[int | None]()
             while text:
                 length = min(self._longest, len(text))
                 while length > 1 and text[:length] not in self._bytes:
                     length -= 1
-                found.append(self._bytes.get(text[:length], 0))
+                found.append(self._bytes.get(text[:length]))
                 text = text[length:]
-            known = self._read[token] = tuple(found) or (0,)
+            known = self._spelled[token] = tuple(found)
         return known
 
 

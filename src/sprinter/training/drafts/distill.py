@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +13,9 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.models.common_tokens import words_of
 from sprinter.models.pair import LoadedPair, load_models
-from sprinter.models.reduced_vocab import frequent_tokens
+from sprinter.models.reduced_vocab import CutHead, frequent_tokens
 from sprinter.models.source import find
 from sprinter.models.tokenizers import own_vocabulary, read_by
 from sprinter.models.vocabulary import is_foreign
@@ -25,6 +27,8 @@ from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlap
 from sprinter.training.drafts.run import LossPoint, loss_temperature
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.student import (
+    FAMILIES,
+    check_shape,
     influential,
     make_student,
     save_student,
@@ -38,6 +42,7 @@ from sprinter.training.drafts.train import settle_scale, train
 __all__ = ["distill", "fresh_student"]
 
 _SCALED_ON = 2048  # tokens
+_log = logging.getLogger("sprinter")
 
 
 def distill(
@@ -72,9 +77,10 @@ def distill(
         UserError: what is wrong with data, settings or folder, and how to fix it.
     """
     folder = Path(out)
+    start = _started(pair, weights, student)  # before anything is deleted, and before hours of writing
     check_folder(folder, restart, "draft")
     written = write_texts(pair, data, folder / "texts", texts, on_texts)
-    fresh = fresh_student(pair, weights, written, student)
+    fresh = fresh_student(pair, weights, written, student, start)
     judge = None
     if training.on_policy:
         judge = OwnDrafts(
@@ -95,9 +101,16 @@ def distill(
 
 
 def fresh_student(
-    pair: Pair, weights: PreTrainedModel, texts: Texts, settings: StudentSettings
+    pair: Pair,
+    weights: PreTrainedModel,
+    texts: Texts,
+    settings: StudentSettings,
+    start: PreTrainedModel | None = None,
 ) -> LlamaForCausalLM:
     """A student for these texts; a cut vocabulary holds the most frequent tokens of the target's answers.
+
+    Args:
+        start: the model of ``settings.start``, with the target's vocabulary; None: it is loaded.
 
     Raises:
         UserError: a shape that the target does not allow, a start that cannot be loaded, or a context that is too short
@@ -109,7 +122,8 @@ def fresh_student(
         assert pair.tokenizer is not None
         words = max(pair.tokenizer.get_vocab().values()) + 1  # rows beyond these are padding
         kept = frequent_tokens(answers, settings.vocabulary, words, pair.models.target.eos_ids)
-    student = _least_wrong(_started(pair, weights, settings), settings, kept, texts)
+    start = _started(pair, weights, settings) if start is None else start
+    student = _least_wrong(start, settings, kept, texts)
     if settings.parallel > 1:
         student.config.pard_token = mask_token(weights)
     room = int(student.config.max_position_embeddings)
@@ -139,31 +153,56 @@ def _least_wrong(
 
 
 def _started(pair: Pair, weights: PreTrainedModel, settings: StudentSettings) -> PreTrainedModel:
-    """The model whose embeddings and layers the student takes."""
-    if settings.start is None:
-        return weights
+    """The model whose embeddings and layers the student takes; says so if it can take no layers."""
+    start, name = weights, pair.models.target.id
+    _check_output(weights, name)
+    if settings.start is not None:
+        start, name = _loaded(pair, weights, settings.start), settings.start
+    check_shape(start, settings)
+    if not takes_layers(start, settings):
+        kind = start.config.get_text_config(decoder=True).model_type
+        _log.warning(
+            "the student's layers start at random, and only its embeddings are those of %s (%s): layers are taken from "
+            "models of %s, at their own width",
+            name, kind, ", ".join(FAMILIES),
+        )  # fmt: skip
+    return start
+
+
+def _loaded(pair: Pair, weights: PreTrainedModel, name: str) -> PreTrainedModel:
+    """A model to start from, with the target's vocabulary."""
     options: dict[str, Any] = {"device": str(weights.device), "dtype": "float32", "dequantise": True}
     assert pair.tokenizer is not None
+    spoken, words = pair.tokenizer.get_vocab(), own_vocabulary(find(name, "start"), False)
+    # more tokens than the target's are of no harm, fewer would leave some without an embedding
+    foreign = words is not None and (is_foreign(spoken, words) or max(words.values()) < max(spoken.values()))
     try:
-        words = own_vocabulary(find(settings.start, "start"), False)
-        foreign = words is not None and is_foreign(pair.tokenizer.get_vocab(), words)
-        # fewer tokens of the same vocabulary are refused
-        models = load_models(settings.start, tokenizer=None if foreign else pair.tokenizer, **options)
+        models = load_models(name, tokenizer=None if foreign else pair.tokenizer, **options)
     except UserError as error:
-        raise UserError(
-            f"a student cannot start from '{settings.start}': give a smaller model of text ({error})"
-        ) from error
+        why = str(error).replace("the target", "the start")
+        raise UserError(f"a student cannot start from '{name}': give another model ({why})") from error
     start = models.target.module("the start of a student")
+    _check_output(start, name)
     if not foreign:
         return start
     assert models.tokenizer is not None
-    tokens = read_by(pair.tokenizer, models.tokenizer)
-    if tokens is None:
+    if (tokens := read_by(pair.tokenizer, models.tokenizer)) is not None:
+        return transplanted(start, tokens, weights.config)
+    why = "has less than half of a text's tokens in common with the target's"
+    for who, tokenizer in (("it", models.tokenizer), ("the target's", pair.tokenizer)):
+        if words_of(tokenizer) is None:
+            why = f"is not the target's, and {who} is neither byte-level BPE nor SentencePiece"
+    raise UserError(
+        f"a student cannot start from '{name}', whose tokenizer {why}: give a model with the target's or a nearer one"
+    )
+
+
+def _check_output(model: PreTrainedModel, name: str) -> None:
+    """Refuse a draft whose output layer is cut: a student takes an embedding of every token from it."""
+    if isinstance(model.get_output_embeddings(), CutHead):  # type: ignore[no-untyped-call]
         raise UserError(
-            f"a student cannot start from '{settings.start}', whose tokenizer has less than half of a text's tokens in "
-            "common with the target's: give a model whose tokenizer is nearer"
+            f"a student cannot start from '{name}', a draft of a reduced vocabulary: give one made without --vocabulary"
         )
-    return transplanted(start, tokens, weights.config)
 
 
 def _judged(

@@ -49,8 +49,8 @@ class StudentSettings:
 
     layers: Positive = stated(2, "Decoder layers.")
     start: str | None = stated(
-        None, "Directory, hub id or GGUF file of a smaller model whose embeddings and layers the student starts from; "
-        "one with another tokenizer is given the target's tokens. None: the target's.",
+        None, "Directory, hub id or GGUF file of a smaller model whose embeddings and layers (llama, mistral, qwen2) "
+        "the student starts from; one with another tokenizer is given the target's tokens. None: the target's.",
     )  # fmt: skip
     width: Positive | None = stated(
         None, "Hidden size; a smaller one projects the embeddings. None: that of the target, or of ``start``. A "

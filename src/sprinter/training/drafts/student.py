@@ -5,7 +5,8 @@ asked for; at the target's own width it also starts from some of its layers: eve
 change the states most (block influence: Men et al. 2024, arXiv 2403.03853), see ``distill.fresh_student``.
 
 A start of another vocabulary is given the target's: a token that both know keeps its embedding, any other has the mean
-of those of the tokens that its bytes are read as (``models.common_tokens``).
+of those of the tokens that its bytes are read as (``models.common_tokens``); one that they cannot spell, or padding,
+has the mean of all.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ from sprinter.training.drafts.settings import StudentSettings
 from sprinter.training.shards import save_bytes
 
 __all__ = [
-    "influential", "layer_config", "make_student", "save_student", "size_of", "spaced",
+    "FAMILIES", "check_shape", "influential", "layer_config", "make_student", "save_student", "size_of", "spaced",
     "takes_layers", "transplanted",
 ]  # fmt: skip
 
+FAMILIES = ("llama", "mistral", "qwen2")
+"""Model types whose layers a student can start from: a Llama layer holds all of their weights."""
 _LONGEST = 8192
 
 
@@ -162,7 +165,7 @@ def _student_config(target: PreTrainedModel, settings: StudentSettings, table: T
     width = settings.width or hidden
     if width > hidden:
         raise UserError(
-            f"width={width} exceeds the target's {hidden}, whose embeddings it takes: give {hidden} or less"
+            f"width={width} exceeds {hidden}, that of the embeddings that it takes: give {hidden} or less"
         )
     heads = settings.heads or max(1, width // 64)
     if width % (2 * heads):
@@ -198,6 +201,15 @@ def _student_config(target: PreTrainedModel, settings: StudentSettings, table: T
     return CutLlamaConfig(**common, draft_vocabulary=settings.vocabulary)
 
 
+def check_shape(target: PreTrainedModel, settings: StudentSettings) -> None:
+    """Refuse a student that ``make_student`` cannot make of this target or start.
+
+    Raises:
+        UserError: a width or number of heads that does not fit, embeddings that are quantised.
+    """
+    _student_config(target, settings, _embedding_table(target))
+
+
 def layer_config(target: PreTrainedModel) -> LlamaConfig:
     """The shape of a single layer beside a target, for heads that draft."""
     return _student_config(target, StudentSettings(layers=1), _embedding_table(target))
@@ -206,7 +218,7 @@ def layer_config(target: PreTrainedModel) -> LlamaConfig:
 def _is_llama_like(target: PreTrainedModel) -> bool:
     """Whether a Llama layer can hold one of the target's: same names, pre-normalised, SiLU."""
     own: Any = target.config.get_text_config(decoder=True)
-    return own.model_type in ("llama", "mistral", "qwen2") and getattr(own, "hidden_act", "silu") == "silu"
+    return own.model_type in FAMILIES and getattr(own, "hidden_act", "silu") == "silu"
 
 
 def takes_layers(target: PreTrainedModel, settings: StudentSettings) -> bool:
@@ -237,7 +249,7 @@ def influential(target: PreTrainedModel, count: int, ids: Tensor) -> list[int]:
 
 @torch.no_grad()
 def transplanted(model: PreTrainedModel, tokens: CommonTokens, target: PreTrainedConfig) -> PreTrainedModel:
-    """The model with embeddings of a target's vocabulary; changed in place.
+    """The model with embeddings of a target's vocabulary, without a padding token; changed in place.
 
     Args:
         model: its input embeddings are its output layer too, or it has one of its own.
@@ -245,12 +257,16 @@ def transplanted(model: PreTrainedModel, tokens: CommonTokens, target: PreTraine
     """
     ours, own = (one.get_text_config(decoder=True) for one in (model.config, target))
     vocab = int(own.vocab_size)
-    read = [tokens.read_as(token) for token in range(vocab)]
+    read = [[piece for piece in tokens.spelled(token) if piece is not None] for token in range(vocab)]
+    unread = torch.tensor([not one for one in read])
     pieces = torch.tensor([piece for one in read for piece in one])
     starts = torch.tensor([0, *accumulate(map(len, read))][:-1])
 
-    def moved(table: Tensor) -> nn.Parameter:
-        return nn.Parameter(nn.functional.embedding_bag(pieces, table.cpu(), starts, mode="mean").to(table))
+    def moved(there: Tensor) -> nn.Parameter:
+        table = there.cpu()
+        rows = nn.functional.embedding_bag(pieces, table, starts, mode="mean")
+        rows[unread] = table.mean(0)
+        return nn.Parameter(rows.to(there))
 
     words: Any = model.get_input_embeddings()
     outputs: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -258,6 +274,7 @@ def transplanted(model: PreTrainedModel, tokens: CommonTokens, target: PreTraine
     words.weight = moved(words.weight)
     outputs.weight = words.weight if tied else moved(outputs.weight)
     ours.vocab_size, ours.bos_token_id, ours.eos_token_id = vocab, own.bos_token_id, own.eos_token_id
+    ours.pad_token_id = words.padding_idx = None  # an id of the vocabulary that is gone
     return model
 
 
