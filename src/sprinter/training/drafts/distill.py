@@ -179,7 +179,7 @@ def _loaded(pair: Pair, weights: PreTrainedModel, name: str) -> PreTrainedModel:
     try:
         models = load_models(name, tokenizer=None if foreign else pair.tokenizer, **options)
     except UserError as error:
-        why = str(error).replace("the target", "the start")
+        why = str(error).replace("the target", "the start")  # as a single model is called there
         raise UserError(f"a student cannot start from '{name}': give another model ({why})") from error
     start = models.target.module("the start of a student")
     _check_output(start, name)
