@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
 
 Captured = Callable[[Inputs], list[Tensor]]
 
-_Place = tuple[str, int, torch.dtype]
+_SharedPart = tuple[str, int, torch.dtype]
 _LEAST_KEYS = 128
 _capturing = Lock()
 """Held during a capture, so that there is one at a time; forward passes of other threads are not blocked."""
@@ -98,7 +98,7 @@ class GraphUnits:
     _graphs: OrderedDict[tuple[str, tuple[Unit, int], int, int], _Graph] = field(default_factory=OrderedDict)
     _refused: set[tuple[str, Unit]] = field(default_factory=set)
     _pool: Any = None
-    _shared: dict[_Place, Tensor] = field(default_factory=dict)
+    _shared: dict[_SharedPart, Tensor] = field(default_factory=dict)
     _unfused: bool = False
     _full: bool = False
 
@@ -202,7 +202,7 @@ class _Graph:
 
     def __init__(
         self, run: RowPass, unit: Unit, rows: int, length: int, keys: int, like: Inputs, pool: Any,
-        shared: dict[_Place, Tensor],
+        shared: dict[_SharedPart, Tensor],
     ) -> None:  # fmt: skip
         self._device = device = like.tokens.device
         self._places = [like.tokens.new_zeros(rows, length) for _ in range(3)]
