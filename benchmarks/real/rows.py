@@ -3,8 +3,8 @@
     python benchmarks/real/rows.py --data DIR [--pair smollm2|qwen|built-in] [--weights float32] [--sizes 1 4 8]
         [--threads 2] [--no-vllm]
 
-Batches of the ends of GSM8K's questions in the chat template (16 tokens, so that prefill takes little of the time; the
-built-in pair: openings of stories, which it writes), greedy, 48 new tokens, ids in and ids out. Arms take turns batch
+Batches of the ends of GSM8K's questions in the chat template (64 tokens, so that prefill takes little of the time: with
+16 all have the same answer; the built-in pair: openings of stories, which it writes), greedy, 48 new tokens, ids in and ids out. Arms take turns batch
 by batch, and each repeat has other questions; of an earlier batch ``auto`` knows what its drafts gained, no more. vLLM
 reads the file's weights as a transformers model in bfloat16 or float32, in a process of its own, by the interpreter
 that SPRINTER_VLLM_PYTHON names, with as many threads; its own clock counts. Our arms read the file itself: its blocks,
@@ -42,7 +42,7 @@ from sprinter.laws import Sampling
 NAME = "real/rows"
 PLAIN = "autoregressive"
 _ANSWERS = 60  # of each arm at each size, at least: as many as there are openings of stories
-NEW, ENDS = sized((48, 16), (6, 8))
+NEW, ENDS = sized((48, 64), (6, 8))
 SIZES = sized((1, 4, 8, 16, 32, 64), (2,))
 OPENINGS = str(Path(__file__).resolve().parents[1] / "configs" / "openings.jsonl")
 FILES: Mapping[str, dict[str, Any]] = sized(

@@ -100,7 +100,8 @@ void forward(
 void draft(
     const Model& model, int64_t rows, int64_t steps, Address row, Address start, Address count, Address temperature,
     Address top_k, Address goal, Address min_p, Address keys, Address high, Address low, int64_t size,
-    Address ids, const std::vector<Address>& caches, bool half, int64_t slots, const std::vector<std::pair<Address, Address>>& angles,
+    Address ids, const std::vector<Address>& caches, bool half, int64_t slots,
+    const std::vector<std::pair<Address, Address>>& angles,
     Address logits, Address states, Address laws, Address tokens, int threads
 ) {
     Pass pass = {};
