@@ -167,7 +167,7 @@ def check_real(stage: dict[str, Any]) -> None:
     assert 0 < laws["kl"] < 0.05 and 0.9 < laws["same_first"] <= 1 and laws["positions"] > 100
     for measured in stage["temperatures"]:
         rows = {row["arm"]: row for row in measured["summary"]}
-        assert {"autoregressive", "lookup", "speculative", "transformers:assisted"} <= rows.keys()
+        assert {"autoregressive", "lookup", "speculative 3", "transformers:assisted"} <= rows.keys()
     assert [one["temperature"] for one in stage["temperatures"]] == [0.0, 1.0]
 
 
