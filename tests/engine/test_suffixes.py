@@ -271,3 +271,15 @@ def test_laws_in_float32_are_drawn_by_position() -> None:
     for position in range(10, 40):
         wanted = plain.token(law, position - 9, position, Purpose.TARGET)
         assert all(draws.token(law, round, position, Purpose.TARGET) == wanted for round in (1, 5))
+
+
+def test_the_owner_whose_text_has_ended_is_not_forgotten_first() -> None:
+    cache = SuffixCache(100)
+    owners = [str(number) for number in range(64)]
+    for owner in owners:
+        cache.of(owner)
+    cache.add(owners[0], [1, 2], [3, 4, 5])
+    cache.of("another")
+    kept = {owner: len(index) for owner, index in cache._store.texts.items()}
+    found = cache.of(owners[0])
+    assert owners[1] not in kept and len(kept) == 64 and found is not None and len(found) == 6

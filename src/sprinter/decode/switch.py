@@ -244,9 +244,10 @@ class Tracker:
 
     def rest(self, tokens: int) -> None:
         """Count a row's round of so many tokens that began idle."""
-        self._rest -= tokens / max(1, self.rows())
-        time, rested = self._rested
-        self._rested = time + tokens, rested + tokens
+        if self._trying is None:  # a trial that waits while drafts are never tried goes on later
+            self._rest -= tokens / max(1, self.rows())
+            time, rested = self._rested
+            self._rested = time + tokens, rested + tokens
 
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
@@ -258,7 +259,7 @@ class Tracker:
         if self._on:
             return True
         if self._rest <= 0 and (self._trying is None or self._trying() is None):
-            self._trying, self._balance, self._rest = weakref.ref(row), 0.0, 0.0
+            self._trying, self._rest = weakref.ref(row), 0.0  # with the balance of a row before it that ended
             time, tokens = self._rested
             self._price = min(1.0, time / tokens) if tokens else 1.0
         return self._trying is not None and self._trying() is row
@@ -345,6 +346,7 @@ class Tracker:
             took, as_all = self._took
             self._took = (took + as_all) / 2, as_all
         self._on, self._trying, self._rested, self._counted = False, None, (0.0, 0), 0
+        self._balance = 0.0
         self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
 
     def _never(self, rows: int) -> bool:
@@ -436,7 +438,7 @@ class AdaptiveSwitch(DraftSwitch):
 
     def count(self, done: RoundCount) -> None:
         """Count the round's time against its tokens."""
-        if self._idle:
+        if self._idle and done.target_tokens <= 1:  # a grammar may have forced more
             self._tracker.rest(done.added)
             return
         passes, self._passes = self._passes, []

@@ -322,11 +322,13 @@ class Scheduler:
     def results(self, what: str) -> dict[int, Generation]:
         """Step until no request is left; see ``Engine.finish``. ``what``: name of a request in error messages."""
         self._wanted = True
-        while self.unfinished or self.events:
-            self.advance()
-            self._ended |= {event.id: event for event in self.events if event.generation is not None}
-            self.events.clear()
-        self._wanted = False
+        try:
+            while self.unfinished or self.events:
+                self.advance()
+                self._ended |= {event.id: event for event in self.events if event.generation is not None}
+                self.events.clear()
+        finally:
+            self._wanted = False
         last, self._ended = dict(sorted(self._ended.items())), {}
         results = {id: event.generation for id, event in last.items() if event.generation is not None}
         errors = {id: event.error for id, event in last.items() if event.error is not None}

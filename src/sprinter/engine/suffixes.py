@@ -124,7 +124,9 @@ class _Store:
 
     def add(self, owner: str, tokens: Sequence[int]) -> None:
         with self._lock:
-            if owner not in self.texts:
+            if owner in self.texts:
+                self.texts[owner] = self.texts.pop(owner)
+            else:
                 self._of(owner)
             ended = self._ended.setdefault(owner, [])
             ended += (*tokens, END)

@@ -366,7 +366,10 @@ class _Passes:
             return made
         if self._known[0] != vocab:
             ids = self._cut.ids.numpy()
-            ids = np.ascontiguousarray(ids[ids < vocab])
+            if not len(ids := np.ascontiguousarray(ids[ids < vocab])):
+                raise UserError(
+                    "the draft knows no token of the pair's vocabulary: give another draft_vocabulary"
+                )
             places = np.pad(ids, (0, -len(ids) % 64))
             self._known = vocab, {"ids": ids, "words": tuple(one[places] for one in who["words"])}
         ids = self._known[1]["ids"]

@@ -62,10 +62,10 @@ def time_passes(
     jobs: dict[int, PassInput] = {}
     for n in range(1, longest + 1):
         jobs[n] = target_input(ids, context, n, sampling)
-        if n <= len(heads):
-            jobs[1 - n] = draft_input(
-                ids, context, 1, DraftPlan(sampling, ("entropy",), heads[n - 1]), count=run
-            )
+        for i, own in enumerate(heads):
+            if n == min(i + 1, longest):
+                plan = DraftPlan(sampling, ("entropy",), own)
+                jobs[-i] = draft_input(ids, context, 1, plan, count=run)
     medians = {n: median(each) for n, each in run_interleaved(models, jobs, repeats, progress).items()}
     draft_s, bare = medians.get(-1, medians[0]) / run, medians[0] / run
     return {n: seconds for n, seconds in medians.items() if n > 0}, draft_s, max(0.0, draft_s - bare)
