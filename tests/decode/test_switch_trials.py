@@ -36,7 +36,7 @@ def test_a_trial_waits_while_drafts_are_never_tried() -> None:
         row.count(RoundCount(0, 1, 1, 1))
         number += 1
     rows = 4
-    for _ in range(200):
+    for _ in range(400):
         number += 1
         assert not row.drafts(number)
         row.count(RoundCount(0, 1, 1, 1))
