@@ -5,11 +5,11 @@
 
 Batches of the ends of GSM8K's questions in the chat template (64 tokens, so that prefill takes little of the time: with
 16 all have the same answer; the built-in pair: openings of stories, which it writes), greedy, 48 new tokens, ids in and
-ids out. Arms take turns batch by batch, and each repeat has other questions; of an earlier batch ``auto`` knows what
-its drafts gained, no more. vLLM reads the file's weights as a transformers model in bfloat16 or float32, in a process
-of its own, by the interpreter that SPRINTER_VLLM_PYTHON names, with as many threads; its own clock counts. Our arms
-read the file itself: its blocks, 8 bits, or its dequantised weights, through our kernels, and what follows a pass is
-compiled. The built-in pair has no file: vLLM reads its target's folder.
+ids out. Arms take turns batch by batch, and each repeat has other questions (openings repeat in batches of 64); of an
+earlier batch ``auto`` knows what its drafts gained, no more. vLLM reads the file's weights as a transformers model in
+bfloat16 or float32, in a process of its own, by the interpreter that SPRINTER_VLLM_PYTHON names, with as many threads;
+its own clock counts. Our arms read the file itself: its blocks, 8 bits, or its dequantised weights, through our
+kernels, and what follows a pass is compiled. The built-in pair has no file: vLLM reads its target's folder.
 """
 
 from __future__ import annotations

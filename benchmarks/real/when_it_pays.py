@@ -54,6 +54,7 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.spec import parse_method
 from sprinter.engine import costs as passes
 from sprinter.engine.backends.base import DraftPlan
+from sprinter.engine.lookahead import best_ahead
 from sprinter.laws import Sampling
 from sprinter.theory.recording import Passage, Recording, read_passages
 from sprinter.theory.replay import replay
@@ -384,7 +385,7 @@ def _table(results: Any) -> str:
 def timed(pair: sprinter.Pair, repeats: int, sampling: Sampling) -> dict[str, Any]:
     """Median seconds of target passes by their tokens, of a draft step, and of one with the gate."""
     models = passes.borrow(pair.models, CONTEXT + max(LENGTHS))
-    ids, ahead = passes.read_prompts(models, CONTEXT, max(LENGTHS)), passes.usual_ahead(models)
+    ids, ahead = passes.read_prompts(models, CONTEXT, max(LENGTHS)), best_ahead(models.sync, 1.0, 0.5)
     jobs: dict[Any, Any] = {n: passes.target_input(ids, CONTEXT, n, sampling) for n in LENGTHS}
     for name, heads in (("draft", {}), ("gated", {} if pair.gate is None else {"gate": pair.gate})):
         plan = DraftPlan(sampling, ("entropy",), heads)

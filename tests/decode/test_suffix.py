@@ -10,7 +10,7 @@ from sprinter.decode import Model, Suffix, check_drafter, parse_method
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.drafter import Context, Proposal
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, joint_law, target_joint_law
-from sprinter.decode.suffix_index import SuffixIndex
+from sprinter.decode.suffix_index import END, SuffixIndex
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -27,7 +27,7 @@ def earlier_texts() -> SuffixIndex:
     index = SuffixIndex(200)
     for text in ((0, 1, 2, 0), (0, 1, 0, 0), (0, 1, 0, 2), (2, 0, 1, 1), (1, 0, 1, 2, 2)):
         index.extend(text)
-        index.end_text()
+        index.extend([END])
     return index
 
 
@@ -97,7 +97,7 @@ def test_the_most_frequent_token_is_drafted() -> None:
 def test_the_better_of_both_trees_is_taken() -> None:
     earlier = SuffixIndex(100)
     earlier.extend([4, 3, 1, 2, 7, 7, 7, 7])
-    earlier.end_text()
+    earlier.extend([END])
     assert tokens(Suffix(), [1, 2, 5, 6, 8, 4, 3, 1, 2], earlier) == [7, 7, 7, 7], "a longer match"
     assert tokens(Suffix(), [4, 3, 1, 2, 5, 6, 8, 9, 4, 3, 1, 2], earlier) == [5, 6, 8, 9], (
         "of equal ones its own"
@@ -106,7 +106,7 @@ def test_the_better_of_both_trees_is_taken() -> None:
     unsure = SuffixIndex(100)
     for token in (10, 11, 12):  # the pattern of four is followed by anything, the one of two always by 5
         unsure.extend([4, 3, 1, 2, token])
-        unsure.end_text()
+        unsure.extend([END])
     assert tokens(Suffix(), [1, 2, 5, 6, 8, 4, 3, 1, 2], unsure) == [5, 6]
 
 

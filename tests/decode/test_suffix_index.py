@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sprinter.decode.suffix_index import Occurrences, SuffixIndex, TextIndex
+from sprinter.decode.suffix_index import END, Occurrences, SuffixIndex, TextIndex
 
 Found = list[tuple[int, list[int]]]
 
@@ -45,7 +45,7 @@ def test_occurrences_are_those_that_a_search_finds(window: int) -> None:
             part = [chance.randrange(vocab) for _ in range(chance.randint(0, 40))]
             index.extend(part)
             text += [*part, -1]
-            index.end_text()
+            index.extend([END])
         ending = [chance.randrange(vocab) for _ in range(20)]
         wanted = by_hand(text[-window:], ending, 7, False)
         assert pairs(index.find(ending, 7)) == wanted
@@ -81,10 +81,10 @@ def test_it_does_not_matter_how_a_text_is_given() -> None:
 def test_the_latest_occurrences_are_looked_at_and_the_longest_match_is_among_them() -> None:
     index = SuffixIndex(10_000, most=4)
     index.extend([*range(10, 30), 5])
-    index.end_text()
+    index.extend([END])
     for follows in range(100, 150):
         index.extend([28, 29, follows])
-        index.end_text()
+        index.extend([END])
     assert pairs(index.find(list(range(10, 30)), 1))[0] == (20, [5])
     latest = [(2, [149]), (2, [148]), (2, [147]), (2, [146])]
     assert pairs(index.find([28, 29], 1)) == latest

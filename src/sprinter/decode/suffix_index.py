@@ -75,7 +75,7 @@ class SuffixIndex:
         return self._tokens[np.arange(self._end - len(self), self._end) % len(self._tokens)]
 
     def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
-        """Append tokens to the text that is being written."""
+        """Append tokens to the text that is being written; ``END`` ends it: no match goes across."""
         given = np.asarray(tokens, np.int32)[-self.window :]
         if self._end + len(given) > _MOST_TOKENS:
             self.clear()
@@ -88,10 +88,6 @@ class SuffixIndex:
             self._end, given = 0, np.concatenate([kept, given])[-self.window :]
         for first in range(0, len(given), _CHUNK):
             self._add(given[first : first + _CHUNK])
-
-    def end_text(self) -> None:
-        """End the text that is being written: no match goes across."""
-        self.extend((END,))
 
     def find(self, ending: Sequence[int], length: int) -> Occurrences | None:
         """The latest occurrences of an ending, and up to ``length`` tokens that followed each.

@@ -203,9 +203,7 @@ class Tracker:
     _by_rows: dict[int, PassCosts] = field(default_factory=dict)
     _times: dict[tuple[int, RoundCount], float] = field(default_factory=dict)
     _shares: dict[tuple[bool, int, float], tuple[float, float]] = field(default_factory=dict)
-    _most: dict[int, float] = field(
-        default_factory=dict
-    )  # by rows, speed of the best round over plain decoding
+    _most: dict[int, float] = field(default_factory=dict)  # by rows, the best speed over plain decoding
     _begun: bool = False
 
     def follow(self, earlier: Past) -> None:

@@ -24,7 +24,6 @@ from sprinter.engine import backends
 from sprinter.engine.backends.base import DraftPlan, DraftRow, PassInput, PromptRow, RowInput, TargetRow
 from sprinter.engine.executor import Executor
 from sprinter.engine.host import host_costs
-from sprinter.engine.lookahead import best_ahead
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.record import cpu_name
 from sprinter.errors import SprinterError, UserError
@@ -43,7 +42,7 @@ from sprinter.version import __version__
 
 __all__ = [
     "borrow", "draft_input", "head_costs", "kept_costs", "pass_costs", "read_prompts", "run_interleaved",
-    "shared_costs", "target_input", "usual_ahead",
+    "shared_costs", "target_input",
 ]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
@@ -382,11 +381,6 @@ def draft_input(
     plan = plan or DraftPlan(Sampling(), ("entropy",), {})
     end = context + tokens
     return DraftRow(row, ids[context:end], end, 1, AddressedDraws(), plan, count=count)
-
-
-def usual_ahead(models: Executor) -> int:
-    """What a request asks for at a time where every second token is followed by another."""
-    return best_ahead(models.sync, 1.0, 0.5)
 
 
 def run_interleaved(
