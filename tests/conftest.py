@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -97,6 +99,13 @@ def no_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setattr(costs, "_measure_shared", lambda pair, alone: replace(alone, shared=rows))
         patch.setattr("sprinter.models.devices.busy_cores", lambda: 0.0)  # other tests
         yield
+
+
+@pytest.fixture(autouse=True)
+def seeds_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that give no seed get those of the test's name, so that a red test can be run again."""
+    drawn = SimpleNamespace(randbits=Random(request.node.nodeid).getrandbits)
+    monkeypatch.setattr("sprinter.random.secrets", drawn)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
