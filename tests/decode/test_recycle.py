@@ -13,7 +13,7 @@ from sprinter.decode.draft_heads import Heads
 from sprinter.decode.drafter import NOTHING, Allocated, Context, Drafter, Proposal, Proposals
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
 from sprinter.decode.successors import Successors
-from sprinter.engine.backends.base import PlainScores
+from sprinter.engine.backends.base import GreedyScores
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -77,7 +77,7 @@ def test_what_is_likeliest_is_known_without_laws_where_it_is_drawn() -> None:
     def never() -> torch.Tensor:
         raise AssertionError("a law was made")
 
-    assert PlainScores(never, 7).likeliest == (7,)
+    assert GreedyScores(never, (7,), 7).likeliest == (7,)
     assert list(Scores(torch.eye(20)[[6, 8]], token=7).likeliest) == [6, 8]
 
 

@@ -28,7 +28,9 @@ def test_costs_are_measured_once_and_kept(
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
     described = builtin_pair._runtime.described
     found = pass_costs(builtin_pair.models, described)
-    assert [n for n, _ in found.target] == [1, 2, 4, 8, 16, 32, 64] and [n for n, _ in found.draft] == [
+    assert [n for n, _ in found.target] == [1, 2, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64] and [
+        n for n, _ in found.draft
+    ] == [
         1,
         8,
         32,

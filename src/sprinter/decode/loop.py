@@ -93,7 +93,7 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     scores = yield AskScore(sequence, start, len(text), *nodes)
     assert isinstance(scores, Scores)
     if tree.tokens:
-        decoding.shorten(start + scores.laws.shape[0] - len(nodes[0]))
+        decoding.shorten(start + scores.count - len(nodes[0]))
     record.stats.target_calls += 1
     read, tree = len(text) - start + len(nodes[0]), sequence.tree
     decoding.score(start, scores)
@@ -109,7 +109,7 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     first = final - 1 - start  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
     heads = {kind: values[first:] for kind, values in scores.heads.items() if kind in decoding.accept.needs}
-    if scores.accepted is not None and scores.token is not None:  # judged on the device
+    if scores.accepted is not None and scores.token is not None:  # judged by the driver
         verdict = Verdict(range(scores.accepted), scores.token, [0.0] * (scores.accepted + 1))
     else:
         verdict = decoding.judge(

@@ -50,7 +50,8 @@ _MEASURING = Lock()  # two measurements at a time would disturb each other, in t
 _WAITS_S = 120  # for another process
 _FOLDER = "costs"  # of the cache directory
 _CONTEXT = 64  # tokens before a pass
-_TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
+# Tokens of the passes that are timed. Kernels compute in blocks of rows: one token more may begin another.
+_TARGET, _DRAFT = (1, 2, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64), (1, 8, 32)
 _SHARED = (
     4,
     16,
@@ -259,6 +260,7 @@ def _measure(pair: LoadedPair) -> PassCosts:
     for (which, n), times in run_interleaved(models, jobs, repeats).items():
         found[which].append((n, median(times)))
     for points in found.values():
+        points.sort()
         for at in reversed(range(len(points) - 1)):  # fewer tokens cost no more than many
             points[at] = points[at][0], min(points[at][1], points[at + 1][1])
     for points in found.values():

@@ -27,6 +27,7 @@ from sprinter.decode.switch import AdaptiveSwitch
 from sprinter.engine.backends import base
 from sprinter.engine.backends.cuda_graph import backend_of, join
 from sprinter.engine.backends.eager import EagerBackend, feed_of_text, leave_tree
+from sprinter.engine.backends.greedy import judges_greedily
 from sprinter.engine.blocks import block_row, take_block
 from sprinter.engine.chains import Chains
 from sprinter.engine.logprobs import LogProbs
@@ -55,8 +56,7 @@ class Executor:
         held: what the rows of target and draft hold from earlier texts; None: nothing.
 
     Attributes:
-        device: of all laws that requests get: the target's; without a target, the draft's.
-        like: a tensor with the dtype and device of laws.
+        like: a tensor with the dtype and device of all laws that requests get: the target's; without it, the draft's.
         decides: as of the draft model's backend. judges: whether its runs go on to the target's verdict.
     """
 
@@ -73,8 +73,7 @@ class Executor:
         self.sync = 0.0 if self.draft is None else self.draft.sync
         self.decides = self.draft is not None and self.draft.decides
         rows = self.target or self.draft
-        self.device = rows.runner.device if rows else torch.device("cpu")
-        self.like = torch.empty(0, device=self.device)
+        self.like = torch.empty(0, device=rows.runner.device if rows else "cpu")
 
     @property
     def models(self) -> list[EagerBackend]:
@@ -82,8 +81,8 @@ class Executor:
         return [rows for rows in (self.target, self.draft) if rows is not None]
 
     def gather(self, laws: Tensor) -> Tensor:
-        """Move laws of either model to ``device``."""
-        return laws.to(self.device)
+        """Move laws of either model to where those of requests are."""
+        return laws.to(self.like.device)
 
     def run(self, inputs: Sequence[base.PassInput]) -> Sequence[base.PassOutput]:
         """Run inputs of one kind (and of one model) in one pass or step; returns their outputs in order.
@@ -197,6 +196,7 @@ class RequestRun:
         self._ahead = ahead if isinstance(ahead, Ahead) else Ahead(ahead)
         goes_on = models.judges and not (self._layers or self._judging or adjustments)
         self._chains = Chains.of(sequence, method, sampling, self._raw, draws) if goes_on else None
+        self._greedy = judges_greedily(method, sampling, draws)
         self._seen: int | None = None  # tokens whose states are shown; None: all that the target has read
 
     def begin(self) -> None:
@@ -343,10 +343,11 @@ class RequestRun:
         if self._adjust_p is not None:
             adjust = self._adjust_p.along(sequence.tokens, feed.start, feed.tokens, feed.parents)
         layers = (*self._layers, base.FINAL) if self._judging else self._layers
-        drafted = sequence.tree.tokens or ask.closing  # else what follows is drawn with the other rows'
-        draw = None if drafted else (self._draws, sequence.round, ask.end)
+        draft = sequence.tree.tokens  # without one what follows is drawn with the other rows'
+        draw = None if draft or ask.closing else (self._draws, sequence.round, ask.end)
         chain = None if self._chains is None else self._chains.drafted(ask)
-        return base.TargetRow(feed, self._sampling, self._raw, layers, adjust, draw, chain)
+        judged = len(draft) if self._greedy and not (ask.nodes or ask.closing) else 0
+        return base.TargetRow(feed, self._sampling, self._raw, layers, adjust, draw, chain, judged)
 
     # --- answers without a pass ---
     def _propose(self, proposals: Proposals, ask: AskDraft) -> Draft | AskGrammar | None:
@@ -464,7 +465,7 @@ class RequestRun:
             kept = raw if self._needs_raw else None
             answer = Scores(gather(laws), kept, judged, done.token, done.accepted, done.metered)
         else:
-            answer = base.PlainScores(laws, done.token)
+            answer = base.GreedyScores(laws, done.likeliest, done.token, done.accepted)
         if ask.closing:  # its states must change no draft
             self._seen = ask.start if self._seen is None else self._seen
             stats.closing_s += done.target_s

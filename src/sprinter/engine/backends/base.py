@@ -22,8 +22,24 @@ from sprinter.laws import Sampling
 from sprinter.random import Draws
 
 __all__ = [
-    "FINAL", "After", "ChainRow", "DraftPlan", "DraftRow", "Drafted", "DraftedChain", "PassInput", "PassOutput",
-    "PlainScores", "PromptRead", "PromptRow", "RowInput", "Scored", "StepResult", "TargetRow", "TipLaws", "TreeRow",
+    "FINAL",
+    "After",
+    "ChainRow",
+    "DraftPlan",
+    "DraftRow",
+    "Drafted",
+    "DraftedChain",
+    "GreedyScores",
+    "PassInput",
+    "PassOutput",
+    "PromptRead",
+    "PromptRow",
+    "RowInput",
+    "Scored",
+    "StepResult",
+    "TargetRow",
+    "TipLaws",
+    "TreeRow",
 ]  # fmt: skip
 
 FINAL = -1
@@ -248,7 +264,8 @@ class TargetRow:
 
     ``layers``: decoder layers whose hidden states to return, or ``FINAL``. ``adjust``: adjusts the logits of the feed.
     ``draw``: (draws, round, position) of a token to draw after the last one; None: the loop draws. ``chain``: a draft
-    that a backend may judge; None: the loop does.
+    that a backend may judge; None: the loop does. ``drafted``: of a greedy request, the number of the feed's last
+    tokens, a draft that a backend may judge by the most probable tokens alone; 0: the loop does.
     """
 
     feed: RowInput
@@ -258,6 +275,7 @@ class TargetRow:
     adjust: Adjust | None = None
     draw: tuple[Draws, int, int] | None = None
     chain: DraftedChain | None = None
+    drafted: int = 0
 
 
 @dataclass(slots=True)
@@ -268,7 +286,7 @@ class Scored:
     ``states``: hidden states ``[n, d]`` of each of the row's ``layers``. ``token``: the one to ``draw``. ``spent``:
     what the row asked of a target on a server. Of a chain: ``trusted``, number of its first tokens, which are not
     judged; ``accepted``, number of the others that stay, and ``token`` follows; ``metered``: by position, drift and
-    ratio of tokens that are trusted.
+    ratio of tokens that are trusted. ``likeliest``: the most probable tokens, where laws are to be made.
     """
 
     laws: Tensor | Callable[[], Tensor]
@@ -280,17 +298,25 @@ class Scored:
     accepted: int | None = None
     trusted: int = 0
     metered: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    likeliest: Sequence[int] = ()
 
 
-class PlainScores(Scores):
-    """Of a greedy request about no draft, whose token is drawn: most rounds read no law, and it is made where one
-    does."""
+class GreedyScores(Scores):
+    """Of a greedy request whose token is known, and the verdict on its draft: most rounds read no law, and they are
+    made where one does."""
 
-    __slots__ = ("_made",)
+    __slots__ = ("_likeliest", "_made")
 
-    def __init__(self, make: Callable[[], Tensor], token: int | None) -> None:
-        self.raw, self.heads, self.token, self.accepted, self.metered = None, {}, token, None, {}
+    def __init__(
+        self,
+        make: Callable[[], Tensor],
+        likeliest: Sequence[int],
+        token: int | None,
+        accepted: int | None = None,
+    ) -> None:
+        self.raw, self.heads, self.token, self.accepted, self.metered = None, {}, token, accepted, {}
         self._made: Tensor | Callable[[], Tensor] = make
+        self._likeliest = likeliest
 
     @property
     def laws(self) -> Tensor:  # type: ignore[override]
@@ -300,9 +326,14 @@ class PlainScores(Scores):
         return self._made
 
     @property
+    def count(self) -> int:
+        """As above, without a law."""
+        return len(self._likeliest)
+
+    @property
     def likeliest(self) -> Sequence[int]:
-        """The token that was drawn, without a law."""
-        return super().likeliest if self.token is None else (self.token,)
+        """As above, without a law."""
+        return self._likeliest
 
 
 PassInput = PromptRow | DraftRow | TreeRow | TargetRow | AskGrammar

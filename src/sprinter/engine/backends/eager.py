@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import accumulate
 from math import isfinite
 from typing import TypeVar
@@ -34,13 +33,14 @@ from sprinter.engine.backends.base import (
     TipLaws,
     TreeRow,
 )  # fmt: skip
+from sprinter.engine.backends.greedy import greedy_scores, is_greedy, likeliest_tokens
 from sprinter.engine.backends.texts import TextRows
 from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
-from sprinter.laws import Sampling, first_largest, process, raw_law, wide
+from sprinter.laws import Sampling, process, raw_law, wide
 from sprinter.models.checks import find_fault
 from sprinter.models.interface import ModelOutput
-from sprinter.random import AddressedDraws, Purpose, draw_tokens
+from sprinter.random import Purpose, draw_tokens
 
 __all__ = ["EagerBackend", "alike", "feed_of", "feed_of_text", "follow", "in_line", "leave_tree"]
 
@@ -114,7 +114,7 @@ class EagerBackend(TextRows):
     @torch.inference_mode()
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """One target pass: laws after each token of the feeds; an error does not affect other rows."""
-        if self.runner.device.type == "cpu" and all(map(_is_greedy, rows)):
+        if self.runner.device.type == "cpu" and all(map(is_greedy, rows)):
             return self._score_greedy(rows)
         began, counts = time.perf_counter(), [len(row.feed.tokens) for row in rows]
         law, raw, peaks, states, spent = self._target(rows, counts)
@@ -145,29 +145,23 @@ class EagerBackend(TextRows):
         return scored
 
     def _score_greedy(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
-        """``score`` of rows that want a token after the one that they read: laws are made where somebody reads them."""
-        began = time.perf_counter()
+        """``score`` of rows that want the most probable tokens: laws are made where somebody reads them."""
+        began, counts = time.perf_counter(), [len(row.feed.tokens) for row in rows]
         output = self._pass([row.feed for row in rows], True)
-        logits = self._logits(output)[:, 0]
-        ids = first_largest(logits)  # NaN is the largest
-        tokens, peaks = ids[:, 0].tolist(), logits.gather(-1, ids)[:, 0].tolist()
+        logits = self._logits(output)
+        found = likeliest_tokens(logits, counts)
         seconds = (time.perf_counter() - began) / len(rows)
-        spent = output.spent
-        scored: list[Scored | SprinterError] = [
-            Scored(
-                partial(_law_of, logits, i, row.sampling),
-                None,
-                seconds,
-                (),
-                tokens[i],
-                spent[i] if spent else None,
-            )
-            for i, row in enumerate(rows)
-        ]
-        if all(map(isfinite, peaks)):
+        finite = all(isfinite(peak) for _, peaks in found for peak in peaks)
+        if finite:
             self._note_finite([row.feed.row for row in rows])
-            return scored
-        return [self.check(row.feed, [peaks[i]]) or scored[i] for i, row in enumerate(rows)]
+        scored: list[Scored | SprinterError] = []
+        for i, (row, (ids, peaks)) in enumerate(zip(rows, found, strict=True)):
+            fault = None if finite else self.check(row.feed, peaks)
+            one = fault or greedy_scores(row, logits[i, : counts[i]], ids, seconds)
+            if output.spent and isinstance(one, Scored):
+                one.spent = output.spent[i]
+            scored.append(one)
+        return scored
 
     def _target(
         self, rows: Sequence[TargetRow], counts: list[int]
@@ -379,19 +373,6 @@ def feed_of_text(view: ReadState, text: list[int], end: int) -> RowInput:
 
 
 # --- what follows a pass ---
-def _is_greedy(row: TargetRow) -> bool:
-    """Whether a row reads a token, and wants the most probable one after it and nothing else."""
-    draw = row.draw
-    if draw is None or row.raw or row.layers or row.adjust is not None or len(row.feed.tokens) != 1:
-        return False
-    return row.sampling.temperature == 0 and isinstance(draw[0], AddressedDraws)
-
-
-def _law_of(logits: Tensor, row: int, sampling: Sampling) -> Tensor:
-    """Of one of ``[rows, V]``, ``[1, V]``."""
-    return process(logits[row : row + 1], sampling)
-
-
 def follow(
     plan: DraftPlan,
     logits: Tensor,

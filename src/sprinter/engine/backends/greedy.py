@@ -1,0 +1,62 @@
+"""Greedy target passes: where all rows take the most probable token, a verdict needs no law.
+
+The target's law is one-hot, so every exact rule keeps a draft token where it is the most probable one, and replaces the
+first other by that (Leviathan et al. 2023, Algorithm 1, at temperature 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor
+
+from sprinter.decode.accept.rows import judged_in_rows
+from sprinter.decode.spec import Method
+from sprinter.engine.backends.base import Scored, TargetRow
+from sprinter.laws import Sampling, first_largest, process
+from sprinter.random import AddressedDraws, Draws, PositionDraws
+
+__all__ = ["greedy_scores", "is_greedy", "judges_greedily", "likeliest_tokens"]
+
+_KNOWN = AddressedDraws, PositionDraws
+"""Draws whose number of calls nobody counts."""
+
+
+def judges_greedily(method: Method, sampling: Sampling, draws: Draws) -> bool:
+    """Whether each chain that the target is asked about stays as far as its tokens are the most probable ones."""
+    greedy = sampling.temperature == 0 and type(draws) in _KNOWN
+    return greedy and method.trust.never and judged_in_rows(method.accept) is not None
+
+
+def is_greedy(row: TargetRow) -> bool:
+    """Whether the most probable tokens are all that a row wants."""
+    if row.raw or row.layers or row.adjust is not None or row.sampling.temperature != 0:
+        return False
+    return row.drafted > 0 if row.draw is None else type(row.draw[0]) in _KNOWN
+
+
+def likeliest_tokens(logits: Tensor, counts: Sequence[int]) -> list[tuple[list[int], list[float]]]:
+    """Of each row of ``logits [rows, n, V]``, its first tokens' most probable followers and their logits; NaN is the
+    largest."""
+    same = min(counts) == logits.shape[1]
+    each = [logits] if same else [own[None, :n] for own, n in zip(logits, counts, strict=True)]
+    found = list[tuple[list[int], list[float]]]()
+    for one in each:
+        ids = first_largest(one)
+        found += zip(ids[..., 0].tolist(), one.gather(-1, ids)[..., 0].tolist(), strict=True)
+    return found
+
+
+def greedy_scores(row: TargetRow, logits: Tensor, likeliest: list[int], seconds: float) -> Scored:
+    """What the target says of a row: the token that follows, with a draft the verdict, and what makes the laws.
+
+    Args:
+        logits: ``[n, V]`` after each token of the row. likeliest: their most probable tokens. seconds: its share.
+    """
+    make, n = partial(process, logits, row.sampling), row.drafted
+    if not n:
+        return Scored(make, None, seconds, token=likeliest[-1], likeliest=likeliest)
+    draft, own = row.feed.tokens[-n:], likeliest[-n - 1 :]
+    kept = next((i for i in range(n) if draft[i] != own[i]), n)
+    return Scored(make, None, seconds, token=own[kept], accepted=kept, likeliest=likeliest)
