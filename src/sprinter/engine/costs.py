@@ -57,6 +57,7 @@ _SHARED = (
     16,
     64,
 )  # rows of passes over one token, and over EACH, of each; without the last if passes are long
+_FEW, _FEW_TIMES = 12, 3  # tokens of passes that are timed so many times as often: most drafts lead to them
 _ROUNDS = 0, 1, 3, 7  # draft tokens of the rounds that are timed
 _REPEATS, _FEW_REPEATS = 5, 3  # after a warm-up; few of long passes, and of many rows
 _MOST_REPEATS = 25
@@ -251,14 +252,18 @@ def _measure(pair: LoadedPair) -> PassCosts:
     drafts, seconds = _rounds(models, ids, context, rounds, repeats)
     step, start = _steps(drafts)
     jobs: dict[tuple[str, int], PassInput] = {}
+    plain = target_input(ids, context, 1)
     for n in sorted({*_TARGET, *_DRAFT}):
         if drafts and n in _DRAFT[1:] and context + n < room and not (long and n > _LONG_DRAFT):
             jobs["draft", n] = draft_input(ids, context, n, _STEPS)
         if n in _TARGET and n not in seconds and context + n <= room and not (long and n > _LONG_TARGET):
             jobs["target", n] = target_input(ids, context, n)
     found = {"target": [*seconds.items()], "draft": [(1, step)] if drafts else []}
-    for (which, n), times in run_interleaved(models, jobs, repeats).items():
-        found[which].append((n, median(times)))
+    few = {what: job for what, job in jobs.items() if what[1] <= _FEW}
+    more = {what: job for what, job in jobs.items() if what not in few}
+    for some, times in ((few, repeats if long else _FEW_TIMES * repeats), (more, repeats)):
+        for (which, n), taken in run_interleaved(models, some, times, behind=plain).items():
+            found[which].append((n, median(taken)))
     for points in found.values():
         points.sort()
         for at in reversed(range(len(points) - 1)):  # fewer tokens cost no more than many
@@ -390,11 +395,16 @@ def run_interleaved(
     jobs: Mapping[Any, PassInput | Sequence[PassInput]],
     repeats: int,
     progress: Callable[[int, int], None] | None = None,
+    behind: PassInput | None = None,
 ) -> dict[Any, list[float]]:
     """Seconds of each job, or of jobs in one pass, in each repeat; a first one, the warm-up, is left out.
 
     A pass over one token of each row is timed after another such pass, as in plain decoding, all others after passes of
     another length, as where drafts differ in length: llama.cpp builds its graph anew after a pass of another length.
+
+    Args:
+        behind: a pass before each other than those over one token, as a long one leaves little in the processor's
+            caches; None: the job before it.
 
     Raises:
         SprinterError: a job fails.
@@ -405,9 +415,10 @@ def run_interleaved(
         for repeat in range(repeats + 1):
             for what, job in jobs.items():
                 together = job if isinstance(job, Sequence) else [job]
-                for timed in (False, True) if all(map(_reads_one, together)) else (True,):
+                first = together if all(map(_reads_one, together)) else [behind] if behind else []
+                for timed in (False, True) if first else (True,):
                     began = clock()
-                    _run(models, together)
+                    _run(models, together if timed else first)
                     if repeat and timed:
                         times[what].append(clock() - began)
             if progress is not None:
