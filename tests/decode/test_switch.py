@@ -41,7 +41,7 @@ class Adversary(DraftSwitch):
         super().__init__()
         self._record = record
 
-    def _decide(self, round: int) -> bool:
+    def _decide(self, round: int, left: int) -> bool:
         return (sum(token.id for token in self._record.tokens) + round) % 2 == 0
 
     def _decide_copies(self, round: int) -> bool:
@@ -362,7 +362,7 @@ class Watching(DraftSwitch):
         super().__init__()
         self.told: list[RoundCount] = []
 
-    def _decide(self, round: int) -> bool:
+    def _decide(self, round: int, left: int) -> bool:
         return True
 
     def count(self, done: RoundCount) -> None:

@@ -133,12 +133,12 @@ class Pace:
     exact: bool = False
     endings: Endings | None = None
 
-    def begin_round(self, round: int) -> None:
-        """Decide for a round."""
+    def begin_round(self, round: int, left: int) -> None:
+        """Decide for a round; ``left``: tokens up to the text's largest length."""
         self.exact = False
         switch, self.drafts = self.switch, self.proposes
         if switch is not None:
-            self.drafts = self.proposes and switch.drafts(round)
+            self.drafts = self.proposes and switch.drafts(round, left)
             self.copies = self.proposes and not self.drafts and switch.copies(round)
 
 
@@ -265,7 +265,7 @@ class Decoding:
         self.record.stats.rounds = sequence.round = self.record.stats.rounds + 1
         sequence.tree = NO_DRAFT
         if self.pace.proposes or self.pace.switch is not None:
-            self.pace.begin_round(sequence.round)
+            self.pace.begin_round(sequence.round, self.left)
         if self.pace.proposes:
             self.drafted, self.proposed, self.forced, self.gate_scores, self.on_trial = 0, 0, 0, [], []
             if self.asks:

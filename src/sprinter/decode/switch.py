@@ -38,6 +38,7 @@ _REST, _LONGEST_REST = 64, 1024
 _FADES = 256  # tokens after which the time of a token at rest counts no longer, but plain decoding's
 _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
+_LEFT = 32  # tokens: with fewer left a text that has not drafted does not begin, as the draft model must read it first
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _USUAL = 0.7  # the same of a usual draft
 _LAG = 0.1  # of plain decoding's time: what the best of copies must gain among many rows to be tried
@@ -110,9 +111,9 @@ class DraftSwitch(ABC):
         self.copy_changes: list[int] = []
         self._on, self._copying = True, False
 
-    def drafts(self, round: int) -> bool:
-        """Whether the round drafts; asked once, at its beginning."""
-        if (on := self._decide(round)) != self._on:
+    def drafts(self, round: int, left: int = _LEFT) -> bool:
+        """Whether the round drafts; asked once, at its beginning. ``left``: tokens up to the text's largest length."""
+        if (on := self._decide(round, left)) != self._on:
             self._on = on
             self.changes.append(round)
         return on
@@ -125,7 +126,7 @@ class DraftSwitch(ABC):
         return copying
 
     @abstractmethod
-    def _decide(self, round: int) -> bool: ...
+    def _decide(self, round: int, left: int) -> bool: ...
 
     def _decide_copies(self, round: int) -> bool:
         return False
@@ -146,7 +147,7 @@ class Replayed(DraftSwitch):
         super().__init__()
         self._given = tuple(changes), tuple(copy_changes)
 
-    def _decide(self, round: int) -> bool:
+    def _decide(self, round: int, left: int) -> bool:
         return bisect_right(self._given[0], round) % 2 == 0
 
     def _decide_copies(self, round: int) -> bool:
@@ -247,16 +248,17 @@ class Tracker:
             time, rested = self._rested
             self._rested = time + tokens, rested + tokens
 
-    def drafts(self, row: DraftSwitch) -> bool:
+    def drafts(self, row: AdaptiveSwitch) -> bool:
         """Whether this row drafts in its next round."""
         if self._never(rows := max(1, self.rows())):
             return False
         if not self._begun:  # where usual drafts would lose time, one row tries it first
             self._begun = True
             self._on = not self.chains or self._costs_of(rows).speed_up(_USUAL) >= self._late(rows)
+        late = row.late and not self.longest
         if self._on:
-            return True
-        if self._rest <= 0 and (self._trying is None or self._trying() is None):
+            return not late
+        if self._rest <= 0 and not late and (self._trying is None or self._trying() is None):
             self._trying, self._rest = weakref.ref(row), 0.0  # with the balance of a row before it that ended
             time, tokens = self._rested
             self._price = min(1.0, time / tokens) if tokens else 1.0
@@ -406,20 +408,25 @@ class AdaptiveSwitch(DraftSwitch):
 
     Args:
         tracker: counts rounds; of this text alone, or common to the rows of an engine.
+
+    Attributes:
+        late: whether the text is too near its end to begin with drafts of the draft model.
     """
 
     def __init__(self, tracker: Tracker) -> None:
         super().__init__()
         self._tracker = tracker
         self._passes: list[PassShare] = []  # of this round, if they are told
-        self._joined = self._idle = False
+        self._joined = self._idle = self._drafted = self.late = False
 
-    def _decide(self, round: int) -> bool:
+    def _decide(self, round: int, left: int) -> bool:
         if not self._joined:
             self._joined = True
             self._tracker.join(self)
-        self._idle = self._tracker.idle
-        return not self._idle and self._tracker.drafts(self)
+        self._idle, self.late = self._tracker.idle, left < _LEFT and round > 1 and not self._drafted
+        drafts = not self._idle and self._tracker.drafts(self)
+        self._drafted = self._drafted or drafts
+        return drafts
 
     def _decide_copies(self, round: int) -> bool:
         copying = self._tracker.copying
