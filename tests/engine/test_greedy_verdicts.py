@@ -75,16 +75,16 @@ def test_rounds_make_no_law(pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
 
 def test_a_verdict() -> None:
     """The first of equal logits, rows of different lengths, and logits that are not finite."""
-    logits = torch.zeros(3, 4, 6)
+    logits = torch.zeros(7, 6)
     for i, token in enumerate((2, 3, 4, 1)):
-        logits[0, i, token] = 1.0
-    logits[1, 0, 5], logits[2, 1, 3] = 2.0, math.nan
+        logits[i, token] = 1.0
+    logits[4, 5], logits[6, 3] = 2.0, math.nan
     (one, first), (two, _), (_, broken) = greedy.likeliest_tokens(logits, [4, 1, 2])
     assert one == [2, 3, 4, 1] and two == [5] and first == [1.0] * 4 and math.isnan(broken[1])
 
     def verdict(draft: list[int]) -> tuple[int | None, int | None]:
         row = TargetRow(RowInput(0, 7, [9, *draft]), Sampling(temperature=0.0), drafted=len(draft))
-        own = logits[0, : len(draft) + 1]
+        own = logits[: len(draft) + 1]
         scored = greedy.greedy_scores(row, own, one[: len(draft) + 1], 0.0)
         assert callable(scored.laws) and torch.equal(scored.laws(), torch.eye(6)[one[: len(draft) + 1]])
         return scored.accepted, scored.token

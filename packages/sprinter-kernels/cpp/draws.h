@@ -29,18 +29,32 @@ inline void store_some(float* to, const Floats& x, int64_t count) {
     std::memcpy(to, whole, size_t(count) * sizeof(float));
 }
 
-// law [size] = softmax(logits / temperature); at temperature 0 all mass is on the first largest one.
-void soften_all(const float* logits, int64_t size, float temperature, float* law) {
-    const float heat = temperature > 0.0f ? temperature : 1.0f;
-    Floats most = all(-INFINITY), sum = {};
-    for (int64_t i = 0; i < size; i += WIDE) most = larger(most, load_some(logits + i, size - i, -INFINITY));
-    const float highest = most_of(most);
-    if (temperature == 0.0f) {
-        std::fill(law, law + size, 0.0f);
-        law[std::find(logits, logits + size - 1, highest) - logits] = 1.0f;
-        return;
+float largest_of(const float* x, int64_t size) {
+    Floats most = all(-INFINITY);
+    for (int64_t i = 0; i < size; i += WIDE) most = larger(most, load_some(x + i, size - i, -INFINITY));
+    return most_of(most);
+}
+
+// Greedy: law [size] has all mass on the first largest of the logits, the token that is returned.
+int64_t choose_largest(const float* logits, int64_t size, float* law) {
+    constexpr int64_t SOME = 1024;  // logits that are searched number by number
+    float highest = -INFINITY;
+    int64_t from = 0;
+    for (int64_t at = 0; at < size; at += SOME) {
+        const float own = largest_of(logits + at, std::min(SOME, size - at));
+        if (!(own <= highest)) highest = own, from = at;  // one that is not a number, too
     }
-    const float top = highest / heat;
+    const float* last = logits + std::min(from + SOME, size) - 1;
+    const int64_t token = std::find(logits + from, last, highest) - logits;
+    std::fill(law, law + size, 0.0f);
+    law[token] = 1.0f;
+    return token;
+}
+
+// law [size] = softmax(logits / heat).
+void soften_all(const float* logits, int64_t size, float heat, float* law) {
+    Floats sum = {};
+    const float top = largest_of(logits, size) / heat;
     for (int64_t i = 0; i < size; i += WIDE) {
         const Floats x = load_some(logits + i, size - i, -INFINITY) / all(heat);
         const Floats made = exponential(x - all(top));
@@ -76,8 +90,8 @@ struct Truncation {
 void soften_some(const float* logits, int64_t size, float temperature, const Truncation& cut, float* kept, float* law) {
     constexpr int64_t FEW = 256;  // that are sorted first
     // Where one is not a number or infinite there is no order, and no law either.
-    const bool ordered = std::all_of(logits, logits + size, [](float x) { return x < INFINITY; });
-    if (temperature == 0.0f || cut.none() || !ordered) return soften_all(logits, size, temperature, law);
+    const auto ordered = [&] { return std::all_of(logits, logits + size, [](float x) { return x < INFINITY; }); };
+    if (cut.none() || !ordered()) return soften_all(logits, size, temperature, law);
     const float* left = logits;
     if (0 < cut.top_k && cut.top_k < size) {
         std::copy(logits, logits + size, kept);
@@ -222,14 +236,19 @@ void write(const Model& model, Pass pass, const Writers& who, const Written& mad
         }
 #pragma omp parallel for num_threads(int(std::min<int64_t>(threads, live))) if (live > 1)
         for (int64_t i = 0; i < live; ++i) {
+            const float* logits = made.logits + (at + i) * vocab;
             float* law = made.laws + (at + i) * who.size;
+            const auto known = [&](int64_t token) { made.tokens[at + i] = who.ids ? who.ids[token] : token; };
+            if (who.temperature[i] == 0.0f) {
+                known(choose_largest(logits, who.size, law));
+                continue;
+            }
             float* room = numbers(whole + whole / BLOCK);
             const Truncation cut = {who.top_k[i], who.goal[i], who.min_p[i]};
-            soften_some(made.logits + (at + i) * vocab, who.size, who.temperature[i], cut, room, law);
-            const int64_t drawn = first_arrival(
+            soften_some(logits, who.size, who.temperature[i], cut, room, law);
+            known(first_arrival(
                 law, who.size, whole, who.keys[i * who.steps + step], who.high, who.low, room, room + whole
-            );
-            made.tokens[at + i] = who.ids ? who.ids[drawn] : drawn;
+            ));
         }
     }
 }

@@ -42,7 +42,7 @@ from sprinter.models.checks import find_fault
 from sprinter.models.interface import ModelOutput
 from sprinter.random import Purpose, draw_tokens
 
-__all__ = ["EagerBackend", "alike", "feed_of", "feed_of_text", "follow", "in_line", "leave_tree"]
+__all__ = ["EagerBackend", "alike", "feed_of", "feed_of_text", "follow", "leave_tree"]
 
 
 class EagerBackend(TextRows):
@@ -147,9 +147,9 @@ class EagerBackend(TextRows):
     def _score_greedy(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """``score`` of rows that want the most probable tokens: laws are made where somebody reads them."""
         began, counts = time.perf_counter(), [len(row.feed.tokens) for row in rows]
-        output = self._pass([row.feed for row in rows], True)
-        logits = self._logits(output)
-        found = likeliest_tokens(logits, counts)
+        output = self._pass([row.feed for row in rows], True, line=True)
+        logits = torch.split(line := self._logits(output), counts)
+        found = likeliest_tokens(line, counts)
         seconds = (time.perf_counter() - began) / len(rows)
         finite = all(isfinite(peak) for _, peaks in found for peak in peaks)
         if finite:
@@ -157,7 +157,7 @@ class EagerBackend(TextRows):
         scored: list[Scored | SprinterError] = []
         for i, (row, (ids, peaks)) in enumerate(zip(rows, found, strict=True)):
             fault = None if finite else self.check(row.feed, peaks)
-            one = fault or greedy_scores(row, logits[i, : counts[i]], ids, seconds)
+            one = fault or greedy_scores(row, logits[i], ids, seconds)
             if output.spent and isinstance(one, Scored):
                 one.spent = output.spent[i]
             scored.append(one)
@@ -169,8 +169,8 @@ class EagerBackend(TextRows):
         """Of all tokens in one line: laws ``[n, V]``, raw laws, or the same where none are wanted, and largest logits;
         hidden states ``[rows, n, d]`` by layer; what each row asked of a server."""
         layers = sorted({layer for row in rows for layer in row.layers} - {FINAL})
-        output = self._pass([row.feed for row in rows], True, layers)
-        logits = in_line(self._logits(output), counts)
+        output = self._pass([row.feed for row in rows], True, layers, line=True)
+        logits = self._logits(output)
         adjusts = [row.adjust for row in rows]
         samplings = [row.sampling for row, n in zip(rows, counts, strict=True) for _ in range(n)]
         law = _laws(logits, counts, adjusts, samplings)
@@ -302,12 +302,10 @@ class EagerBackend(TextRows):
         feeds = [feed_of(row) for row in rows if row.tokens]
         logits = hidden = torch.empty(0)
         if feeds:
-            output, ends = self._pass(feeds, True), [len(feed.tokens) - 1 for feed in feeds]
-            logits, hidden = self._logits(output), output.hidden
-            if min(ends) == max(ends):
-                logits, hidden = logits[:, -1], hidden[:, -1]
-            else:
-                logits, hidden = logits[range(len(ends)), ends], hidden[range(len(ends)), ends]
+            output, counts = self._pass(feeds, True, line=True), [len(feed.tokens) for feed in feeds]
+            ends = [end - 1 for end in accumulate(counts)]
+            logits = self._logits(output)[ends if ends[-1] >= len(ends) else slice(None)]
+            hidden = output.hidden[range(len(counts)), [n - 1 for n in counts]]
         if len(feeds) == len(rows):
             return logits, hidden
         made = iter(zip(logits, hidden, strict=True))
@@ -324,13 +322,15 @@ class EagerBackend(TextRows):
         assert output.logits is not None
         return output.logits[..., : self.vocab]
 
-    def _pass(self, feeds: Sequence[RowInput], logits: bool, layers: Sequence[int] = ()) -> ModelOutput:
-        """See ``TextRows``."""
+    def _pass(
+        self, feeds: Sequence[RowInput], logits: bool, layers: Sequence[int] = (), line: bool = False
+    ) -> ModelOutput:
+        """See ``TextRows``; ``line`` as of ``Runner.extend``."""
         self.begin(feeds)
         tokens, counts = self._padded(feeds)
         branching = any(feed.parents is not None for feed in feeds)
         return self.runner.extend(
-            tokens, counts, logits=logits, rows=[feed.row for feed in feeds], hidden_layers=layers,
+            tokens, counts, logits=logits, rows=[feed.row for feed in feeds], hidden_layers=layers, line=line,
             parents=[feed.slots for feed in feeds] if branching else None,
         )  # fmt: skip
 
@@ -454,13 +454,6 @@ def alike(rows: Sequence[_Line], key: Callable[[_Line], Hashable]) -> list[list[
     for i, row in enumerate(rows):
         groups.setdefault(key(row), []).append(i)
     return list(groups.values())
-
-
-def in_line(values: Tensor, counts: Sequence[int]) -> Tensor:
-    """``[rows, n, ...]`` without padding, as ``[tokens, ...]``."""
-    if min(counts) == values.shape[1]:
-        return values.flatten(0, 1)
-    return torch.cat([own[:n] for own, n in zip(values, counts, strict=True)])
 
 
 def _joined(parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -37,15 +38,14 @@ def is_greedy(row: TargetRow) -> bool:
 
 
 def likeliest_tokens(logits: Tensor, counts: Sequence[int]) -> list[tuple[list[int], list[float]]]:
-    """Of each row of ``logits [rows, n, V]``, its first tokens' most probable followers and their logits; NaN is the
-    largest."""
-    same = min(counts) == logits.shape[1]
-    each = [logits] if same else [own[None, :n] for own, n in zip(logits, counts, strict=True)]
-    found = list[tuple[list[int], list[float]]]()
-    for one in each:
-        ids = first_largest(one)
-        found += zip(ids[..., 0].tolist(), one.gather(-1, ids)[..., 0].tolist(), strict=True)
-    return found
+    """Of ``logits [tokens, V]`` of rows, one after the other, the most probable tokens and their logits by row; NaN is
+    the largest."""
+    ids = first_largest(logits)
+    tokens, peaks = ids[:, 0].tolist(), logits.gather(-1, ids)[:, 0].tolist()
+    return [
+        (tokens[end - n : end], peaks[end - n : end])
+        for n, end in zip(counts, accumulate(counts), strict=True)
+    ]
 
 
 def greedy_scores(row: TargetRow, logits: Tensor, likeliest: list[int], seconds: float) -> Scored:

@@ -82,6 +82,8 @@ class SingleCallBackend(EagerBackend):
     ) -> list[Drafted | SprinterError]:
         """Signals and heads over all steps of some rows, those at ``at`` of a draft run; what each drafted."""
         plan: DraftPlan = rows[0].plan
+        if not (plan.signals or plan.heads or plan.raw):
+            return self._read_tokens(rows, at, made)
         (longest, many), drafted = made[0].shape[:2], sum(row.count for row in rows)
         whole = len(rows) == many and drafted >= _FULL * longest * many
         if whole:  # a copy of the laws costs more than the gaps
@@ -119,6 +121,22 @@ class SingleCallBackend(EagerBackend):
                     gate_s * n / drafted,
                 )
             )  # fmt: skip
+        return answers
+
+    def _read_tokens(
+        self, rows: Sequence[DraftRow], at: Sequence[int], made: tuple[Tensor, ...]
+    ) -> list[Drafted | SprinterError]:
+        """``_follow`` where nothing but the tokens is read."""
+        logits, _, laws, tokens = made
+        ids, peaks = tokens.T.tolist(), logits[..., : self.vocab].amax(-1).T.tolist()  # in gaps anything
+        answers = list[Drafted | SprinterError]()
+        for row, place in zip(rows, at, strict=True):
+            n, drawn = row.count, ids[place][: row.count]
+            feed = feed_of(row, drawn[:-1])
+            fault = self.check(feed, peaks[place][:n])
+            answers.append(
+                fault or Drafted(drawn, laws[:n, place], None, {}, n, len(feed.tokens), None, 0.0, 0.0)
+            )
         return answers
 
 

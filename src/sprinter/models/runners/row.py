@@ -175,7 +175,10 @@ class RowRunner(ModelRunner):
         rows = torch.tensor(asked.rows, device=self.device)[:, None].expand(-1, n)[real]
         at = RowPlaces(positions, positions, rows, self._positions[0, : int(positions.max()) + 1])
         step = self._through(asked._replace(tokens=asked.tokens[real][None]), at, flat=True)
-        return map_output(step, lambda states: _spread(states[0], real))
+        made = map_output(step._replace(logits=None), lambda states: _spread(states[0], real))
+        if step.logits is None:
+            return made
+        return made._replace(logits=step.logits[0] if asked.line else _spread(step.logits[0], real))
 
     def _through(self, asked: Pass, at: RowPlaces, flat: bool = False) -> ModelOutput:
         aligned, keys = asked.aligned and not flat, at.keys.shape[-1]
