@@ -343,8 +343,12 @@ def test_residual_row_by_row() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("vocab", [50, 3072])
-def test_rows_with_settings_as_tensors_get_the_same_laws(dtype: torch.dtype, vocab: int) -> None:
+@pytest.mark.parametrize(("vocab", "bits"), [(50, 4), (3072, 4), (3072, 3), (3072, 1)])
+def test_rows_with_settings_as_tensors_get_the_same_laws(
+    dtype: torch.dtype, vocab: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many bits a step of the search tries."""
+    monkeypatch.setattr("sprinter.laws._ROOM", 12 * vocab * (2**bits - 1))
     logits = 4 * torch.randn(12, vocab, dtype=dtype, generator=torch.Generator().manual_seed(vocab))
     logits[::3] = (logits[::3] * 4).round() / 4  # ties
     settings = [

@@ -74,6 +74,10 @@ _SLACK = {torch.float32: 1e-6, torch.float64: 1e-9}
 """Tolerance of a sum of probabilities for rounding errors, see ``Sampling``."""
 
 
+_BITS, _ROOM = 4, 1 << 21
+"""Of a value that are searched at once, at most, and numbers that may be computed for it: 16 MiB in float64."""
+
+
 def _parts(law: Tensor) -> Tensor:
     """Probabilities in integer multiples of 2^-50, as float64: their sums are exact in any order."""
     return (law.double() * _WHOLE).floor()
@@ -130,7 +134,7 @@ def process_rows(
 ) -> Tensor:
     """``process`` with parameters per row, as tensors: used in captured steps.
 
-    Nothing is sorted: a binary search finds the smallest value that is kept, bit by bit, by counting (or summing the
+    Nothing is sorted: a search finds the smallest value that is kept, some bits at a time, by counting (or summing the
     mass of) the values above it.
 
     Args:
@@ -160,13 +164,13 @@ def process_rows(
 def _first_k(full: Tensor, k: Tensor) -> Tensor:
     order = _ordered(full)
     # Counted in floating point; exact up to 2^24 tokens.
-    least = _least_kept(order, lambda above: torch.where(above, 1.0, 0.0).sum(-1, keepdim=True) >= k)
+    least = _least_kept(order, lambda above: above.sum(-1, dtype=torch.float32) >= k)
     return _largest(order, k, least)
 
 
 def _first_p(full: Tensor, law: Tensor, top_p: Tensor) -> Tensor:
     order, parts, goal = _ordered(full), _parts(law), _goal(top_p, law)
-    least = _least_kept(order, lambda above: torch.where(above, parts, 0.0).sum(-1, keepdim=True) >= goal)
+    least = _least_kept(order, lambda above: torch.where(above, parts[:, None], 0.0).sum(-1) >= goal)
     above, tied = order > least, order == least
     mass = torch.where(above, parts, 0.0).sum(-1, keepdim=True)
     each = torch.where(tied, parts, 0.0).amax(-1, keepdim=True)
@@ -182,14 +186,28 @@ def _ordered(values: Tensor) -> Tensor:
 
 
 def _least_kept(order: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
-    """The largest integer x for which the values >= x are ``enough``, ``[rows, 1]``."""
-    info = torch.iinfo(order.dtype)
+    """The largest integer x for which the values >= x are ``enough``, ``[rows, 1]``.
+
+    A step tries all values of some bits at once, as many as fit ``_ROOM``. On a device each is some launches, which
+    take longer than what they compute for few rows.
+
+    Args:
+        enough: of ``[rows, n, V]``, which values are above each of n, ``[rows, n]``.
+    """
+    info, room = torch.iinfo(order.dtype), _ROOM // order.numel()
+    each, left = max(1, min(_BITS, (room + 1).bit_length() - 1)), info.bits - 1
     # The lowest integers do not occur (they would be NaN), so the sign alone decides the first bit.
     zero = torch.zeros_like(order[:, :1])
-    found = torch.where(enough(order >= zero), zero, info.min)
-    for bit in range(info.bits - 2, -1, -1):
-        tried = found + (1 << bit)
-        found = torch.where(enough(order >= tried), tried, found)
+    found = torch.where(enough((order >= zero)[:, None]), zero, info.min)
+    parts = torch.arange(1, 2**each, device=order.device, dtype=order.dtype)
+    while left > 0:
+        left -= (now := min(each, left))
+        tried = torch.add(found, parts[: 2**now - 1], alpha=1 << left)
+        reached = enough(order[:, None] >= tried[:, :, None])
+        if now == 1:
+            found = torch.where(reached, tried, found)
+        else:
+            found = torch.add(found, reached.sum(-1, keepdim=True, dtype=order.dtype), alpha=1 << left)
     return found
 
 
