@@ -205,11 +205,6 @@ class Scores:
     metered: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
-    def count(self) -> int:
-        """Number of laws."""
-        return len(self.laws)
-
-    @property
     def likeliest(self) -> Sequence[int]:
         """The most probable token by each law."""
         return [int(token) for token in first_largest(self.laws)[:, 0].tolist()]

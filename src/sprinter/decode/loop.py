@@ -92,8 +92,8 @@ def _target_call(decoding: Decoding) -> Generator[LoopRequest, Answer, tuple[int
     nodes = (tree.tokens, tree.parents or ()) if grown else ((), ())
     scores = yield AskScore(sequence, start, len(text), *nodes)
     assert isinstance(scores, Scores)
-    if tree.tokens:
-        decoding.shorten(start + scores.count - len(nodes[0]))
+    if tree.tokens and scores.accepted is None:
+        decoding.shorten(start + scores.laws.shape[0] - len(nodes[0]))
     record.stats.target_calls += 1
     read, tree = len(text) - start + len(nodes[0]), sequence.tree
     decoding.score(start, scores)

@@ -81,7 +81,7 @@ class TextRules:
         if not self._waiting:
             return
         rows = [position - start - 1 for position, *_ in self._waiting]
-        count = sum(row < scores.count for row in rows)
+        count = sum(row < len(scores.laws) for row in rows)
         if count:
             q = torch.stack([law for *_, law in self._waiting[:count]])
             found = overlap(scores.at(rows[:count]), q).cpu()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-__all__ = ["ModelOutput", "Runner", "ServedModel", "in_line"]
+__all__ = ["ModelOutput", "Runner", "ServedModel"]
 
 
 class ModelOutput(NamedTuple):
@@ -42,13 +42,6 @@ class ModelOutput(NamedTuple):
     hidden: Tensor
     layers: tuple[Tensor, ...] = ()
     spent: Sequence[Mapping[str, int]] = ()
-
-
-def in_line(values: Tensor, counts: Sequence[int]) -> Tensor:
-    """``[rows, n, ...]`` without padding, as ``[tokens, ...]``."""
-    if min(counts) == values.shape[1]:
-        return values.flatten(0, 1)
-    return torch.cat([own[:n] for own, n in zip(values, counts, strict=True)])
 
 
 class Runner(ABC):
@@ -111,7 +104,7 @@ class Runner(ABC):
                 for a row or for all: each token follows the slot before it, as in plain text. Parents without a
                 branch are read as plain text.
             hidden_layers: decoder layers whose states are returned, counted from 0, or from -1 for the last.
-            line: give logits without padding, ``[tokens, vocab]``, those of one row after another's.
+            line: logits may be given without padding, ``[tokens, vocab]``, those of one row after another's.
 
         Raises:
             ValueError: a wrong shape, count, parent or layer; a row that would exceed ``max_len``; branches if the

@@ -326,11 +326,6 @@ class GreedyScores(Scores):
         return self._made
 
     @property
-    def count(self) -> int:
-        """As above, without a law."""
-        return len(self._likeliest)
-
-    @property
     def likeliest(self) -> Sequence[int]:
         """As above, without a law."""
         return self._likeliest

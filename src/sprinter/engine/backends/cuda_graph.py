@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sprinter.decode.run_rules import DeviceRules
 from sprinter.decode.signals import SIGNALS
 from sprinter.engine.backends.base import ChainRow, Drafted, DraftPlan, DraftRow, Scored, TargetRow
-from sprinter.engine.backends.eager import EagerBackend, alike, feed_of
+from sprinter.engine.backends.eager import EagerBackend, alike, feed_of, in_line
 from sprinter.engine.backends.graph_units import (
     LONGEST,
     RUN,
@@ -37,7 +37,7 @@ from sprinter.errors import SprinterError
 from sprinter.laws import Sampling
 from sprinter.models.capture.graphs import LADDER, length_bucket
 from sprinter.models.capture.runner import CapturedRunner, PreparedPass
-from sprinter.models.interface import Runner, in_line
+from sprinter.models.interface import Runner
 from sprinter.models.runners.row import RowRunner
 from sprinter.random import AddressedDraws
 

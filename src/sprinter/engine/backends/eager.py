@@ -33,7 +33,7 @@ from sprinter.engine.backends.base import (
     TipLaws,
     TreeRow,
 )  # fmt: skip
-from sprinter.engine.backends.greedy import greedy_scores, is_greedy, likeliest_tokens
+from sprinter.engine.backends.greedy import KNOWN, greedy_scores, likeliest_tokens
 from sprinter.engine.backends.texts import TextRows
 from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
@@ -114,7 +114,7 @@ class EagerBackend(TextRows):
     @torch.inference_mode()
     def score(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """One target pass: laws after each token of the feeds; an error does not affect other rows."""
-        if self.runner.device.type == "cpu" and all(map(is_greedy, rows)):
+        if self.runner.device.type == "cpu" and all(map(_is_greedy, rows)):
             return self._score_greedy(rows)
         began, counts = time.perf_counter(), [len(row.feed.tokens) for row in rows]
         law, raw, peaks, states, spent = self._target(rows, counts)
@@ -146,10 +146,9 @@ class EagerBackend(TextRows):
 
     def _score_greedy(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """``score`` of rows that want the most probable tokens: laws are made where somebody reads them."""
-        began, counts = time.perf_counter(), [len(row.feed.tokens) for row in rows]
-        output = self._pass([row.feed for row in rows], True, line=True)
-        logits = torch.split(line := self._logits(output), counts)
-        found = likeliest_tokens(line, counts)
+        began = time.perf_counter()
+        line, counts, output = self._line([row.feed for row in rows])
+        logits, found = torch.split(line, counts), likeliest_tokens(line, counts)
         seconds = (time.perf_counter() - began) / len(rows)
         finite = all(isfinite(peak) for _, peaks in found for peak in peaks)
         if finite:
@@ -169,8 +168,7 @@ class EagerBackend(TextRows):
         """Of all tokens in one line: laws ``[n, V]``, raw laws, or the same where none are wanted, and largest logits;
         hidden states ``[rows, n, d]`` by layer; what each row asked of a server."""
         layers = sorted({layer for row in rows for layer in row.layers} - {FINAL})
-        output = self._pass([row.feed for row in rows], True, layers, line=True)
-        logits = self._logits(output)
+        logits, _, output = self._line([row.feed for row in rows], layers)
         adjusts = [row.adjust for row in rows]
         samplings = [row.sampling for row, n in zip(rows, counts, strict=True) for _ in range(n)]
         law = _laws(logits, counts, adjusts, samplings)
@@ -302,9 +300,9 @@ class EagerBackend(TextRows):
         feeds = [feed_of(row) for row in rows if row.tokens]
         logits = hidden = torch.empty(0)
         if feeds:
-            output, counts = self._pass(feeds, True, line=True), [len(feed.tokens) for feed in feeds]
+            line, counts, output = self._line(feeds)
             ends = [end - 1 for end in accumulate(counts)]
-            logits = self._logits(output)[ends if ends[-1] >= len(ends) else slice(None)]
+            logits = line if len(line) == len(ends) else line[ends]
             hidden = output.hidden[range(len(counts)), [n - 1 for n in counts]]
         if len(feeds) == len(rows):
             return logits, hidden
@@ -321,6 +319,14 @@ class EagerBackend(TextRows):
     def _logits(self, output: ModelOutput) -> Tensor:
         assert output.logits is not None
         return output.logits[..., : self.vocab]
+
+    def _line(
+        self, feeds: Sequence[RowInput], layers: Sequence[int] = ()
+    ) -> tuple[Tensor, list[int], ModelOutput]:
+        """A pass; its logits ``[tokens, V]``, of one row after the other, and the rows' numbers of tokens."""
+        output, counts = self._pass(feeds, True, layers, line=True), [len(feed.tokens) for feed in feeds]
+        logits = self._logits(output)
+        return logits if logits.dim() == 2 else in_line(logits, counts), counts, output
 
     def _pass(
         self, feeds: Sequence[RowInput], logits: bool, layers: Sequence[int] = (), line: bool = False
@@ -341,6 +347,13 @@ class EagerBackend(TextRows):
         short = min(counts) < n
         padded = [[*one.tokens, *[0] * (n - len(one.tokens))] if short else one.tokens for one in feeds]
         return torch.tensor(padded, device=self.runner.device), counts
+
+
+def in_line(values: Tensor, counts: Sequence[int]) -> Tensor:
+    """``[rows, n, ...]`` without padding, as ``[tokens, ...]``."""
+    if min(counts) == values.shape[1]:
+        return values.flatten(0, 1)
+    return torch.cat([own[:n] for own, n in zip(values, counts, strict=True)])
 
 
 def feed_of(row: DraftRow, more: Sequence[int] = ()) -> RowInput:
@@ -373,6 +386,13 @@ def feed_of_text(view: ReadState, text: list[int], end: int) -> RowInput:
 
 
 # --- what follows a pass ---
+def _is_greedy(row: TargetRow) -> bool:
+    """Whether the most probable tokens are all that a row wants."""
+    if row.raw or row.layers or row.adjust is not None or row.sampling.temperature != 0:
+        return False
+    return row.drafted > 0 if row.draw is None else type(row.draw[0]) in KNOWN
+
+
 def follow(
     plan: DraftPlan,
     logits: Tensor,

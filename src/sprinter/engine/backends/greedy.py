@@ -18,23 +18,16 @@ from sprinter.engine.backends.base import Scored, TargetRow
 from sprinter.laws import Sampling, first_largest, process
 from sprinter.random import AddressedDraws, Draws, PositionDraws
 
-__all__ = ["greedy_scores", "is_greedy", "judges_greedily", "likeliest_tokens"]
+__all__ = ["KNOWN", "greedy_scores", "judges_greedily", "likeliest_tokens"]
 
-_KNOWN = AddressedDraws, PositionDraws
+KNOWN = AddressedDraws, PositionDraws
 """Draws whose number of calls nobody counts."""
 
 
 def judges_greedily(method: Method, sampling: Sampling, draws: Draws) -> bool:
     """Whether each chain that the target is asked about stays as far as its tokens are the most probable ones."""
-    greedy = sampling.temperature == 0 and type(draws) in _KNOWN
+    greedy = sampling.temperature == 0 and type(draws) in KNOWN
     return greedy and method.trust.never and judged_in_rows(method.accept) is not None
-
-
-def is_greedy(row: TargetRow) -> bool:
-    """Whether the most probable tokens are all that a row wants."""
-    if row.raw or row.layers or row.adjust is not None or row.sampling.temperature != 0:
-        return False
-    return row.drafted > 0 if row.draw is None else type(row.draw[0]) in _KNOWN
 
 
 def likeliest_tokens(logits: Tensor, counts: Sequence[int]) -> list[tuple[list[int], list[float]]]:

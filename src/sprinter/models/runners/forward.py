@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache
 from sprinter.errors import UserError
 from sprinter.models.cache_name import model_cache_name
 from sprinter.models.devices import place_of, refuse_moved
-from sprinter.models.interface import ModelOutput, Runner, in_line
+from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.onednn import CopiedWeights
 from sprinter.models.runners.tree import RowTree
 
@@ -85,7 +85,7 @@ class Pass(NamedTuple):
         tokens: ``[rows, n]``, right-padded.
         rows: their numbers. whole: whether they are all of the runner's, in order.
         starts: number of tokens that each holds before. counts: number of its new tokens, without padding.
-        logits, layers, line: see ``Runner.extend``; layers are counted from the first. A runner may ignore ``line``.
+        logits, layers, line: see ``Runner.extend``; layers are counted from the first.
         trees: by row, the new tokens included; None, also for a row: plain text.
         branches: whether tokens of a tree that branches are read; else all tokens are read like chains.
     """
@@ -176,21 +176,14 @@ class BaseRunner(Runner):
         """See ``Runner``; long inputs are read in chunks of ``CHUNK`` tokens."""
         asked = self._checked(tokens, counts, logits, rows, parents, hidden_layers)
         with torch.inference_mode():
-            made = self._chunks(asked) if tokens.shape[1] > CHUNK else self._read(asked._replace(line=line))
-            if line and made.logits is not None and made.logits.dim() == 3:
-                made = made._replace(logits=in_line(made.logits, asked.counts))
-            return made
-
-    def _chunks(self, asked: Pass) -> ModelOutput:
-        """A long pass."""
-        steps = [self._read(asked.chunk(at)) for at in range(0, asked.tokens.shape[1], CHUNK)]
-        return ModelOutput(
-            torch.cat([step.logits for step in steps if step.logits is not None], 1)
-            if asked.logits
-            else None,
-            torch.cat([step.hidden for step in steps], 1),
-            tuple(torch.cat(parts, 1) for parts in zip(*(step.layers for step in steps), strict=True)),
-        )
+            if tokens.shape[1] <= CHUNK:
+                return self._read(asked._replace(line=line))
+            steps = [self._read(asked.chunk(at)) for at in range(0, tokens.shape[1], CHUNK)]
+            return ModelOutput(
+                torch.cat([step.logits for step in steps if step.logits is not None], 1) if logits else None,
+                torch.cat([step.hidden for step in steps], 1),
+                tuple(torch.cat(parts, 1) for parts in zip(*(step.layers for step in steps), strict=True)),
+            )
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """See ``Runner``."""
