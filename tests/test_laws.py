@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -340,6 +342,26 @@ def test_residual_row_by_row() -> None:
     q = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.1, 0.4]], dtype=torch.float64)
     assert residual(p, q)[0].tolist() == [0.5, 0.5, 0.0]
     assert residual(p, q)[1].tolist() == pytest.approx([0, 2 / 3, 1 / 3])
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that compute something."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        views = {"view", "slice", "select", "unsqueeze", "expand", "alias", "detach", "scalar_tensor"}
+        self.count += func.__name__.split(".")[0] not in views
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 230), (4, 340)])
+def test_few_rows_take_few_launches(rows: int, most: int) -> None:
+    settings = torch.ones(rows, dtype=torch.float64)
+    logits = torch.randn(rows, 128_256, generator=torch.Generator().manual_seed(0))
+    with Launches() as launched:
+        process_rows(logits, 0.7 * settings, ((50 * settings).long(), 0.9 * settings, 0 * settings))
+    assert 0 < launched.count <= most
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
