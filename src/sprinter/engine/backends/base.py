@@ -22,24 +22,8 @@ from sprinter.laws import Sampling
 from sprinter.random import Draws
 
 __all__ = [
-    "FINAL",
-    "After",
-    "ChainRow",
-    "DraftPlan",
-    "DraftRow",
-    "Drafted",
-    "DraftedChain",
-    "GreedyScores",
-    "PassInput",
-    "PassOutput",
-    "PromptRead",
-    "PromptRow",
-    "RowInput",
-    "Scored",
-    "StepResult",
-    "TargetRow",
-    "TipLaws",
-    "TreeRow",
+    "FINAL", "After", "ChainRow", "DraftPlan", "DraftRow", "Drafted", "DraftedChain", "GreedyScores", "PassInput",
+    "PassOutput", "PromptRead", "PromptRow", "RowInput", "Scored", "StepResult", "TargetRow", "TipLaws", "TreeRow",
 ]  # fmt: skip
 
 FINAL = -1
