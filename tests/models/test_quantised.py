@@ -392,7 +392,7 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
     model = load_models(tmp_path / "m.gguf", dtype="gguf").target.model
     text = torch.randint(1, 250, (4, 30), generator=torch.Generator().manual_seed(0))
     assert not pads_rows(model)
-    outputs, sizes = [], list[tuple[int, ...]]()
+    outputs, sizes, lines = [], list[tuple[int, ...]](), list[torch.Tensor | None]()
     for flat in (True, False):
         rows = make_runner(model, batch=4, max_len=50, compile=False)
         assert isinstance(rows, RowRunner) and rows._takes_flat
@@ -417,6 +417,11 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
         outputs.append((several, few, states))
         in_line = [(1, 20), (1, 9), (1, 5), (1, 7)]
         assert sizes == (in_line if rows._takes_flat else [(4, 9), (4, 6), (2, 4), (4, 3)])
+        lines.append(rows.extend(text[:, 22:25], [3, 1, 2, 1], line=True).logits)
+    line, padded = lines
+    assert line is not None and padded is not None and len(line) == 7
+    each = torch.cat([own[:n] for own, n in zip(padded, [3, 1, 2, 1], strict=True)])
+    assert torch.equal(line, each)
     for one, other, counts in zip(*outputs, ([6, 1, 2, 0], [1, 4], [3, 2, 1, 1]), strict=True):
         assert (one.logits is None) == (other.logits is None) and len(one.layers) == len(other.layers)
         pairs = zip([one.hidden, *one.layers], [other.hidden, *other.layers], strict=True)
