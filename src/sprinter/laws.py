@@ -194,7 +194,7 @@ def _least_kept(order: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
     Args:
         enough: of ``[rows, n, V]``, which values are above each of n, ``[rows, n]``.
     """
-    info, room = torch.iinfo(order.dtype), _ROOM // order.numel()
+    info, room = torch.iinfo(order.dtype), _ROOM // max(1, order.numel())
     each, left = max(1, min(_BITS, (room + 1).bit_length() - 1)), info.bits - 1
     # The lowest integers do not occur (they would be NaN), so the sign alone decides the first bit.
     zero = torch.zeros_like(order[:, :1])

@@ -39,6 +39,18 @@ def test_a_text_that_has_drafted_goes_on_to_its_end() -> None:
         row.count(RoundCount(1, 1, 1, 3))
 
 
+def test_a_text_that_has_rested_does_not_begin_again() -> None:
+    """What it wrote meanwhile would have to be read."""
+    row, number = AdaptiveSwitch(Tracker(COSTS)), 1
+    while row.drafts(number, 500):
+        row.count(RoundCount(1, 1, 1, 1))
+        number += 1
+    for left in (*range(470, 400, -1), *range(31, 0, -1)):
+        assert left > 31 or not row.drafts(number, left)
+        row.count(RoundCount(0, 1, 1, 1))
+        number += 1
+
+
 def test_rows_that_draft_do_not_draw_in_one_that_is_late() -> None:
     tracker = Tracker(COSTS, lambda: 2)
     first, second = AdaptiveSwitch(tracker), AdaptiveSwitch(tracker)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.serve.server import builtin_pair as make_pair
 
 import sprinter
 from sprinter.engine import executor
@@ -18,9 +17,11 @@ from sprinter.laws import Sampling
 PROMPTS = "Once upon a time", "The river is long. The river is", "What is a bird?", "One, two, one, two, one,"
 
 
-@pytest.fixture(scope="module")
-def pair() -> sprinter.Pair:
-    return make_pair()
+@pytest.fixture(scope="module", params=[False, True], ids=["eager", "kernels"])
+def pair(request: pytest.FixtureRequest) -> sprinter.Pair:
+    if request.param:
+        pytest.importorskip("sprinter_kernels", reason="the kernels are not installed")
+    return sprinter.load_pair(compile=request.param)
 
 
 def written(pair: sprinter.Pair, method: str, **options: Any) -> list[Any]:

@@ -42,7 +42,7 @@ int64_t choose_largest(const float* logits, int64_t size, float* law) {
     int64_t from = 0;
     for (int64_t at = 0; at < size; at += SOME) {
         const float own = largest_of(logits + at, std::min(SOME, size - at));
-        if (!(own <= highest)) highest = own, from = at;  // one that is not a number, too
+        if (!(own <= highest)) highest = own, from = at;
     }
     const float* last = logits + std::min(from + SOME, size) - 1;
     const int64_t token = std::find(logits + from, last, highest) - logits;

@@ -134,7 +134,7 @@ class Pace:
     endings: Endings | None = None
 
     def begin_round(self, round: int, left: int) -> None:
-        """Decide for a round; ``left``: tokens up to the text's largest length."""
+        """Decide for a round; ``left``: tokens that may still be drafted."""
         self.exact = False
         switch, self.drafts = self.switch, self.proposes
         if switch is not None:

@@ -38,7 +38,8 @@ _REST, _LONGEST_REST = 64, 1024
 _FADES = 256  # tokens after which the time of a token at rest counts no longer, but plain decoding's
 _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
-_LEFT = 32  # tokens: with fewer left a text that has not drafted does not begin, as the draft model must read it first
+# Tokens: with fewer left a text does not begin to draft, but in its first round: the draft model must read it first.
+_LEFT = 32
 _BEST = 0.9  # of draft tokens that the target keeps, where a draft is as good as can be
 _USUAL = 0.7  # the same of a usual draft
 _LAG = 0.1  # of plain decoding's time: what the best of copies must gain among many rows to be tried
@@ -112,7 +113,7 @@ class DraftSwitch(ABC):
         self._on, self._copying = True, False
 
     def drafts(self, round: int, left: int = _LEFT) -> bool:
-        """Whether the round drafts; asked once, at its beginning. ``left``: tokens up to the text's largest length."""
+        """Whether the round drafts; asked once, at its beginning. ``left``: tokens that may still be drafted."""
         if (on := self._decide(round, left)) != self._on:
             self._on = on
             self.changes.append(round)
@@ -425,7 +426,7 @@ class AdaptiveSwitch(DraftSwitch):
             self._tracker.join(self)
         self._idle, self.late = self._tracker.idle, left < _LEFT and round > 1 and not self._drafted
         drafts = not self._idle and self._tracker.drafts(self)
-        self._drafted = self._drafted or drafts
+        self._drafted = drafts
         return drafts
 
     def _decide_copies(self, round: int) -> bool:

@@ -211,7 +211,13 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__, [field.name for field in fields(PassCosts)]),
         "kernels": kernels.name_of(),
-        "code": [hash_file(path) for folder in (runners, capture, backends) for path in _files(folder)],
+        "code": [
+            hash_file(path)
+            for path in (
+                Path(__file__),
+                *(own for folder in (runners, capture, backends) for own in _files(folder)),
+            )
+        ],
         "passes": (
             _TARGET,
             _DRAFT,

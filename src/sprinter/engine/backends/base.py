@@ -248,8 +248,8 @@ class TargetRow:
 
     ``layers``: decoder layers whose hidden states to return, or ``FINAL``. ``adjust``: adjusts the logits of the feed.
     ``draw``: (draws, round, position) of a token to draw after the last one; None: the loop draws. ``chain``: a draft
-    that a backend may judge; None: the loop does. ``drafted``: of a greedy request, the number of the feed's last
-    tokens, a draft that a backend may judge by the most probable tokens alone; 0: the loop does.
+    that a backend may judge; None: the loop does. ``drafted``: number of draft tokens at the
+    end of the feed that a backend may judge by the most probable tokens alone; 0: the loop judges.
     """
 
     feed: RowInput
@@ -286,8 +286,8 @@ class Scored:
 
 
 class GreedyScores(Scores):
-    """Of a greedy request whose token is known, and the verdict on its draft: most rounds read no law, and they are
-    made where one does."""
+    """Scores of a greedy request, with the verdict on its draft. Most rounds read no law, so laws are made where they
+    are read."""
 
     __slots__ = ("_likeliest", "_made")
 

@@ -1,7 +1,7 @@
 """Greedy target passes: where all rows take the most probable token, a verdict needs no law.
 
-The target's law is one-hot, so every exact rule keeps a draft token where it is the most probable one, and replaces the
-first other by that (Leviathan et al. 2023, Algorithm 1, at temperature 0).
+The target's law is one-hot, so every exact rule keeps draft tokens as long as they are the most probable ones, and
+replaces the first that differs by it (Leviathan et al. 2023, Algorithm 1, at temperature 0).
 """
 
 from __future__ import annotations
