@@ -66,7 +66,10 @@ def test_rows_that_draft_do_not_draw_in_one_that_is_late() -> None:
 
 def test_copies_begin_at_any_time() -> None:
     """They need no model."""
-    row, copying = AdaptiveSwitch(Tracker(COSTS)), Tracker(PassCosts(((1, 1.0), (100, 1.0))), longest=8)
+    row, copying = (
+        AdaptiveSwitch(Tracker(COSTS)),
+        Tracker(PassCosts(((1, 1.0), (100, 1.0))), longest=8, reads=False),
+    )
     row.drafts(1, 500)
     row.late = True
     assert copying.drafts(row)

@@ -173,6 +173,7 @@ class Tracker:
             never tried. 0: not known.
         chains: a draft model drafts exact chains: it is never tried among so many rows that the best of drafts would
             lose time.
+        reads: a draft model drafts, which must first read what was written while drafts rested.
         awaited: tokens of a row's text where somebody waits for the last of these rows; else infinite.
         learned: what rules had learned at the end of texts, by a key of the caller's, and of how many it is the mean.
     """
@@ -184,6 +185,7 @@ class Tracker:
     pads: bool = True
     longest: int = 0
     chains: bool = False
+    reads: bool = True
     awaited: Callable[[], float] = lambda: inf
     learned: dict[Any, tuple[RuleState, int]] = field(default_factory=dict)
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
@@ -256,7 +258,7 @@ class Tracker:
         if not self._begun:  # where usual drafts would lose time, one row tries it first
             self._begun = True
             self._on = not self.chains or self._costs_of(rows).speed_up(_USUAL) >= self._late(rows)
-        late = row.late and not self.longest
+        late = row.late and self.reads
         if self._on:
             return not late
         if self._rest <= 0 and not late and (self._trying is None or self._trying() is None):

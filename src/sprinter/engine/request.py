@@ -249,12 +249,12 @@ class Request:
         """Rounds that rest copy from the text, if the method does not do that anyway. ``among``: of ``Tracker``."""
         drafter, method = self.method.drafter, self.method
         pads = pads_rows(self._runtime.models.target.model)
-        copies = Tracker(costs, apart=True, pads=pads, longest=COPIES.length + 1, **among)
+        copies = Tracker(costs, apart=True, pads=pads, longest=COPIES.length + 1, reads=False, **among)
         if not drafter.uses_model and not drafter.by_heads:
             return copies
         chains = method.lossless() and drafter.uses_model and not method.grows and drafter.drafts == 1
         chains = chains and drafter.tokens_a_pass == 1  # whose least cost is that of a step a token
-        return Tracker(costs, copying=copies, chains=chains, **among)
+        return Tracker(costs, copying=copies, chains=chains, reads=drafter.uses_model, **among)
 
     def share(
         self, trackers: dict[Any, Tracker], rows: Callable[[], int], awaited: Callable[[], float]
